@@ -1,0 +1,76 @@
+# Every target creates .venv first when it is missing or out of date, so any of them can be the
+# first command in a fresh clone.
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+UNIT := $(wildcard tests/unit tests/conformance tests/conversation tests/architecture)
+
+# The machine's cores belong to several processes at once; each one computes on one thread.
+export OMP_NUM_THREADS ?= 1
+# Models and tokenizers are built locally; nothing is ever fetched from a hub.
+export HF_HUB_OFFLINE ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv check format format-check lint types unit test test-integration demo bench docs \
+	vectors clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
+
+venv: $(STAMP) ## Create .venv and install everything that demo and tests need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 venv"; exit 1; }
+	@echo "Installing into $(VENV): once, a minute or two, 1.6 GB with the CPU build of torch ..."
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "No virtual environment could be made; on Debian: apt install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
+		--editable '.[transformers,dev]' --constraint constraints.txt
+	@touch $@
+
+check: format-check lint types unit ## Everything a commit must pass, in under 3 minutes
+
+format: $(STAMP) ## Format the code and apply safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+format-check: $(STAMP)
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP) ## Lint with every rule that pyproject.toml does not name
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## Check types with pyright, strict
+	$(BIN)/pyright
+
+unit: $(STAMP) ## Unit, conformance, conversation and architecture tests; ARGS="-k name"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not integration and not gpu and not simulation" \
+		$(UNIT) $(ARGS)
+
+test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu" tests $(ARGS)
+
+test-integration: $(STAMP) ## Only the tests with real sockets and processes
+	$(BIN)/python -m pytest -n $(JOBS) -m "integration and not gpu" tests $(ARGS)
+
+demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed 1"
+	$(BIN)/rolloutbus demo $(ARGS)
+
+bench: $(STAMP) ## Measure the router against libzmq's own proxy
+	$(BIN)/python benchmarks/router_loop.py --json $(ARGS)
+
+docs: $(STAMP) ## Draw the life cycle tables into docs/
+	$(BIN)/python docs/draw_life_cycles.py
+
+vectors: $(STAMP) ## Write the protocol's hex vectors again; read the diff before committing it
+	$(BIN)/python -m tests.conformance.make_vectors
+
+clean: ## Delete .venv, build outputs and caches; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

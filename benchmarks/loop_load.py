@@ -1,0 +1,165 @@
+"""The load: keeps a fixed number of requests in flight per client, checks each is answered once.
+
+One request is one call; what leaves in one frame is the port's business. The two kinds of client
+differ only in what a message is.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+
+from benchmarks.loop_workers import BODY, BODY_BYTES
+from bus.codec import pack
+from bus.entry import Entry, Placement
+from bus.ids import NO_ATTEMPT
+from bus.messages.delivery import Ack, AttemptList
+from bus.messages.membership import ClientBeat, Hello
+from bus.zmq_ports import DealerPort
+from bus.zmq_sockets import Reader, new_socket
+
+BEAT_S = 0.5
+DEADLINE_MS = 60_000
+DRAIN_S = 10.0
+
+OnReply = Callable[[int], None]
+"""Called with the number of the request that was answered."""
+
+
+class Client(Protocol):
+    """One connection that can ask."""
+
+    on_reply: OnReply
+
+    def ask(self, number: int) -> None:
+        """Send one request; `number` is used once."""
+        ...
+
+
+class BusClient:
+    """A client of the router: hello, beats, `generate`, and an ack for every ending."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self.on_reply: OnReply = _nobody
+        self._name = name
+        self._place = Placement("default", cost=100)
+        self._n_beats = 0
+        self.is_welcome = False
+        self.port = DealerPort(endpoint, self._receive)
+        self._send = self.port.send
+        self._send(Entry("hello", body=pack(Hello("client", name, "0" * 32))))
+        self._beat()
+
+    def ask(self, number: int) -> None:
+        """Send one `generate`."""
+        rid = f"{self._name}/{number}"
+        self._send(Entry("generate", rid, NO_ATTEMPT, "", "", DEADLINE_MS, self._place, BODY))
+
+    def _receive(self, entries: list[Entry]) -> None:
+        acks: defaultdict[str, AttemptList] = defaultdict(list)
+        for entry in entries:
+            if entry.kind == "finished":
+                acks[entry.route].append((entry.rid, entry.attempt))
+                self.on_reply(int(entry.rid.rpartition("/")[2]))
+            elif entry.kind == "welcome":
+                self.is_welcome = True
+            elif entry.kind not in {"lease", "members", "accepted", "queued"}:
+                raise AssertionError(entry)
+        for worker, items in acks.items():
+            self._send(Entry("ack", route=f"worker:{worker}", body=pack(Ack(items))))
+
+    def _beat(self) -> None:
+        self._n_beats += 1
+        self._send(Entry("client_beat", body=pack(ClientBeat(self._n_beats))))
+        asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+
+
+class PlainClient:
+    """A client of the C proxy: 200 bytes there, 200 bytes back."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.on_reply: OnReply = _nobody
+        socket = new_socket(zmq.DEALER)
+        socket.connect(endpoint)
+        self._recv, self._send = socket.recv, socket.send
+        self._padding = bytes(BODY_BYTES - 8)
+        self._reader = Reader(socket, self._receive)
+
+    def ask(self, number: int) -> None:
+        """Send one message."""
+        self._send(number.to_bytes(8, "little") + self._padding, zmq.NOBLOCK)
+        # A send may swallow the readable edge of the descriptor.
+        self._reader.kick()
+
+    def _receive(self) -> bool:
+        try:
+            for _ in range(64):
+                reply = self._recv(zmq.NOBLOCK)
+                self.on_reply(int.from_bytes(reply[:8], "little"))
+        except zmq.Again:
+            return False
+        return True
+
+
+class Load:
+    """Closed loop over some clients: each answered request is followed by the next one."""
+
+    def __init__(self, clients: list[Client], window: int) -> None:
+        self._clients = clients
+        self._window = window
+        self._open: set[int] = set()
+        self._next = 0
+        self._is_on = False
+        self.n_answered = 0
+        self.n_doubled = 0
+        """Answers to requests that were not open."""
+        for client in clients:
+            client.on_reply = self._answering(client)
+
+    async def run(self, seconds: float) -> float:
+        """Requests answered per second, over about `seconds`; ends with nothing in flight."""
+        self._is_on = True
+        first, begun_at = self.n_answered, time.perf_counter()
+        for client in self._clients:
+            for _ in range(self._window):
+                self._ask(client)
+        await asyncio.sleep(seconds)
+        rate = (self.n_answered - first) / (time.perf_counter() - begun_at)
+        self._is_on = False
+        give_up_at = time.perf_counter() + DRAIN_S
+        while self._open and time.perf_counter() < give_up_at:
+            await asyncio.sleep(0.01)
+        return rate
+
+    @property
+    def n_lost(self) -> int:
+        """Requests that nobody answered."""
+        return len(self._open)
+
+    def _answering(self, client: Client) -> OnReply:
+        still_open = self._open
+
+        def answered(number: int) -> None:
+            if number not in still_open:
+                self.n_doubled += 1
+                return
+            still_open.remove(number)
+            self.n_answered += 1
+            if self._is_on:
+                self._ask(client)
+
+        return answered
+
+    def _ask(self, client: Client) -> None:
+        self._next += 1
+        self._open.add(self._next)
+        client.ask(self._next)
+
+
+def _nobody(_number: int) -> None:
+    """Nothing was asked yet."""
+
+

@@ -1,0 +1,117 @@
+"""Echo workers for both sides: every request is answered at once with 200 bytes.
+
+The bus worker is an honest member (real hello, beats and leases by the shipped `MemberCore`) but
+keeps no outbox: what is measured is the middle, and a worker that costs more would hide it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+import uvloop
+import zmq
+
+from bus.clock import BootClock
+from bus.effects import Send
+from bus.entry import Entry
+from bus.member import MemberCore, MemberIdentity
+from bus.member_effects import MemberEffect
+from bus.messages.membership import WorkerFacts
+from bus.settings import LeaseSettings
+from bus.zmq_ports import DealerPort
+from bus.zmq_sockets import Reader, new_socket
+
+BODY_BYTES = 200
+BODY = msgspec.Raw(msgspec.msgpack.encode(bytes(BODY_BYTES - 2)))
+"""200 bytes of MessagePack; nobody on the way looks inside."""
+SLOTS = 256
+TICK_S = 0.1
+
+
+class EchoWorker:
+    """One worker endpoint on the bus."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self._endpoint = endpoint
+        self._clock = BootClock()
+        identity = MemberIdentity("worker", name, f"{hash(name) & 0xFFFFFFFF:032x}")
+        self._core = MemberCore(identity, LeaseSettings(), Random())
+        self._port: DealerPort | None = None
+        facts = WorkerFacts("default", "", SLOTS, 4096, 32_000, "fake", ["generate"])
+        self._apply(self._core.online(facts, self._clock.now()))
+        self._tick()
+
+    def _apply(self, effects: list[MemberEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send) and self._port:
+                self._port.send(effect.entry)
+            elif not isinstance(effect, Send):  # the only other effect here is the first Connect
+                assert self._port is None, effect
+                self._port = DealerPort(self._endpoint, self._receive)
+
+    def _receive(self, entries: list[Entry]) -> None:
+        assert self._port is not None
+        send = self._port.send
+        for entry in entries:
+            if entry.kind == "generate":
+                send(
+                    Entry(
+                        "finished",
+                        entry.rid,
+                        entry.attempt,
+                        entry.epoch,
+                        entry.route,
+                        0,
+                        None,
+                        BODY,
+                    )
+                )
+            elif entry.kind != "ack":
+                self._apply(self._core.receive([entry], self._clock.now()))
+
+    def _tick(self) -> None:
+        self._apply(self._core.tick(self._clock.now()))
+        asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+
+class PlainWorker:
+    """One worker endpoint behind the C proxy: a DEALER that sends back what it got."""
+
+    def __init__(self, endpoint: str) -> None:
+        socket = new_socket(zmq.DEALER)
+        socket.connect(endpoint)
+        self._recv, self._send = socket.recv, socket.send
+        self._reader = Reader(socket, self._echo)
+
+    def _echo(self) -> bool:
+        try:
+            for _ in range(64):
+                client = self._recv(zmq.NOBLOCK)
+                body = self._recv(zmq.NOBLOCK)
+                self._send(client, zmq.SNDMORE | zmq.NOBLOCK)
+                self._send(body, zmq.NOBLOCK)
+        except zmq.Again:
+            self._reader.after_send()
+            return False
+        return True
+
+
+def run_workers(make: Callable[[str, int], object], endpoint: str, numbers: list[int]) -> None:
+    """Serve with one worker per number until the process is ended."""
+
+    async def serve() -> None:
+        _workers = [make(endpoint, number) for number in numbers]
+        await asyncio.Event().wait()
+
+    uvloop.run(serve())
+
+
+def echo_worker(endpoint: str, number: int) -> EchoWorker:
+    """A worker on the bus."""
+    return EchoWorker(endpoint, f"w{number}")
+
+
+def plain_worker(endpoint: str, _number: int) -> PlainWorker:
+    """A worker behind the proxy."""
+    return PlainWorker(endpoint)

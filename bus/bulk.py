@@ -1,0 +1,143 @@
+"""The asking side of a store's bulk socket: requests that are asked again until they are answered.
+
+Every request there may be repeated, so a lost link, a lost answer and a slow one have one cure:
+ask again, on a fresh link if need be. Spec: docs/protocol.md, "Weights".
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from bus.backoff import Backoff
+from bus.codec import pack, unpack, unpack_result
+from bus.entry import Entry
+from bus.errors import EngineFailed, RemoteProtocolError
+from bus.messages.endings import Problem
+from bus.zmq_ports import DealerPort
+
+WINDOW = 8
+"""Chunks under way at once: enough to hide the way there and back, little enough to wait behind."""
+ANSWER_S = 5.0
+"""Without any answer for so long the link is given up."""
+RECONNECT_FIRST_S = 0.1
+RECONNECT_MAX_S = 2.0
+
+
+class BulkLink:
+    """Use as `async with`; lives on one event loop."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._backoff = Backoff(RECONNECT_FIRST_S, RECONNECT_MAX_S, random.SystemRandom())
+        self._open: dict[str, tuple[Entry, asyncio.Future[msgspec.Struct]]] = {}
+        self._n_asked = 0
+        self._port: DealerPort | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self.n_reconnects = 0
+
+    async def __aenter__(self) -> Self:
+        """Connect in the background."""
+        self._loop = asyncio.get_running_loop()
+        self._connect()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Drop the link; requests under way are cancelled."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._drop()
+        for _, future in self._open.values():
+            future.cancel()
+
+    async def ask(self, kind: str, body: msgspec.Struct) -> msgspec.Struct:
+        """One request, repeated until it is answered; the caller sets the deadline.
+
+        Raises:
+            EngineFailed: the store cannot; see `.code`.
+        """
+        self._n_asked += 1
+        rid = str(self._n_asked)
+        entry = Entry(kind, rid, body=pack(body))
+        future: asyncio.Future[msgspec.Struct] = self._loop.create_future()
+        self._open[rid] = (entry, future)
+        self._send(entry)
+        try:
+            while True:
+                answered, _ = await asyncio.wait((future,), timeout=ANSWER_S)
+                if answered:
+                    return future.result()
+                self._link_down()
+        finally:
+            del self._open[rid]
+
+    async def ask_all(
+        self, asks: Iterable[Callable[[], Awaitable[None]]], window: int = WINDOW
+    ) -> None:
+        """Carry out many small conversations, at most `window` of them at once.
+
+        Raises:
+            BusError: the first failure; the others are cancelled.
+        """
+        waiting = iter(asks)
+
+        async def lane() -> None:
+            for each in waiting:
+                await each()
+
+        try:
+            async with asyncio.TaskGroup() as lanes:
+                for _ in range(window):
+                    lanes.create_task(lane())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _connect(self) -> None:
+        self._retry = None
+        self._port = DealerPort(self._endpoint, self._answered, self._link_down)
+        for entry, future in self._open.values():
+            if not future.done():
+                self._send(entry)
+
+    def _send(self, entry: Entry) -> None:
+        if self._port is not None:
+            self._port.send(entry)
+
+    def _drop(self) -> None:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+    def _link_down(self) -> None:
+        self._drop()
+        if self._retry is None:
+            self.n_reconnects += 1
+            self._retry = self._loop.call_later(self._backoff.next_s(), self._connect)
+
+    def _answered(self, entries: list[Entry]) -> None:
+        self._backoff.reset()
+        for entry in entries:
+            _, future = self._open.get(entry.rid, (None, None))
+            if future is None or future.done():
+                continue
+            try:
+                answer = unpack_result("seal_version", entry) if _is_done(entry) else unpack(entry)
+            except RemoteProtocolError as error:
+                future.set_exception(error)
+                continue
+            if isinstance(answer, Problem):
+                future.set_exception(EngineFailed(answer))
+            else:
+                future.set_result(answer)
+
+
+def _is_done(entry: Entry) -> bool:
+    return entry.kind == "finished"

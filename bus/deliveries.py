@@ -1,0 +1,151 @@
+"""Commands that a member has taken and the endings it owes: each execution happens once.
+
+Spec: docs/protocol.md, "Delivery".
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec import Raw
+
+from bus.entry import NO_BODY, Entry
+from bus.ids import Attempt, AttemptKey, Epoch, RequestId
+from bus.member_effects import Execute, Forget
+from bus.messages.delivery import AttemptList
+from bus.outbox import MAX_BYTES, Outbox
+from bus.settings import LeaseSettings
+from bus.tombstones import ABORTED, Tombstones
+
+
+class Running(NamedTuple):
+    """One execution that has begun and not ended."""
+
+    attempt: Attempt
+    client: str
+    command: str
+    epoch: Epoch
+
+
+class Taken(NamedTuple):
+    """What follows from one command entry; at most one of the fields is not None."""
+
+    execute: Execute | None = None
+    ending: Entry | None = None
+    """To be sent at once; it is in the outbox already."""
+    forget: Forget | None = None
+    """An older execution of the same rid that this one replaces; goes with `execute`."""
+
+
+_NOTHING = Taken()
+
+
+class Deliveries:
+    """Running executions, endings that wait for their client, and what is over."""
+
+    def __init__(self, settings: LeaseSettings, outbox_limit_bytes: int = MAX_BYTES) -> None:
+        self._running: dict[str, Running] = {}
+        self._begun: dict[AttemptKey, None] = {}
+        self.outbox = Outbox(settings, outbox_limit_bytes)
+        self.tombstones = Tombstones(settings.tombstone_s)
+
+    def running(self, rid: str) -> Running | None:
+        """The execution of this rid, if it runs here."""
+        return self._running.get(rid)
+
+    def running_list(self) -> list[tuple[str, Attempt, str]]:
+        """(rid, attempt, client) of everything that runs."""
+        return [(rid, each.attempt, each.client) for rid, each in self._running.items()]
+
+    def outbox_list(self) -> list[tuple[str, Attempt, str]]:
+        """(rid, attempt, client) of endings that wait."""
+        return [(rid, attempt, client) for (rid, attempt), client in self.outbox.addressed()]
+
+    def take(self, entry: Entry, now: float) -> Taken:
+        """A command under the present lease: new, a copy, or out of date."""
+        rid, attempt = RequestId(entry.rid), entry.attempt
+        running = self._running.get(rid)
+        if running is not None:
+            if attempt == running.attempt:
+                self._begun[rid, attempt] = None
+            if attempt <= running.attempt:
+                return _NOTHING
+            self._end(rid, running.attempt, now)
+            return self._begin(entry, Forget([(rid, running.attempt)]))
+        over = self.tombstones.get(rid)
+        if over is None:
+            return self._begin(entry)
+        if over == ABORTED:
+            self.tombstones.put(rid, attempt, now)
+            return Taken(ending=self._keep(entry, "cancelled", NO_BODY, now))
+        if attempt <= over:
+            self.outbox.due_now(((rid, attempt),), now)
+            return _NOTHING
+        return self._begin(entry)
+
+    def refuse(self, entry: Entry, kind: str, body: Raw, now: float) -> Entry:
+        """Ends a command that cannot even be taken."""
+        self.tombstones.put(entry.rid, entry.attempt, now)
+        return self._keep(entry, kind, body, now)
+
+    def end(self, kind: str, key: AttemptKey, body: Raw, now: float) -> Entry | None:
+        """Ends a running execution; None if it does not run here (any more)."""
+        rid, attempt = key
+        running = self._running.get(rid)
+        if running is None or running.attempt != attempt:
+            return None
+        self._end(rid, attempt, now)
+        entry = Entry(kind, rid, attempt, running.epoch, running.client, body=body)
+        self.outbox.put(running.command, entry, now)
+        return entry
+
+    def fence(self, items: AttemptList, now: float) -> list[AttemptKey]:
+        """The router gave these to somebody else; returns those that run here."""
+        stopped: list[AttemptKey] = []
+        for rid, attempt in items:
+            running = self._running.get(rid)
+            if running is not None and running.attempt == attempt:
+                self._end(RequestId(rid), attempt, now)
+                stopped.append((RequestId(rid), attempt))
+        self.outbox.drop(items)
+        return stopped
+
+    def acknowledge(self, items: AttemptList, now: float) -> None:
+        """The clients have these endings."""
+        for rid, attempt in items:
+            if (rid, attempt) in self.outbox:
+                self.tombstones.put(rid, attempt, now)
+        self.outbox.drop(items)
+
+    def begun(self) -> AttemptList:
+        """Executions begun since this was last asked and still running."""
+        begun, self._begun = self._begun, {}
+        return list(begun)
+
+    def stop_all(self, now: float) -> None:
+        """The lease is over: what runs has no owner any more; endings stay."""
+        for rid, running in self._running.items():
+            self.tombstones.put(rid, running.attempt, now)
+        self._running.clear()
+        self._begun.clear()
+
+    def bury(self, rids: Iterable[str], now: float) -> None:
+        """Aborted before they came: they must not start when they do."""
+        for rid in rids:
+            if self.tombstones.get(rid) is None:
+                self.tombstones.put(rid, ABORTED, now)
+
+    def _begin(self, entry: Entry, forget: Forget | None = None) -> Taken:
+        rid = RequestId(entry.rid)
+        self._running[rid] = Running(entry.attempt, entry.route, entry.kind, Epoch(entry.epoch))
+        self._begun[rid, entry.attempt] = None
+        return Taken(execute=Execute(entry), forget=forget)
+
+    def _end(self, rid: RequestId, attempt: Attempt, now: float) -> None:
+        del self._running[rid]
+        self._begun.pop((rid, attempt), None)
+        self.tombstones.put(rid, attempt, now)
+
+    def _keep(self, entry: Entry, kind: str, body: Raw, now: float) -> Entry:
+        ending = Entry(kind, entry.rid, entry.attempt, entry.epoch, entry.route, body=body)
+        self.outbox.put(entry.kind, ending, now)
+        return ending

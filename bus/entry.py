@@ -1,0 +1,54 @@
+"""The entry: one message inside a batch frame, its header readable without its body.
+
+A batch frame is a list of entries. The router reads headers only; a body passes it untouched.
+Spec: docs/protocol.md, "Frames".
+"""
+
+import msgspec
+
+from bus.ids import NO_ATTEMPT, Attempt
+
+NO_BODY = msgspec.Raw(b"\x80")
+
+
+class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """What the router must know to choose a worker for a `generate`."""
+
+    policy: str
+    """Name of the policy whose weights are asked for."""
+    versions: str = "any"
+    """`any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`, judged when it is dispatched."""
+    session: str = ""
+    """Sticky key: requests of one session go to one worker; empty for none."""
+    group: str = ""
+    """Affinity key of the samples of one prompt; empty for none."""
+    cost: int = 0
+    """Estimated tokens: prompt + max_new_tokens; what placement balances."""
+    priority: int = 0
+    """Higher goes first among queued requests; -100..100."""
+    resend: bool = False
+    """This request may already be running somewhere: a recovering router must not place it yet."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """One message: a positional header and an opaque body."""
+
+    kind: str
+    """Literal name of the body's type; see `bus.messages.KINDS`."""
+    rid: str = ""
+    """The command this belongs to; empty outside of commands and their replies."""
+    attempt: Attempt = NO_ATTEMPT
+    """The execution this belongs to; set by the router, echoed by the worker."""
+    epoch: str = ""
+    """The worker's lease that the attempt was placed under; a mismatch is fenced."""
+    route: str = ""
+    """To the router: the target (`fleet`, `store`, `worker:NAME`, or empty = place it).
+    To a worker: the client's name. To a client: the worker's name."""
+    deadline_ms: int = 0
+    """Milliseconds left when this was sent; 0 on anything but a command."""
+    place: Placement | None = None
+    """Only on a `generate` from a client."""
+    body: msgspec.Raw = NO_BODY
+    """MessagePack map; empty here and in a frame of its own when `detached`."""
+    detached: bool = False
+    """The body follows as the message's second frame (bodies above 16 KiB)."""

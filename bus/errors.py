@@ -1,0 +1,123 @@
+"""The error tree: what a caller can catch, and what state each error leaves the world in.
+
+    BusError                    .outcome: "not_started" | "unknown" | "failed"
+    ├─ ProtocolError            someone broke docs/protocol.md
+    │  ├─ LocalProtocolError    we did: a bug
+    │  └─ RemoteProtocolError   the peer did: its frame was dropped
+    ├─ SettingsError            not_started: a setting is wrong; the message says which
+    ├─ DeliveryError            no ending came
+    │  ├─ MailboxFull           not_started: retry later or elsewhere
+    │  ├─ PeerLost              unknown: retry only what may run twice
+    │  └─ DeadlineExceeded      unknown
+    ├─ RequestError             an ending came, and it was not `finished`
+    │  ├─ Refused               not_started: safe to submit again
+    │  │  └─ StaleVersion       not_started: no worker had the weights asked for
+    │  ├─ RequestCancelled      unknown: it was aborted; `.partial` holds what was sampled
+    │  ├─ RequestExpired        unknown: its deadline passed at the router or a worker
+    │  └─ EngineFailed          failed
+    ├─ ProcessFailed            failed: a process kept dying, and its supervisor gave up
+    └─ ActorStopped             not_started: the actor stopped first
+
+Callers branch on `.outcome` and `.code`, never on text.
+"""
+
+from typing import ClassVar
+
+from bus.messages.endings import Outcome, Problem
+
+
+class BusError(Exception):
+    """Root of everything this project raises on purpose."""
+
+    default_outcome: ClassVar[Outcome] = "unknown"
+
+    def __init__(self, message: str, *, outcome: Outcome | None = None) -> None:
+        super().__init__(message)
+        self.outcome: Outcome = outcome or self.default_outcome
+
+
+class ProtocolError(BusError):
+    """Someone broke docs/protocol.md."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We did: a bug."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer did; its frame was dropped and counted."""
+
+
+class SettingsError(BusError):
+    """A setting is wrong; nothing was started."""
+
+    default_outcome = "not_started"
+
+
+class DeliveryError(BusError):
+    """No ending came."""
+
+
+class MailboxFull(DeliveryError):
+    """The local queue is at its limit; nothing was sent."""
+
+    default_outcome = "not_started"
+
+
+class PeerLost(DeliveryError):
+    """The worker or router went away while the command ran."""
+
+
+class DeadlineExceeded(DeliveryError):
+    """The deadline passed before an ending came."""
+
+
+class RequestError(BusError):
+    """A command ended, and not with `finished`."""
+
+    def __init__(self, problem: Problem, *, rid: str = "") -> None:
+        place = f" (field {problem.field})" if problem.field else ""
+        super().__init__(f"{problem.code}: {problem.message}{place}", outcome=problem.outcome)
+        self.problem = problem
+        self.code = problem.code
+        self.field = problem.field
+        self.retry_after_ms = problem.retry_after_ms
+        self.rid = rid
+
+
+class Refused(RequestError):
+    """Nothing was started; safe to submit again."""
+
+
+class StaleVersion(Refused):
+    """No worker had the weight version asked for before the deadline."""
+
+
+class RequestCancelled(RequestError):
+    """The request was aborted."""
+
+
+class RequestExpired(RequestError):
+    """The deadline passed at the router or at a worker."""
+
+
+class EngineFailed(RequestError):
+    """The command ran and failed."""
+
+
+class ProcessFailed(BusError):
+    """A supervised process could not be kept running; everything beside it was stopped."""
+
+    default_outcome = "failed"
+
+    def __init__(self, name: str, message: str, log: str = "") -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+        self.log = log
+        """The last lines of its log."""
+
+
+class ActorStopped(BusError):
+    """The actor stopped before it took the command up."""
+
+    default_outcome = "not_started"

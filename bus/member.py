@@ -1,0 +1,338 @@
+"""The member core: how a worker or store joins the bus, keeps its lease and delivers endings.
+
+Pure: time comes with every call, chance with the constructor. The actor around it applies the
+effects; what the commands mean is left to the core that uses this one.
+Spec: docs/protocol.md, "Membership" and "Delivery".
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from bus.backoff import Backoff, Chance
+from bus.codec import pack, unpack
+from bus.deliveries import Deliveries
+from bus.effects import THE_LINK, Connect, Send, Stop
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.holder import LeaseHolder
+from bus.ids import AttemptKey, Epoch
+from bus.member_effects import Execute, Forget, MemberEffect, StopWork
+from bus.member_life import HOLDING, LINKED, UNLINKED_TRYING, LinkEvent, LinkState, following
+from bus.messages import COMMANDS, ENDINGS, KINDS
+from bus.messages.delivery import Accepted, Ack, Fenced
+from bus.messages.endings import Problem
+from bus.messages.membership import (
+    Beat,
+    Dismissed,
+    Goodbye,
+    Hello,
+    Lease,
+    StoreFacts,
+    Welcome,
+    WorkerFacts,
+)
+from bus.outbox import MAX_BYTES
+from bus.settings import LeaseSettings
+
+HELLO_AGAIN_S = 0.25
+"""Several `unknown-peer` for one burst of ours are answered with one hello."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberIdentity:
+    """Who this process is for as long as it lives."""
+
+    role: Literal["worker", "store"]
+    name: str
+    boot: str
+    """Random 128-bit hex."""
+
+
+class Vitals(NamedTuple):
+    """What a beat says besides the executions; see `bus.messages.membership.Beat`."""
+
+    version: int = 0
+    state: str = "ready"
+    steps: int = 0
+    free: int = 0
+    n_tokens: int = 0
+    stalled_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class MemberCounters:
+    """Things that should be rare."""
+
+    fenced: int = 0
+    """Commands dropped: not under the present lease."""
+    malformed: int = 0
+    """Entries dropped: they broke the protocol."""
+    leases_lost: int = 0
+    links_lost: int = 0
+    old_routers: int = 0
+    """Answers ignored: they came from a router that was replaced."""
+
+
+class MemberCore:
+    """Membership and delivery of one member."""
+
+    def __init__(
+        self,
+        identity: MemberIdentity,
+        settings: LeaseSettings,
+        chance: Chance,
+        vitals: Callable[[], Vitals] = Vitals,
+        outbox_limit_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.identity = identity
+        self.counters = MemberCounters()
+        self.deliveries = Deliveries(settings, outbox_limit_bytes)
+        self._settings = settings
+        self._vitals = vitals
+        self._holder = LeaseHolder(identity.boot, settings.holder_s)
+        self._backoff = Backoff(settings.reconnect_first_s, settings.reconnect_max_s, chance)
+        self._facts: WorkerFacts | StoreFacts | None = None
+        self._state: LinkState = "away"
+        self._greeted_at = 0.0
+        self._heard_at = 0.0
+        self._ticked_at = 0.0
+        self._beat_at = 0.0
+        self._retry_at = 0.0
+
+    @property
+    def state(self) -> LinkState:
+        """Where it stands in `bus.member_life.MEMBER_LINK`."""
+        return self._state
+
+    @property
+    def epoch(self) -> Epoch:
+        """Name of the present lease, held or asked for."""
+        return self._holder.epoch
+
+    def online(self, facts: WorkerFacts | StoreFacts, now: float) -> list[MemberEffect]:
+        """There is something to offer: join under a new epoch."""
+        self._facts = facts
+        self._holder.renounce()
+        self._ticked_at = now
+        return self._connect("online", now)
+
+    def offline(self, reason: str, now: float) -> list[MemberEffect]:
+        """Nothing to offer any more: leave, keep the outbox, wait for `online`."""
+        effects = self._farewell(reason)
+        self._move("offline")
+        self.deliveries.stop_all(now)
+        return effects
+
+    def leave(self, reason: str) -> list[MemberEffect]:
+        """Leave for good."""
+        effects = self._farewell(reason)
+        self._move("stopped")
+        return [*effects, Stop(reason)]
+
+    def link_down(self, now: float) -> list[MemberEffect]:
+        """The connection is gone."""
+        effects = self._judge_lease(now)
+        if self._state in LINKED:
+            self._lose_link(now)
+        return effects
+
+    def receive(self, entries: Iterable[Entry], now: float) -> list[MemberEffect]:
+        """What the router said."""
+        effects = self._judge_lease(now)
+        is_obedient = self._state in HOLDING
+        for entry in entries:
+            if entry.kind in COMMANDS:
+                if is_obedient and entry.epoch == self._holder.epoch:
+                    effects += self._take(entry, now)
+                else:
+                    self.counters.fenced += 1
+                continue
+            try:
+                effects += self._control(entry, now)
+            except RemoteProtocolError:
+                self.counters.malformed += 1
+            is_obedient = self._state in HOLDING
+        return effects
+
+    def ended(
+        self, kind: str, key: AttemptKey, body: msgspec.Struct | Raw, now: float
+    ) -> list[MemberEffect]:
+        """An execution ended; nothing happens if it was taken away meanwhile."""
+        effects = self._judge_lease(now)
+        packed = body if isinstance(body, Raw) else pack(body)
+        entry = self.deliveries.end(kind, key, packed, now)
+        return effects if entry is None else [*effects, *self._deliver(entry, now)]
+
+    def flush(self, now: float) -> list[MemberEffect]:
+        """The end of a loop tick: says in one message what has begun in it."""
+        if not self._may_send(now):
+            return []
+        begun = self.deliveries.begun()
+        return [self._send("accepted", Accepted(items=begun))] if begun else []
+
+    def beat(self, now: float) -> list[MemberEffect]:
+        """Beat at once: something that the router dispatches by has changed."""
+        return [self._beat(now)] if self._state in LINKED else []
+
+    def tick(self, now: float) -> list[MemberEffect]:
+        """Time passes; to be called a few times per beat."""
+        settings = self._settings
+        if now - self._ticked_at > settings.late_tick_s:
+            # We were frozen: the answers may lie unread in the socket.
+            self._heard_at = max(self._heard_at, now - settings.silence_s + settings.beat_s)
+        self._ticked_at = now
+        effects = self._judge_lease(now)
+        if self._state in LINKED:
+            if now - self._heard_at > settings.silence_s:
+                self._lose_link(now)
+            elif now >= self._beat_at:
+                effects.append(self._beat(now))
+        if self._state in UNLINKED_TRYING and now >= self._retry_at:
+            effects += self._connect("connected", now)
+        if self._may_send(now):
+            due = self.deliveries.outbox.due(self._holder.epoch, now)
+            effects += [Send(THE_LINK, entry) for entry in due]
+        self.deliveries.tombstones.expire(now)
+        return effects
+
+    def _take(self, entry: Entry, now: float) -> list[MemberEffect]:
+        if not entry.rid:
+            return [Execute(entry)] if entry.kind == "abort" else []
+        taken = self.deliveries.take(entry, now)
+        if taken.execute is not None:
+            return [taken.execute] if taken.forget is None else [taken.forget, taken.execute]
+        return [] if taken.ending is None else self._deliver(taken.ending, now)
+
+    def _control(self, entry: Entry, now: float) -> Sequence[MemberEffect]:
+        if entry.kind not in KINDS and entry.kind not in ENDINGS:
+            return self._unknown(entry, now)
+        match unpack(entry) if entry.kind in KINDS else None:
+            case Lease(router_epoch, instance, seq):
+                self._answered(router_epoch, instance, seq, now)
+            case Welcome(router_epoch, instance):
+                if not self._holder.bind(router_epoch, instance):
+                    self.counters.old_routers += 1
+            case Ack(items):
+                self.deliveries.acknowledge(items, now)
+            case Fenced(items):
+                stopped = self.deliveries.fence(items, now)
+                return [Forget(stopped)] if stopped else []
+            case Dismissed(code):
+                return self._dismissed(code, now)
+            case _:
+                pass
+        return []
+
+    def _unknown(self, entry: Entry, now: float) -> list[MemberEffect]:
+        self.counters.malformed += 1
+        if not entry.rid or entry.epoch != self._holder.epoch:
+            return []
+        problem = Problem(
+            code="unknown_message",
+            message=f"This worker does not know {entry.kind[:32]!r}; is it older than its client?",
+            outcome="not_started",
+        )
+        refusal = self.deliveries.refuse(entry, "refused", pack(problem), now)
+        return self._deliver(refusal, now)
+
+    def _answered(self, router_epoch: int, instance: str, seq: int, now: float) -> None:
+        if not self._holder.bind(router_epoch, instance):
+            self.counters.old_routers += 1
+            return
+        if self._state not in LINKED or not self._holder.renew(seq):
+            return
+        self._heard_at = now
+        if self._holder.is_held(now) and self._state != "leased":
+            self._backoff.reset()
+            # The router may have been replaced: whatever it has not forwarded is sent again.
+            self.deliveries.outbox.due_now(None, now)
+            self._move("leased")
+
+    def _dismissed(self, code: str, now: float) -> list[MemberEffect]:
+        if self._state not in LINKED:
+            return []
+        if code == "unknown-peer":
+            if now - self._greeted_at < HELLO_AGAIN_S:
+                return []
+            self._move("unknown")
+            return self._greet(now)
+        if code == "shutting-down":
+            self._lose_link(now)
+            return []
+        self._move("stopped")
+        self.deliveries.stop_all(now)
+        return [StopWork(code), Stop(code)]
+
+    def _judge_lease(self, now: float) -> list[MemberEffect]:
+        if self._state not in HOLDING or self._holder.is_held(now):
+            return []
+        self.counters.leases_lost += 1
+        self._move("lease_expired")
+        self._retry_at = now + self._backoff.next_s()
+        self._holder.renounce()
+        self.deliveries.stop_all(now)
+        return [StopWork("lease_expired")]
+
+    def _lose_link(self, now: float) -> None:
+        self.counters.links_lost += 1
+        self._move("link_lost")
+        self._retry_at = now + self._backoff.next_s()
+
+    def _connect(self, event: LinkEvent, now: float) -> list[MemberEffect]:
+        self._move(event)
+        return [Connect(), *self._greet(now)]
+
+    def _greet(self, now: float) -> list[MemberEffect]:
+        self._greeted_at = self._heard_at = now
+        hello = _hello(self.identity, self._facts, self._holder)
+        return [self._send("hello", hello), self._beat(now)]
+
+    def _beat(self, now: float) -> Send:
+        self._beat_at = now + self._settings.beat_s
+        vitals = self._vitals()
+        beat = Beat(
+            seq=self._holder.next_beat(now),
+            version=vitals.version,
+            state=vitals.state,
+            steps=vitals.steps,
+            free=vitals.free,
+            running=self.deliveries.running_list(),
+            outbox=self.deliveries.outbox_list(),
+            n_tokens=vitals.n_tokens,
+            stalled_ms=vitals.stalled_ms,
+        )
+        return self._send("beat", beat)
+
+    def _farewell(self, reason: str) -> list[MemberEffect]:
+        return [self._send("goodbye", Goodbye(reason))] if self._state in LINKED else []
+
+    def _deliver(self, ending: Entry, now: float) -> list[MemberEffect]:
+        # Without a lease it waits in the outbox, which is sent when the next one begins.
+        return [Send(THE_LINK, ending)] if self._may_send(now) else []
+
+    def _may_send(self, now: float) -> bool:
+        return self._state in LINKED and self._holder.is_held(now)
+
+    def _send(self, kind: str, body: msgspec.Struct) -> Send:
+        return Send(THE_LINK, Entry(kind, epoch=self._holder.epoch, body=pack(body)))
+
+    def _move(self, event: LinkEvent) -> None:
+        self._state = following(self._state, event)
+
+
+def _hello(
+    who: MemberIdentity, facts: WorkerFacts | StoreFacts | None, holder: LeaseHolder
+) -> Hello:
+    return Hello(
+        role=who.role,
+        name=who.name,
+        boot=who.boot,
+        epoch=holder.epoch,
+        router_epoch=holder.router_epoch,
+        worker=facts if isinstance(facts, WorkerFacts) else None,
+        store=facts if isinstance(facts, StoreFacts) else None,
+    )

@@ -1,0 +1,34 @@
+"""What the member core asks of the actor that uses it, besides sending and connecting."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bus.effects import Connect, Send, Stop
+from bus.entry import Entry
+from bus.ids import AttemptKey
+
+
+class Execute(NamedTuple):
+    """A command for this member, under its present lease, not seen before: carry it out.
+
+    It ends with one call of `MemberCore.ended`, unless the lease or the execution is taken away.
+    """
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class StopWork:
+    """The lease is over: stop all running commands; nobody waits for their endings."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """These executions belong to somebody else now: stop them without an ending."""
+
+    keys: list[AttemptKey]
+
+
+MemberEffect = Send | Connect | Stop | Execute | StopWork | Forget

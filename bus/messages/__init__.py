@@ -1,0 +1,93 @@
+"""Everything that can be said on the bus: the literal name of each kind and its body type.
+
+A name, once used, keeps its meaning for ever. Spec: docs/protocol.md, "Messages".
+"""
+
+import msgspec
+
+from bus.messages import control, delivery, endings, generation, host, membership, stream, weights
+
+KINDS: dict[str, type[msgspec.Struct]] = {
+    # membership
+    "hello": membership.Hello,
+    "welcome": membership.Welcome,
+    "members": membership.Members,
+    "dismissed": membership.Dismissed,
+    "beat": membership.Beat,
+    "client_beat": membership.ClientBeat,
+    "lease": membership.Lease,
+    "goodbye": membership.Goodbye,
+    # delivery
+    "queued": delivery.Queued,
+    "accepted": delivery.Accepted,
+    "ack": delivery.Ack,
+    "lost": delivery.Lost,
+    "fenced": delivery.Fenced,
+    # commands
+    "generate": generation.Generate,
+    "abort": generation.Abort,
+    "repair": generation.Repair,
+    "pause": control.Pause,
+    "resume": control.Resume,
+    "sleep": control.Sleep,
+    "wake_up": control.WakeUp,
+    "flush_cache": control.FlushCache,
+    "server_info": control.ServerInfo,
+    "shutdown": control.Shutdown,
+    "open_session": control.OpenSession,
+    "close_session": control.CloseSession,
+    "status": control.Status,
+    "reserve_version": weights.ReserveVersion,
+    "seal_version": weights.SealVersion,
+    "publish_version": weights.PublishVersion,
+    "prepare_update": weights.PrepareUpdate,
+    "commit_update": weights.CommitUpdate,
+    "abort_update": weights.AbortUpdate,
+    "record_commit": weights.RecordCommit,
+    # endings; the body of `finished` and `cancelled` depends on the command: see RESULTS
+    "failed": endings.Problem,
+    "expired": endings.Problem,
+    "refused": endings.Problem,
+    # streams
+    "deltas": stream.Deltas,
+    "idle": stream.Idle,
+    # weight store's bulk socket
+    "pull_manifest": weights.PullManifest,
+    "manifest": weights.Manifest,
+    "pull_chunk": weights.PullChunk,
+    "chunk": weights.Chunk,
+    "push_chunk": weights.PushChunk,
+    # between a worker actor and its engine host
+    "engine_ready": host.EngineReady,
+    "engine_failed": host.EngineFailed,
+    "engine_beat": host.EngineBeat,
+}
+"""kind -> body type. `finished` and `cancelled` are kinds too; their body is in RESULTS."""
+
+RESULTS: dict[str, type[msgspec.Struct]] = {
+    "generate": generation.Generated,
+    "abort": generation.Aborted,
+    "repair": generation.Repaired,
+    "pause": endings.Done,
+    "resume": endings.Done,
+    "sleep": control.Memory,
+    "wake_up": control.Memory,
+    "flush_cache": control.Flushed,
+    "server_info": control.ServerFacts,
+    "shutdown": endings.Done,
+    "open_session": endings.Done,
+    "close_session": endings.Done,
+    "status": control.FleetStatus,
+    "reserve_version": weights.Reserved,
+    "seal_version": endings.Done,
+    "publish_version": weights.Published,
+    "prepare_update": weights.Prepared,
+    "commit_update": weights.Committed,
+    "abort_update": endings.Done,
+    "record_commit": endings.Done,
+}
+"""command kind -> body of its `finished` (for a command sent to workers through the router:
+of each worker's own `finished`, inside a `FleetOutcome`)."""
+
+ENDINGS = frozenset({"finished", "failed", "cancelled", "expired", "refused"})
+COMMANDS = frozenset(RESULTS)

@@ -1,0 +1,43 @@
+"""Who holds a command now, and when its ending may be forgotten.
+
+These carry lists so that one entry serves a whole loop tick.
+Spec: docs/protocol.md, "Delivery".
+"""
+
+import msgspec
+
+AttemptList = list[tuple[str, tuple[int, int]]]
+"""[(rid, attempt)]."""
+
+
+class Queued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router to client: these commands wait at the router; stop resending them."""
+
+    rids: list[str]
+
+
+class Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Worker to router to client: these executions have begun."""
+
+    items: AttemptList
+
+
+class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Client to router to worker: these endings arrived and may leave the outbox."""
+
+    items: AttemptList
+
+
+class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router to client: these executions are gone with their worker; resume, retry or give up."""
+
+    items: AttemptList
+    worker: str
+    reason: str
+
+
+class Fenced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router to worker: these executions are not yours any more; stop and forget them."""
+
+    items: AttemptList
+    reason: str

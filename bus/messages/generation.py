@@ -1,0 +1,111 @@
+"""Generation: what a client asks of an engine, what comes back, and how a gap is repaired.
+
+Spec: docs/protocol.md, "Generation".
+"""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort"]
+
+VersionRuns = list[tuple[int, int]]
+"""[(version, n_tokens)] in token order: which weights computed the logits of which tokens."""
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How tokens are drawn. Limits are checked by `bus.validation`."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int | None = None
+    """Token i is drawn with a generator seeded by (seed, i); None: the engine's own choice."""
+    stop_token_ids: list[int] = msgspec.field(default_factory=list[int])
+    """Besides the model's end-of-sequence ids; the stop token is part of the output."""
+    ignore_eos: bool = False
+
+
+class Prefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tokens already sampled by an earlier attempt: a resumed request goes on after them."""
+
+    tokens: bytes
+    """int32 [k], little endian."""
+    logprobs: bytes
+    """float32 [k]."""
+    versions: VersionRuns
+    behaviour_logprobs: bytes = b""
+    """float32 [k] or empty."""
+
+
+class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Sample one continuation of `prompt`. Ends with `Generated`."""
+
+    prompt: bytes
+    """int32 [n_prompt_tokens], little endian, at least one token."""
+    sampling: Sampling
+    stream: bool = False
+    """Publish every engine step; otherwise deltas come at a coarse interval."""
+    prefix: Prefix | None = None
+
+
+class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of `finished` and `cancelled` for a `generate`: everything, prefix included."""
+
+    tokens: bytes
+    """int32 [n]."""
+    logprobs: bytes
+    """float32 [n]: log-softmax after temperature and penalties, before truncation."""
+    versions: VersionRuns
+    finish_reason: FinishReason
+    digest: int
+    """xxh3-64 of `tokens`."""
+    n_prompt_tokens: int
+    behaviour_logprobs: bytes = b""
+    """float32 [n], renormalised over the support sampled from; empty when nothing truncates."""
+    n_resumed: int = 0
+    """Tokens that came with the prefix."""
+    queue_ms: float = 0.0
+    """From arrival at the worker to the first engine step."""
+    run_ms: float = 0.0
+
+
+class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Stop exactly these requests of the sender (all of the sender's when `everything`)."""
+
+    rids: list[str] = msgspec.field(default_factory=list[str])
+    everything: bool = False
+
+
+class Aborted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many requests an `abort` found and stopped; each still gets its own ending."""
+
+    n_aborted: int
+
+
+class Repair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask a worker for the part of a stream that was missed."""
+
+    rid: str
+    attempt: tuple[int, int]
+    start: int
+    """Index of the first token wanted."""
+
+
+class Repaired(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Tokens from `start` on, as far as the worker has sampled."""
+
+    start: int
+    tokens: bytes
+    logprobs: bytes
+    versions: VersionRuns
+    behaviour_logprobs: bytes = b""
+    """float32 [k]; empty when nothing truncates."""

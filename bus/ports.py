@@ -1,0 +1,92 @@
+"""What a shell needs of a transport: ports that carry batches of entries, and never block.
+
+Implementations: `bus.zmq_ports` (real sockets) and `bus.memory_ports` (the same bytes in process).
+Every port lives on the event loop that was running when it was made.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from bus.entry import Entry
+from bus.ids import Peer
+
+
+@dataclass(slots=True)
+class PortCounters:
+    """What a port has carried and dropped since it was made."""
+
+    frames_in: int = 0
+    entries_in: int = 0
+    frames_out: int = 0
+    entries_out: int = 0
+    dropped_out: int = 0
+    """Entries that could not be handed over: peer gone or its queue full."""
+    malformed_in: int = 0
+    """Messages that broke the protocol and were dropped."""
+
+
+BatchHandler = Callable[[list[Entry]], None]
+PeerBatchHandler = Callable[[Peer, list[Entry]], None]
+TopicBatchHandler = Callable[[bytes, list[Entry]], None]
+DownHandler = Callable[[], None]
+
+
+class LinkPort(Protocol):
+    """One end of a link between two actors."""
+
+    counters: PortCounters
+
+    def send(self, entry: Entry) -> None:
+        """Queue for the end of this loop tick; lost if the link goes down."""
+        ...
+
+    def close(self, *, linger_ms: int = 0) -> None:
+        """Drop the link; what is queued has `linger_ms` milliseconds left to get out."""
+        ...
+
+
+class HubPort(Protocol):
+    """The middle of a star: many peers, each known by its routing id."""
+
+    counters: PortCounters
+
+    def send(self, peer: Peer, entry: Entry) -> None:
+        """Queue for the end of this loop tick; dropped and counted if the peer is gone."""
+        ...
+
+    def close(self) -> None:
+        """Drop all links."""
+        ...
+
+
+class TopicPort(Protocol):
+    """A publisher: subscribers come and go, slow ones lose entries."""
+
+    counters: PortCounters
+
+    def publish(self, topic: bytes, entry: Entry) -> None:
+        """Queue for the end of this loop tick."""
+        ...
+
+    def close(self) -> None:
+        """Stop publishing."""
+        ...
+
+
+class SubscriptionPort(Protocol):
+    """A subscriber to any number of publishers."""
+
+    counters: PortCounters
+
+    def connect(self, endpoint: str) -> None:
+        """Listen to one more publisher."""
+        ...
+
+    def disconnect(self, endpoint: str) -> None:
+        """Stop listening to a publisher; unknown ones are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Drop all subscriptions."""
+        ...

@@ -1,0 +1,116 @@
+"""One actor as a process: settings in as JSON, one ready line out, a clean end on a signal."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+import uvloop
+
+from bus.errors import BusError, SettingsError
+from bus.parent import die_with_parent
+
+
+class ActorExit(IntEnum):
+    """Exit status of an actor's process."""
+
+    STOPPED = 0
+    """It was told to leave."""
+    FAILED = 1
+    SETTINGS = 2
+    """Its settings cannot work."""
+    REPLACED = 3
+    """A newer process has taken its name."""
+    ENGINE = 4
+    """Its engine cannot be built, or crashed too often."""
+
+
+class ActorSettings(Protocol):
+    """What the settings of every actor have."""
+
+    @property
+    def exit_with_parent(self) -> bool:
+        """Leave when the process that started this one dies."""
+        ...
+
+
+SettingsT = TypeVar("SettingsT", bound=ActorSettings)
+
+
+class _ReadyLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    ready: dict[str, str]
+
+
+def announce_ready(**endpoints: str) -> None:
+    """Tell whoever started this process that it serves, and where: one JSON line on stdout."""
+    sys.stdout.write(msgspec.json.encode(_ReadyLine(endpoints)).decode() + "\n")
+    # Somebody waits for this line; and if the reader has died meanwhile, this raises.
+    sys.stdout.flush()
+
+
+def read_ready(line: bytes) -> dict[str, str] | None:
+    """The endpoints of a ready line; None for anything else that a process may print."""
+    try:
+        return msgspec.json.decode(line, type=_ReadyLine).ready
+    except msgspec.DecodeError:
+        return None
+
+
+def on_stop_signal(stop: Callable[[], object]) -> None:
+    """Have SIGTERM and SIGINT call `stop` on the running loop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+def run_actor(
+    name: str,
+    settings_type: type[SettingsT],
+    serve: Callable[[SettingsT], Awaitable[ActorExit]],
+    arguments: Sequence[str] | None = None,
+) -> ActorExit:
+    """The whole `main` of an actor; returns its exit status.
+
+    Args:
+        name: as in `python -m NAME`.
+        settings_type: what `--settings-json` or `--settings-file` holds.
+        serve: runs the actor until a stop signal (see `on_stop_signal`); calls
+            `announce_ready` as soon as others can count on it.
+        arguments: of the command line; None: this process's own.
+    """
+    try:
+        settings = _read_settings(name, settings_type, arguments)
+        if settings.exit_with_parent:
+            die_with_parent()
+        return uvloop.run(_as_coroutine(serve(settings)))
+    except (msgspec.DecodeError, OSError, SettingsError) as error:
+        return _complain(name, error, ActorExit.SETTINGS)
+    except BusError as error:
+        return _complain(name, error, ActorExit.FAILED)
+
+
+def _read_settings(
+    name: str, settings_type: type[SettingsT], arguments: Sequence[str] | None
+) -> SettingsT:
+    kind = settings_type.__name__
+    parser = argparse.ArgumentParser(prog=f"python -m {name}")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--settings-json", metavar="JSON", help=f"a {kind} as a JSON object")
+    source.add_argument("--settings-file", metavar="PATH", type=Path, help="a file that holds it")
+    options = parser.parse_args(arguments)
+    text = options.settings_json or options.settings_file.read_bytes()
+    return msgspec.json.decode(text, type=settings_type)
+
+
+async def _as_coroutine(awaitable: Awaitable[ActorExit]) -> ActorExit:
+    return await awaitable
+
+
+def _complain(name: str, error: Exception, status: ActorExit) -> ActorExit:
+    sys.stderr.write(f"{name}: {error}\n")
+    return status

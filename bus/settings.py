@@ -1,0 +1,47 @@
+"""Timing of leases, delivery and reconnection: one frozen struct that every actor shares.
+
+Spec: docs/protocol.md, "Timing".
+"""
+
+import math
+
+import msgspec
+
+from bus.errors import SettingsError
+
+MIN_BEATS_PER_LEASE = 5
+HOLDER_SHARE = 0.8
+
+
+class LeaseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All values in seconds. Every actor of one fleet must use the same ones."""
+
+    beat_s: float = 0.5
+    """Between two beats."""
+    lease_s: float = 3.0
+    """At the router, from receipt of a beat."""
+    holder_s: float = 2.4
+    """At the holder, from the moment it sent the beat: it always gives up before the router."""
+    silence_s: float = 1.5
+    """Without an answer to a beat for this long, a fresh connection is made."""
+    late_tick_s: float = 1.0
+    """A tick later than this means that we were frozen: read what waits before judging silence."""
+    recovery_s: float = 3.5
+    """A restarted router parks re-sent requests for this long."""
+    resend_first_s: float = 1.0
+    resend_factor: float = 1.5
+    resend_max_s: float = 5.0
+    reconnect_first_s: float = 0.1
+    reconnect_max_s: float = 5.0
+    tombstone_s: float = 600.0
+    """How long an ended or aborted execution is remembered."""
+
+    def __post_init__(self) -> None:
+        if self.lease_s < MIN_BEATS_PER_LEASE * self.beat_s:
+            raise SettingsError("lease_s must be at least 5 x beat_s")
+        if not math.isclose(self.holder_s, HOLDER_SHARE * self.lease_s, rel_tol=1e-6):
+            raise SettingsError("holder_s must be 0.8 x lease_s")
+        if self.recovery_s < self.lease_s + self.beat_s:
+            raise SettingsError("recovery_s must be at least lease_s + beat_s")
+        if not self.beat_s < self.silence_s < self.holder_s:
+            raise SettingsError("silence_s must lie between beat_s and holder_s")

@@ -1,0 +1,309 @@
+"""ZeroMQ sockets: every option, the drain loop and the tick flush beneath the ports.
+
+One pyzmq call costs more than all Python work on an entry, so entries queue per destination and
+leave once per loop tick as one frame, and sockets are read through their file descriptor without
+`zmq.asyncio`. `ZMQ_FD` is edge-triggered and a send may consume the edge: after each flush the
+socket's events are looked at again.
+"""
+
+import asyncio
+import ctypes
+import os
+import secrets
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from bus.codec import (
+    DETACH_ABOVE_BYTES,
+    MAX_BATCH_BYTES,
+    MAX_BODY_BYTES,
+    decode_batch,
+    encode_batch,
+)
+from bus.endpoints import require_local
+from bus.entry import NO_BODY, Entry
+from bus.errors import RemoteProtocolError, SettingsError
+from bus.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
+
+DRAIN_MESSAGES = 64
+"""Messages read before other callbacks get a turn."""
+ENTRIES_PER_FRAME = 128
+_NOW = int(zmq.DONTWAIT)
+_MORE = int(zmq.SNDMORE) | _NOW
+_EVENTS = int(zmq.EVENTS)
+_READABLE = int(zmq.POLLIN)
+# Plain numbers, because `zmq.SNDMORE | zmq.DONTWAIT` on the enumerations takes as long as a send.
+PENDING_ENTRIES = 100_000
+"""A link that cannot send keeps this many entries; more are dropped (whoever cares re-sends)."""
+
+
+def _new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    # libzmq draws its reconnect jitter from rand(), unseeded: without this every process on a
+    # machine would come back at the same moments.
+    ctypes.CDLL(None).srand(int.from_bytes(secrets.token_bytes(4), "little"))
+    context = zmq.Context[zmq.Socket[bytes]]()
+    context.set(zmq.MAX_SOCKETS, 16_384)
+    return context
+
+
+class _Contexts:
+    """One context per process: a forked child must not use its parent's."""
+
+    def __init__(self) -> None:
+        self._by_pid: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
+
+    def get(self) -> zmq.Context[zmq.Socket[bytes]]:
+        pid = os.getpid()
+        if pid not in self._by_pid:
+            self._by_pid.clear()
+            self._by_pid[pid] = _new_context()
+        return self._by_pid[pid]
+
+
+_contexts = _Contexts()
+
+
+def new_socket(kind: int) -> zmq.Socket[bytes]:
+    """A socket with the options that every socket here has."""
+    socket = _contexts.get().socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BODY_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 1_000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3_000)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, 3_000)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    return socket
+
+
+def bind_local(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """Bind; returns the endpoint with its real port number.
+
+    Raises:
+        SettingsError: not a local address, or in use; the socket is closed.
+    """
+    require_local(endpoint)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        msg = f"cannot listen on {endpoint}: {error.strerror}"
+        raise SettingsError(msg) from error
+    return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
+
+
+class Reader:
+    """Drains one socket whenever it has something, a bounded number of messages at a time."""
+
+    def __init__(self, socket: zmq.Socket[bytes], on_readable: Callable[[], bool]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket
+        # The C method: pyzmq's Python layer around it doubles the price of a call.
+        self._get = zmq.backend.Socket.get.__get__(socket)
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._read_some = on_readable
+        self._is_scheduled = False
+        self._is_closed = False
+        self._loop.add_reader(self._fd, self._drain)
+        self.kick()
+
+    def kick(self) -> None:
+        """Look at the socket again in the next tick: an edge may have been consumed."""
+        if not self._is_scheduled and not self._is_closed:
+            self._is_scheduled = True
+            self._loop.call_soon(self._scheduled)
+
+    def after_send(self) -> None:
+        """A send may have swallowed the readable edge."""
+        if self._is_closed:
+            return
+        if not self._is_scheduled and self._get(_EVENTS) & _READABLE:
+            self.kick()
+
+    def close(self) -> None:
+        """Stop reading; the socket stays its owner's to close."""
+        self._is_closed = True
+        self._loop.remove_reader(self._fd)
+
+    def _scheduled(self) -> None:
+        self._is_scheduled = False
+        self._drain()
+
+    def _drain(self) -> None:
+        if not self._is_closed and self._read_some():
+            self.kick()
+
+
+class Receiver:
+    """Reads messages [prefix frame] batch [body] from one socket."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        counters: PortCounters,
+        deliver: PeerBatchHandler | TopicBatchHandler,
+        *,
+        has_prefix: bool,
+    ) -> None:
+        self._socket = socket
+        self._recv = socket.recv
+        self._counters = counters
+        self._deliver: Callable[[bytes, list[Entry]], None] = deliver  # type: ignore[assignment]
+        self._has_prefix = has_prefix
+
+    def read_some(self) -> bool:
+        """Read up to DRAIN_MESSAGES; True if there may be more."""
+        for _ in range(DRAIN_MESSAGES):
+            try:
+                self._read_one()
+            except zmq.Again:
+                return False
+            except zmq.ZMQError as error:
+                if error.errno in (zmq.ENOTSOCK, zmq.ETERM):
+                    return False
+                raise
+        return True
+
+    def _read_one(self) -> None:
+        prefix = self._recv(_NOW) if self._has_prefix else b""
+        frame = self._recv(_NOW, copy=False)
+        body: zmq.Frame | None = None
+        n_extra = 0
+        more = frame.more
+        while more:
+            body = self._recv(_NOW, copy=False)
+            n_extra += 1
+            more = body.more
+        counters = self._counters
+        try:
+            entries = decode_batch(frame.buffer)
+            if n_extra or (len(entries) == 1 and entries[0].detached):
+                entries = [_attach(entries, body, n_extra)]
+        except RemoteProtocolError:
+            counters.malformed_in += 1
+            return
+        counters.frames_in += 1
+        counters.entries_in += len(entries)
+        self._deliver(prefix, entries)
+
+
+def _attach(entries: list[Entry], body: zmq.Frame | None, n_extra: int) -> Entry:
+    if n_extra != 1 or body is None or len(entries) != 1 or not entries[0].detached:
+        msg = "a body frame must follow exactly the one entry that announces it"
+        raise RemoteProtocolError(msg)
+    return msgspec.structs.replace(entries[0], body=msgspec.Raw(body.buffer), detached=False)
+
+
+class TickOutbox:
+    """Entries waiting for the end of the tick, per destination, and their way out."""
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], counters: PortCounters, after_flush: Callable[[], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket
+        self._send = zmq.backend.Socket.send.__get__(socket)
+        self._counters = counters
+        self._after_flush = after_flush
+        self._queues: dict[bytes, list[Entry]] = {}
+        self._is_scheduled = False
+
+    def put(self, destination: bytes, entry: Entry) -> None:
+        """Queue for the end of this loop tick."""
+        queue = self._queues.get(destination)
+        if queue is None:
+            self._queues[destination] = [entry]
+        else:
+            queue.append(entry)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def clear(self) -> None:
+        """Drop everything queued."""
+        self._queues.clear()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Entries could not leave yet."""
+        return bool(self._queues)
+
+    def flush(self) -> None:
+        """Send what waits, now."""
+        self._is_scheduled = False
+        queues, self._queues = self._queues, {}
+        for destination, entries in queues.items():
+            n_sent = self._send_all(destination, entries)
+            if n_sent < len(entries):
+                self._stuck(destination, entries[n_sent:])
+        self._after_flush()
+        self._retry_if_writable()
+
+    def _retry_if_writable(self) -> None:
+        """Reading the events may have swallowed the edge that a link coming up makes."""
+        if not self._queues or self._is_scheduled or self._socket.closed:
+            return
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:  # type: ignore[arg-type]
+            self._is_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def _stuck(self, destination: bytes, entries: list[Entry]) -> None:
+        if destination:  # one peer of many is gone or full: the sender's resends will tell
+            self._counters.dropped_out += len(entries)
+            return
+        self._counters.dropped_out += max(0, len(entries) - PENDING_ENTRIES)
+        self._queues[destination] = entries[:PENDING_ENTRIES]
+
+    def _send_all(self, destination: bytes, entries: list[Entry]) -> int:
+        """How many entries the socket took."""
+        n_sent = 0
+        counters = self._counters
+        for batch in _batches(entries):
+            try:
+                self._send_batch(destination, batch)
+            except zmq.ZMQError as error:
+                if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH, zmq.ENOTSOCK, zmq.ETERM):
+                    return n_sent
+                raise
+            n_sent += len(batch)
+            counters.frames_out += 1
+            counters.entries_out += len(batch)
+        return n_sent
+
+    def _send_batch(self, destination: bytes, batch: list[Entry]) -> None:
+        entry = batch[0]
+        is_detached = len(batch) == 1 and len(entry.body) > DETACH_ABOVE_BYTES
+        frame = encode_batch(
+            [msgspec.structs.replace(entry, body=NO_BODY, detached=True)] if is_detached else batch
+        )
+        if destination:
+            self._send(destination, _MORE)
+        if not is_detached:
+            self._send(frame, _NOW)
+            return
+        self._send(frame, _MORE)
+        self._send(bytes(entry.body), _NOW, copy=False)
+
+
+def _batches(entries: list[Entry]) -> list[list[Entry]]:
+    """Cut into frames: at most ENTRIES_PER_FRAME and MAX_BATCH_BYTES, large bodies alone."""
+    if len(entries) <= ENTRIES_PER_FRAME and not any(
+        len(entry.body) > DETACH_ABOVE_BYTES for entry in entries
+    ):
+        return [entries]
+    batches: list[list[Entry]] = [[]]
+    size_bytes = 0
+    for entry in entries:
+        is_large = len(entry.body) > DETACH_ABOVE_BYTES
+        is_full = len(batches[-1]) >= ENTRIES_PER_FRAME or size_bytes > MAX_BATCH_BYTES // 2
+        if batches[-1] and (is_large or is_full):
+            batches.append([])
+            size_bytes = 0
+        batches[-1].append(entry)
+        size_bytes += len(entry.body)
+        if is_large:
+            batches.append([])
+            size_bytes = 0
+    return batches if batches[-1] else batches[:-1]

@@ -1,0 +1,87 @@
+"""Draws every life-cycle table of the code into docs/lifecycles.md: `make docs`."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+from pathlib import Path
+
+from bus.member_life import MEMBER_LINK
+from router.members import MEMBER_LIFE
+from router.requests import REQUEST_LIFE as ROUTER_REQUEST_LIFE
+from router.updates import UPDATE_LIFE
+from trainer_adapter.requests import REQUEST_LIFE as CLIENT_REQUEST_LIFE
+from trainer_adapter.store.versions import VERSION_LIFE
+
+Table = Mapping[Any, Mapping[Any, str]]
+"""state -> event -> state; each table has its own literals."""
+
+PAGE = Path(__file__).with_name("lifecycles.md")
+
+TABLES: list[tuple[str, str, Table]] = [
+    (
+        "A member's link to the router",
+        "`bus/member_life.py`: what a worker or store knows of its own place on the bus.",
+        MEMBER_LINK,
+    ),
+    (
+        "A member's lease at the router",
+        "`router/members.py`: one lease of one worker or store; a new epoch is a new record.",
+        MEMBER_LIFE,
+    ),
+    (
+        "A request at its client",
+        "`trainer_adapter/requests.py`: the client holds the truth about a request.",
+        CLIENT_REQUEST_LIFE,
+    ),
+    (
+        "A request at the router",
+        "`router/requests.py`: soft state, rebuilt from workers and clients after a restart.",
+        ROUTER_REQUEST_LIFE,
+    ),
+    (
+        "A weight update at the router",
+        "`router/updates.py`: the transaction that brings one version to the fleet.",
+        UPDATE_LIFE,
+    ),
+    (
+        "A weight version in the store",
+        "`trainer_adapter/store/versions.py`: from reservation to retirement.",
+        VERSION_LIFE,
+    ),
+]
+
+
+def drawing(title: str, about: str, table: Table) -> str:
+    """One section: a Mermaid state diagram and the same as a table."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for state, moves in table.items():
+        for event, following in moves.items():
+            arrows.setdefault((state, following), []).append(event)
+    names = {state: state.replace("-", "_") for state in table}
+    lines = [f"## {title}", "", about, "", "```mermaid", "stateDiagram-v2"]
+    lines += [f"    [*] --> {names[next(iter(table))]}"]
+    for (state, following), events in arrows.items():
+        lines.append(f"    {names[state]} --> {names[following]}: {', '.join(events)}")
+    lines += ["```", "", "| state | event | next |", "|---|---|---|"]
+    for state, moves in table.items():
+        lines += [f"| `{state}` | `{event}` | `{to}` |" for event, to in moves.items()]
+        if not moves:
+            lines.append(f"| `{state}` | (end) | |")
+    return "\n".join([*lines, ""])
+
+
+def page() -> str:
+    """The whole page."""
+    head = (
+        "# Life cycles\n\n"
+        "Drawn from the tables in the code by `make docs`; do not edit. An event that a state does "
+        "not list is an error and changes nothing.\n"
+    )
+    return "\n".join([head, *(drawing(*table) for table in TABLES)])
+
+
+if __name__ == "__main__":
+    text = page()
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(0 if PAGE.read_text() == text else "docs/lifecycles.md is stale: run `make docs`")
+    PAGE.write_text(text)

@@ -1,0 +1,22 @@
+"""`python -m engine_worker --settings-json '{…}'`: one worker process."""
+
+import sys
+
+from bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
+from engine_worker.actor import WorkerActor
+from engine_worker.settings import WorkerSettings
+
+
+async def serve(settings: WorkerSettings) -> ActorExit:
+    """Work until a stop signal, a `shutdown`, a newer process of this name, or a dead engine."""
+    actor = WorkerActor(settings, on_joined=lambda stream: announce_ready(stream=stream))
+    on_stop_signal(actor.stop)
+    reason = await actor.run()
+    if reason.startswith("engine_failed"):
+        sys.stderr.write(f"engine_worker {settings.name}: {reason}\n")
+        return ActorExit.ENGINE
+    return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(run_actor("engine_worker", WorkerSettings, serve))

@@ -1,0 +1,70 @@
+"""Answers that a worker gives from what it knows, without asking its engine."""
+
+from bus.codec import unpack, unpack_result
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.member import Vitals
+from bus.messages.control import ServerFacts
+from bus.messages.endings import Problem
+from bus.messages.generation import Generated, Repair
+from bus.messages.host import EngineBeat, EngineReady
+from bus.messages.membership import WorkerFacts
+from bus.outbox import Outbox
+from engine_worker.controller import Ending, key_of, refused
+from engine_worker.generation import Generation
+from engine_worker.requests import repaired, repaired_from_result
+
+OWN_COMMANDS = ("generate", "abort", "repair", "server_info", "shutdown")
+"""Commands that need nothing special of an engine."""
+
+
+def worker_facts(policy: str, engine: EngineReady, stream: str, pid: int) -> WorkerFacts:
+    """What this worker offers; `stream` is the endpoint of its PUB socket."""
+    return WorkerFacts(
+        policy=policy,
+        stream=stream,
+        slots=engine.slots,
+        max_context=engine.max_context,
+        vocab_size=engine.vocab_size,
+        engine=engine.engine,
+        capabilities=sorted({*engine.capabilities, *OWN_COMMANDS}),
+        eos_token_ids=engine.eos_token_ids,
+        pid=pid,
+    )
+
+
+def server_facts(engine: EngineReady, beat: EngineBeat, vitals: Vitals) -> ServerFacts:
+    """Result of `server_info`; counters as of the engine host's last beat."""
+    return ServerFacts(
+        engine=engine.engine,
+        version=vitals.version,
+        state=vitals.state,
+        steps=beat.steps,
+        n_running=beat.n_running,
+        n_waiting=beat.n_waiting,
+        n_kv_tokens=beat.n_kv_tokens,
+        vocab_size=engine.vocab_size,
+        max_context=engine.max_context,
+        slots=engine.slots,
+    )
+
+
+def repair_ending(entry: Entry, generation: Generation, outbox: Outbox) -> Ending:
+    """Ends a `repair`: from the running request, or from a result that still waits."""
+    try:
+        body = unpack(entry)
+    except RemoteProtocolError as error:
+        return refused(entry, Problem("bad_request", str(error), "not_started"))
+    assert isinstance(body, Repair)
+    request = generation.get(body.rid)
+    if request is not None and request.key[1] == body.attempt:
+        found = repaired(request, body)
+        kind = "refused" if isinstance(found, Problem) else "finished"
+        return Ending(kind, key_of(entry), found)
+    parcel = outbox.get((body.rid, body.attempt))
+    if parcel is not None and parcel.has_result:
+        result = unpack_result("generate", parcel.entry)
+        assert isinstance(result, Generated)
+        return Ending("finished", key_of(entry), repaired_from_result(result, body))
+    message = "This attempt does not run here."
+    return refused(entry, Problem("bad_request", message, "not_started", field="rid"))

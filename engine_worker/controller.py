@@ -1,0 +1,187 @@
+"""Control commands of one worker: what state they are allowed in, what they change."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from bus.codec import unpack, unpack_result
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.ids import AttemptKey, RequestId
+from bus.messages.control import Memory, Sleep
+from bus.messages.endings import Problem
+from bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
+from engine_worker.control import HOST_COMMANDS, ControlLanes
+from engine_worker.effects import ToHost
+from engine_worker.worker_state import WorkerState
+
+
+class Ending(NamedTuple):
+    """How a command ended."""
+
+    kind: str
+    key: AttemptKey
+    body: msgspec.Struct | Raw
+
+
+Outcomes = list[ToHost | Ending]
+
+
+def refused(entry: Entry, problem: Problem) -> Ending:
+    """The command was not started."""
+    return Ending("refused", key_of(entry), problem)
+
+
+def key_of(entry: Entry) -> AttemptKey:
+    """The execution that a command entry asks for."""
+    return RequestId(entry.rid), entry.attempt
+
+
+class Controller:
+    """Gate between control commands and the engine host; owner of the worker's state."""
+
+    def __init__(
+        self, policy: str, n_running: Callable[[], int], n_pinned: Callable[[], int]
+    ) -> None:
+        self.state = WorkerState()
+        self.capabilities: frozenset[str] = frozenset()
+        self.version = 0
+        """Weights that the engine has active."""
+        self.stalled_ms = 0.0
+        """Generation stall of the last update."""
+        self._policy = policy
+        self._n_running = n_running
+        self._n_pinned = n_pinned
+        self._lanes = ControlLanes()
+        self._parked_commit: Entry | None = None
+        self._released: list[str] = []
+        """Memory tags released, as the host said last."""
+
+    def takes_requests(self) -> Problem | None:
+        """Why a `generate` cannot be started now; None if it can."""
+        if self._parked_commit is not None:
+            message = "A weight update waits for requests that are pinned to the old version."
+            return Problem("not_ready", message, "not_started", retry_after_ms=250)
+        return self.state.refusal("generate")
+
+    def submit(self, entry: Entry) -> Outcomes:
+        """Start a control command, or end it at once."""
+        try:
+            body = unpack(entry)
+        except RemoteProtocolError as error:
+            return [refused(entry, Problem("bad_request", str(error), "not_started"))]
+        if entry.kind not in HOST_COMMANDS or entry.kind not in self.capabilities:
+            message = f"This worker's engine cannot do {entry.kind!r}."
+            return [Ending("failed", key_of(entry), Problem("unsupported", message, "not_started"))]
+        problem = self.state.refusal(entry.kind) or self._misplaced(body)
+        if problem is not None:
+            return [refused(entry, problem)]
+        if isinstance(body, PrepareUpdate | CommitUpdate):
+            early = self._known_version(entry, body)
+            if early is not None:
+                return [early]
+            if isinstance(body, CommitUpdate) and self._n_pinned():
+                return self._park(entry)
+        return self._pass_on(entry, body)
+
+    def host_ended(self, entry: Entry) -> Outcomes:
+        """The host has ended a command; what it changed, what may go next.
+
+        It counts even if the lease it came under is over: the engine has changed all the same.
+        """
+        key = key_of(entry)
+        command = self._lanes.kind_of(key)
+        if command is None:
+            return []
+        if entry.kind == "finished":
+            self._changed(command, unpack_result(command, entry))
+        elif command == "pause":
+            self.state.is_paused = False
+        elif command == "sleep":
+            self.state.asleep = self._released
+        following = self._lanes.ended(command)
+        self._note_update()
+        return [Ending(entry.kind, key, entry.body), *following]
+
+    def unpark(self) -> Outcomes:
+        """The last request that a commit waits for may have ended."""
+        entry = self._parked_commit
+        if entry is None or self._n_pinned():
+            return []
+        self._parked_commit = None
+        return self._pass_on(entry, unpack(entry))
+
+    def lease_lost(self) -> None:
+        """Whoever sent the commands that wait is not served any more."""
+        self._parked_commit = None
+        self._lanes.drop_waiting()
+        self._note_update()
+
+    def host_lost(self) -> None:
+        """The host is gone; the next one begins with its first weights."""
+        self._parked_commit = None
+        self._lanes.clear()
+        self.state.host_lost()
+        self._released = []
+        self.version = 0
+
+    def _pass_on(self, entry: Entry, body: msgspec.Struct) -> Outcomes:
+        submitted = self._lanes.submit(entry)
+        if isinstance(submitted, Problem):
+            return [refused(entry, submitted)]
+        # New requests must not slip in while the host is still at it.
+        if entry.kind == "pause":
+            self.state.is_paused = True
+        elif isinstance(body, Sleep):
+            self.state.asleep = sorted({*self.state.asleep, *body.tags})
+        self._note_update()
+        return [*submitted]
+
+    def _park(self, entry: Entry) -> Outcomes:
+        if self._parked_commit is not None:
+            message = "Another commit is waiting on this worker."
+            return [refused(entry, Problem("update_in_progress", message, "not_started"))]
+        self._parked_commit = entry
+        self._note_update()
+        return []
+
+    def _misplaced(self, body: msgspec.Struct) -> Problem | None:
+        if isinstance(body, Sleep) and self._n_running():
+            message = f"{self._n_running()} requests run; pause with `abort` or wait for them."
+            return Problem("busy", message, "not_started", retry_after_ms=1000)
+        if isinstance(body, PrepareUpdate | CommitUpdate) and body.policy != self._policy:
+            message = f"This worker serves policy {self._policy!r}."
+            return Problem("bad_request", message, "not_started", field="policy")
+        return None
+
+    def _known_version(self, entry: Entry, body: PrepareUpdate | CommitUpdate) -> Ending | None:
+        if body.version > self.version:
+            return None
+        if body.version < self.version:
+            message = f"This worker already has version {self.version}."
+            problem = Problem("stale_version", message, "not_started", field="version")
+            return Ending("failed", key_of(entry), problem)
+        done = (
+            Prepared(body.version, 0, "", 0.0)
+            if isinstance(body, PrepareUpdate)
+            else Committed(body.version, 0.0)
+        )
+        return Ending("finished", key_of(entry), done)
+
+    def _changed(self, command: str, result: msgspec.Struct) -> None:
+        match result:
+            case Committed(version, stall_ms):
+                self.version = max(self.version, version)
+                self.stalled_ms = stall_ms
+            case Memory(asleep=asleep):
+                self.state.asleep = self._released = list(asleep)
+            case _ if command == "resume":
+                self.state.is_paused = False
+            case _:
+                pass
+
+    def _note_update(self) -> None:
+        is_parked = self._parked_commit is not None
+        self.state.is_updating = is_parked or self._lanes.is_running("commit_update")

@@ -1,0 +1,285 @@
+"""The worker core: what a worker does with what the bus, its engine host and time tell it.
+
+Pure: each method takes `now` and returns effects for the shell (`engine_worker.actor`) to apply.
+Membership and delivery are `bus.member`'s; tokens `engine_worker.generation`'s; control commands
+`engine_worker.controller`'s.
+"""
+
+from collections.abc import Iterable
+
+from bus.backoff import Chance
+from bus.codec import unpack
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.ids import AttemptKey
+from bus.member import MemberCore, MemberIdentity, Vitals
+from bus.member_effects import Execute, Forget, MemberEffect, StopWork
+from bus.messages import ENDINGS
+from bus.messages.control import Shutdown
+from bus.messages.endings import Done, Problem
+from bus.messages.generation import Abort
+from bus.messages.host import EngineBeat, EngineFailed, EngineReady
+from bus.messages.stream import Deltas
+from engine_worker.answers import repair_ending, server_facts, worker_facts
+from engine_worker.controller import Controller, Ending, Outcomes, key_of, refused
+from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from engine_worker.generation import Finished, Generation, Limits, stop_in_engine
+from engine_worker.host_watch import HostWatch
+from engine_worker.requests import RunningRequest
+from engine_worker.settings import WorkerSettings
+from engine_worker.streams import StreamBatcher
+
+FAREWELL_S = 2.0
+"""After a `shutdown` has ended, results wait this long for their clients' acknowledgements."""
+
+_DEADLINE = Problem("deadline", "The deadline passed while the request ran.", "unknown")
+
+
+class WorkerCore:
+    """One worker."""
+
+    def __init__(
+        self, settings: WorkerSettings, boot: str, stream: str, pid: int, chance: Chance
+    ) -> None:
+        self._settings = settings
+        self._stream = stream
+        self._pid = pid
+        self._streams = StreamBatcher(settings.name, settings.streams)
+        self._generation = Generation(self._streams)
+        self._controller = Controller(
+            settings.policy, self._generation.__len__, lambda: self._generation.n_pinned
+        )
+        self._watch = HostWatch(settings.host, settings.lease.late_tick_s)
+        self._member = MemberCore(
+            MemberIdentity("worker", settings.name, boot),
+            settings.lease,
+            chance,
+            self._vitals,
+            settings.outbox_limit_bytes,
+        )
+        self._outbox = self._member.deliveries.outbox
+        self._engine: EngineReady | None = None
+        self._was_ready = False
+        self._failure = ""
+        self._shutdown: AttemptKey | None = None
+        self._leave_at: float | None = None
+        self._shown: tuple[str, int] = ("", 0)
+
+    @property
+    def member(self) -> MemberCore:
+        """Membership and delivery, for observation."""
+        return self._member
+
+    @property
+    def state(self) -> str:
+        """As in its beats."""
+        return self._controller.state.name
+
+    def start(self, now: float) -> list[WorkerEffect]:
+        """Begin: the bus is joined once the engine is ready."""
+        self._watch.started(now)
+        return [StartHost()]
+
+    def bus(self, entries: Iterable[Entry], now: float) -> list[WorkerEffect]:
+        """The router said this."""
+        return self._carry_out(self._member.receive(entries, now), now)
+
+    def link_down(self, now: float) -> list[WorkerEffect]:
+        """The connection to the router is gone."""
+        return self._carry_out(self._member.link_down(now), now)
+
+    def host(self, entries: Iterable[Entry], now: float) -> list[WorkerEffect]:
+        """The engine host said this.
+
+        Raises:
+            RemoteProtocolError: the host broke the protocol; it must be killed.
+        """
+        effects: list[WorkerEffect] = []
+        for entry in entries:
+            if entry.kind in ENDINGS:
+                effects += self._host_ended(entry, now)
+                continue
+            match unpack(entry):
+                case Deltas() as deltas:
+                    for finished in self._generation.step(deltas, now):
+                        effects += self._finish(finished, now)
+                case EngineBeat() as beat:
+                    self._watch.heard(beat, now)
+                    self._controller.version = max(self._controller.version, beat.version)
+                case EngineReady() as ready:
+                    effects += self._engine_ready(ready, now)
+                case EngineFailed(message):
+                    self._failure = message
+                case _:
+                    raise RemoteProtocolError(f"an engine host does not say {entry.kind!r}")
+        return effects + self._settle(now)
+
+    def host_exited(self, reason: str, now: float) -> list[WorkerEffect]:
+        """The engine host is gone: leave the bus until another one is ready."""
+        reason = self._failure or reason
+        self._failure = ""
+        self._generation.clear()
+        self._controller.host_lost()
+        self._engine = None
+        may_restart = self._watch.crashed(now) and self._was_ready
+        if self._member.state == "left":
+            return []
+        if not may_restart:
+            self._controller.state.is_broken = True
+            return self._carry_out(self._member.leave(f"engine_failed: {reason}"), now)
+        effects = self._carry_out(self._member.offline("engine_crashed", now), now)
+        self._watch.started(now)
+        return [*effects, StartHost()]
+
+    def stop(self, now: float) -> list[WorkerEffect]:
+        """Leave now; clients resume elsewhere what runs here."""
+        if self._member.state == "left":
+            return []
+        return self._carry_out(self._member.leave("shutdown"), now)
+
+    def flush(self, now: float) -> list[WorkerEffect]:
+        """The end of a loop tick in which something was said."""
+        effects: list[WorkerEffect] = [*self._streams.flush(self._member.epoch)]
+        shown = (self.state, self._controller.version)
+        if shown != self._shown:
+            self._shown = shown
+            effects += self._carry_out(self._member.beat(now), now)
+        return effects + self._carry_out(self._member.flush(now), now)
+
+    def tick(self, now: float) -> list[WorkerEffect]:
+        """Time passes; to be called every 50 ms or so."""
+        effects = self._carry_out(self._member.tick(now), now)
+        expired = self._generation.expired(now)
+        for request in expired:
+            self._generation.end(request, "abort", now)
+            effects += self._end(Ending("expired", request.key, _DEADLINE), now)
+        effects += stop_in_engine(expired)
+        effects += self._streams.tick(self._generation.all(), self._member.epoch, now)
+        is_sampling = len(self._generation) > 0 and self.state in ("ready", "draining")
+        verdict = self._watch.verdict(now, should_move=is_sampling)
+        if verdict and self._member.state != "left":
+            self._failure = self._failure or verdict
+            effects.append(KillHost(verdict))
+        return effects + self._settle(now)
+
+    def _carry_out(self, effects: list[MemberEffect], now: float) -> list[WorkerEffect]:
+        """Replace what the member core asks of us by what follows from it."""
+        out: list[WorkerEffect] = []
+        for effect in effects:
+            match effect:
+                case Execute(entry):
+                    out += self._execute(entry, now)
+                case Forget(keys):
+                    out += self._generation.forget(keys)
+                case StopWork():
+                    self._controller.lease_lost()
+                    out += self._generation.clear()
+                case _:
+                    out.append(effect)
+        return out
+
+    def _execute(self, entry: Entry, now: float) -> list[WorkerEffect]:
+        match entry.kind:
+            case "generate":
+                problem = self._controller.takes_requests()
+                started = problem or self._generation.start(entry, self._controller.version, now)
+                if isinstance(started, ToHost):
+                    return [started]
+                return self._end(refused(entry, started), now)
+            case "abort":
+                return self._abort(entry, now)
+            case "repair":
+                return self._end(repair_ending(entry, self._generation, self._outbox), now)
+            case "server_info":
+                assert self._engine is not None, "a lease needs an engine, and a command a lease"
+                facts = server_facts(self._engine, self._watch.beat, self._vitals())
+                return self._end(Ending("finished", key_of(entry), facts), now)
+            case "shutdown":
+                return self._begin_shutdown(entry, now)
+            case _:
+                return self._apply(self._controller.submit(entry), now)
+
+    def _apply(self, outcomes: Outcomes, now: float) -> list[WorkerEffect]:
+        effects: list[WorkerEffect] = []
+        for outcome in outcomes:
+            effects += self._end(outcome, now) if isinstance(outcome, Ending) else [outcome]
+        return effects
+
+    def _end(self, ending: Ending, now: float) -> list[WorkerEffect]:
+        return self._carry_out(self._member.ended(*ending, now), now)
+
+    def _finish(self, finished: Finished, now: float) -> list[WorkerEffect]:
+        request, reason = finished
+        kind = "cancelled" if reason == "abort" else "finished"
+        return self._end(Ending(kind, request.key, request.generated(reason, now)), now)
+
+    def _cancel(self, requests: list[RunningRequest], now: float) -> list[WorkerEffect]:
+        """End these now with what they hold; a step still under way is ignored."""
+        effects: list[WorkerEffect] = [*stop_in_engine(requests)]
+        for request in requests:
+            effects += self._finish(self._generation.end(request, "abort", now), now)
+        return effects
+
+    def _abort(self, entry: Entry, now: float) -> list[WorkerEffect]:
+        try:
+            body = unpack(entry)
+        except RemoteProtocolError:
+            self._member.counters.malformed += 1
+            return []
+        assert isinstance(body, Abort)
+        running = [request for rid in body.rids if (request := self._generation.get(rid))]
+        known = {str(request.key[0]) for request in running}
+        self._member.deliveries.bury((rid for rid in body.rids if rid not in known), now)
+        effects = self._cancel(running, now)
+        return [*effects, *self._end(Ending("finished", key_of(entry), Done()), now)]
+
+    def _host_ended(self, entry: Entry, now: float) -> list[WorkerEffect]:
+        key = key_of(entry)
+        if self._generation.get(entry.rid) is not None:
+            self._generation.forget([key])
+            return self._end(Ending(entry.kind, key, entry.body), now)
+        return self._apply(self._controller.host_ended(entry), now)
+
+    def _engine_ready(self, ready: EngineReady, now: float) -> list[WorkerEffect]:
+        self._engine = ready
+        self._was_ready = True
+        self._watch.ready(now)
+        self._controller.state.is_host_ready = True
+        self._controller.capabilities = frozenset(ready.capabilities)
+        self._generation.limits = Limits(ready.vocab_size, ready.max_context, 4 * ready.slots + 16)
+        facts = worker_facts(self._settings.policy, ready, self._stream, self._pid)
+        return self._carry_out(self._member.online(facts, now), now)
+
+    def _begin_shutdown(self, entry: Entry, now: float) -> list[WorkerEffect]:
+        try:
+            body = unpack(entry)
+        except RemoteProtocolError as error:
+            return self._end(refused(entry, Problem("bad_request", str(error), "not_started")), now)
+        assert isinstance(body, Shutdown)
+        self._controller.state.is_draining = True
+        effects = [] if body.drain else self._cancel(list(self._generation.all()), now)
+        self._shutdown = key_of(entry)
+        return effects + self._settle(now)
+
+    def _settle(self, now: float) -> list[WorkerEffect]:
+        """What waited for requests to end: a commit, a shutdown, the farewell after it."""
+        effects = self._apply(self._controller.unpark(), now)
+        if self._shutdown is not None and not len(self._generation):
+            key, self._shutdown = self._shutdown, None
+            effects += self._end(Ending("finished", key, Done()), now)
+            self._leave_at = now + FAREWELL_S
+        if self._leave_at is not None and (not len(self._outbox) or now >= self._leave_at):
+            self._leave_at = None
+            effects += self.stop(now)
+        return effects
+
+    def _vitals(self) -> Vitals:
+        slots = self._engine.slots if self._engine else 0
+        return Vitals(
+            version=self._controller.version,
+            state=self.state,
+            steps=self._watch.beat.steps,
+            free=max(0, slots + slots // 4 + 1 - len(self._generation)),
+            n_tokens=self._generation.n_sampled,
+            stalled_ms=self._controller.stalled_ms,
+        )

@@ -1,0 +1,193 @@
+"""What an engine must be able to do: narrow protocols that the engine host drives.
+
+An engine lives in the engine host, a child process of the worker actor. It never sees the bus:
+work goes in, columns of each step come out through the sink it was built with. A capability
+(weights, memory tiers, …) is a protocol of its own; a command whose protocol the engine lacks
+ends with `failed(unsupported)`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from bus.ids import AttemptKey
+from bus.messages.generation import FinishReason, Prefix, Sampling
+
+Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
+Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+PauseMode = Literal["abort", "in_place", "retract", "drain"]
+InFlight = Literal["finish_old", "in_place", "retract", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What callers may rely on for the engine's whole life."""
+
+    kind: str
+    vocab_size: int
+    max_context: int
+    """Prompt + new tokens of one request, at most."""
+    slots: int
+    """Requests that run side by side."""
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request for the engine, already validated against `EngineFacts`."""
+
+    key: AttemptKey
+    prompt: Int32s
+    """int32 [n_prompt_tokens]."""
+    sampling: Sampling
+    prefix: Prefix | None = None
+    """Tokens to go on after; they count towards max_new_tokens, penalties and the seed position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step in columns; row i belongs to keys[i].
+
+    A request that was aborted or failed appears once more with its finish and count 0.
+    """
+
+    keys: Sequence[AttemptKey]
+    counts: Sequence[int]
+    tokens: Int32s
+    """int32 [sum(counts)]."""
+    logprobs: Float32s
+    """float32 [sum(counts)]: log-softmax after penalties, temperature, before truncation."""
+    version: int
+    """The weights that computed this step's logits."""
+    finishes: Sequence[tuple[int, FinishReason]] = ()
+    """(row, reason)."""
+    behaviour_logprobs: Float32s | None = None
+    """float32 [sum(counts)], renormalised over the sampled support; None: nothing truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters and gauges at one moment."""
+
+    steps: int
+    """Grows with each engine step: the progress signal."""
+    n_running: int
+    n_waiting: int
+    n_kv_tokens: int
+    """Tokens held in the KV cache."""
+    version: int
+
+
+StepSink = Callable[[Step], None]
+"""Called once per engine step, from any thread; must not block."""
+
+
+class Engine(Protocol):
+    """Samples tokens. Methods return quickly; pause and close wait for the current step only."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Fixed properties, known once the engine is built."""
+        ...
+
+    def generate(self, work: Sequence[Work]) -> None:
+        """Queue requests; their tokens come through the sink."""
+        ...
+
+    def abort(self, keys: Sequence[AttemptKey]) -> int:
+        """Stop exactly these requests; each ends with `abort` in a step. Returns how many."""
+        ...
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop between two steps. Idempotent; returns when no step runs any more.
+
+        `abort` ends everything; `in_place` keeps the KV cache; `retract` drops the KV cache and
+        recomputes it on resume; `drain` lets running requests finish first (new ones wait).
+        """
+        ...
+
+    def resume(self) -> None:
+        """Go on after a pause. Idempotent."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Cheap; called before every beat."""
+        ...
+
+    def close(self) -> None:
+        """Stop and free everything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One named weight. `dtype` is the safetensors name: F32, BF16, F16, …."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSwap:
+    """What an update cost the requests that were running."""
+
+    version: int
+    stall_ms: float
+    """From the last step before the swap to the moment steps may run again."""
+    n_retracted: int = 0
+    n_aborted: int = 0
+
+
+@runtime_checkable
+class WeightSink(Protocol):
+    """An engine whose weights can be replaced while it lives."""
+
+    def weight_specs(self) -> Sequence[TensorSpec]:
+        """Every tensor the engine expects, by name; tied weights once."""
+        ...
+
+    def install(
+        self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight
+    ) -> WeightSwap:
+        """Replace all weights between two steps and stamp later steps with `version`.
+
+        `tensors` maps each name of `weight_specs` to its raw little-endian bytes; the engine
+        copies them, the caller may reuse the buffers afterwards. New requests never reuse prefix
+        blocks of older weights. `finish_old` waits until what runs has ended on the old weights.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFreed:
+    """Bytes released or taken back, per tag."""
+
+    bytes_by_tag: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@runtime_checkable
+class MemoryTiers(Protocol):
+    """An engine that can give memory back while a trainer needs it. Only called while idle."""
+
+    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        """Release memory tagged `weights` and/or `kv_cache`; idempotent."""
+        ...
+
+    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        """Take it back; weights come back with their values."""
+        ...
+
+
+@runtime_checkable
+class PrefixCache(Protocol):
+    """An engine with a prefix cache."""
+
+    def flush_cache(self) -> int:
+        """Forget cached prefixes that no request uses; returns how many tokens."""
+        ...

@@ -1,0 +1,271 @@
+"""An engine without a model: known tokens, chosen costs, faults on demand.
+
+For tests, simulations and benchmarks of everything around an engine. It says nothing about how a
+real engine behaves.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+
+from bus.ids import AttemptKey
+from bus.messages.generation import FinishReason
+from engine_worker.engine import (
+    Bytes,
+    EngineFacts,
+    EngineStats,
+    InFlight,
+    MemoryFreed,
+    PauseMode,
+    Step,
+    StepSink,
+    TensorSpec,
+    WeightSwap,
+    Work,
+)
+from engine_worker.engines.fake_settings import FakeSettings
+from engine_worker.engines.fake_tokens import (
+    FAKE_EOS,
+    FAKE_VOCAB_SIZE,
+    fake_logprob,
+    prompt_digest,
+    token_after,
+)
+from engine_worker.engines.request import Request, open_request
+from engine_worker.engines.step_loop import EngineBusy, StepLoop
+
+FAKE_SPECS = (
+    TensorSpec("embed.weight", "F32", (8, 4), 128),
+    TensorSpec("head.weight", "F32", (4,), 16),
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A running request."""
+
+    request: Request
+    digest: bytes
+    n_to_prefill: int
+
+
+class FakeBatch:
+    """Implements `Stepper`: every request gets one token per step."""
+
+    def __init__(self, settings: FakeSettings) -> None:
+        self._settings = settings
+        self._rows: dict[AttemptKey, _Row] = {}
+        self._cached: dict[bytes, int] = {}
+        """Digests of known prompts and how many tokens each has."""
+        self._n_steps = 0
+        self._version = 0
+
+    @property
+    def n_running(self) -> int:
+        """See `Stepper`."""
+        return len(self._rows)
+
+    @property
+    def n_kv_tokens(self) -> int:
+        """See `Stepper`."""
+        return sum(row.request.n_tokens for row in list(self._rows.values()))
+
+    @property
+    def version(self) -> int:
+        """See `Stepper`."""
+        return self._version
+
+    def start(self) -> None:
+        """See `Stepper`."""
+
+    def change_weights(self, version: int) -> None:
+        """From now on steps are of `version`."""
+        self._version = version
+        self._cached.clear()
+
+    def flush(self) -> int:
+        """Forget cached prompts; returns how many tokens they had."""
+        n_tokens = sum(self._cached.values())
+        self._cached.clear()
+        return n_tokens
+
+    def admit(self, waiting: deque[Request]) -> None:
+        """See `Stepper`."""
+        while waiting and len(self._rows) < self._settings.slots:
+            request = waiting.popleft()
+            digest = prompt_digest(request.prompt.tobytes())
+            n_known = self._cached.get(digest, 0)
+            self._rows[request.key] = _Row(request, digest, request.n_tokens - n_known)
+            self._cached[digest] = len(request.prompt)
+
+    def compute(self) -> None:
+        """See `Stepper`."""
+        settings = self._settings
+        self._n_steps += 1
+        self._misbehave()
+        cost_s = settings.step_s + settings.step_s_per_request * len(self._rows)
+        if settings.prefill_s_per_token:
+            n_prefill = sum(row.n_to_prefill for row in self._rows.values())
+            cost_s += settings.prefill_s_per_token * n_prefill
+        if settings.slow_after_steps and self._n_steps >= settings.slow_after_steps:
+            cost_s *= settings.slow_factor
+        if cost_s > 0.0:
+            time.sleep(cost_s)
+
+    def accept(self, dropped: AbstractSet[AttemptKey]) -> Step:
+        """See `Stepper`."""
+        rows = [row for row in self._rows.values() if row.request.key not in dropped]
+        finishes: list[tuple[int, FinishReason]] = []
+        tokens: list[int] = []
+        for i, row in enumerate(rows):
+            request = row.request
+            token = token_after(row.digest, request.seed, len(request.tokens), self._version)
+            request.tokens.append(token)
+            tokens.append(token)
+            row.n_to_prefill = 0
+            if (reason := request.ending()) is not None:
+                finishes.append((i, reason))
+                del self._rows[request.key]
+        return Step(
+            keys=[row.request.key for row in rows],
+            counts=[1] * len(rows),
+            tokens=np.array(tokens, np.int32),
+            logprobs=np.array([fake_logprob(token) for token in tokens], np.float32),
+            version=self._version,
+            finishes=finishes,
+        )
+
+    def release(self, keys: Collection[AttemptKey]) -> None:
+        """See `Stepper`."""
+        for key in keys:
+            self._rows.pop(key, None)
+
+    def retract(self, *, without_tokens_only: bool = False) -> list[Request]:
+        """See `Stepper`. A fake prefill is never half done."""
+        if without_tokens_only:
+            return []
+        rows, self._rows = list(self._rows.values()), {}
+        return [row.request for row in rows]
+
+    def _misbehave(self) -> None:
+        settings = self._settings
+        if self._n_steps == settings.hang_after_steps:
+            threading.Event().wait()
+        if self._n_steps == settings.fail_after_steps:
+            raise RuntimeError(f"asked to fail at step {self._n_steps}")
+        if self._n_steps == settings.exit_after_steps:
+            os._exit(settings.exit_code)
+
+
+class FakeEngine:
+    """Implements `Engine`, `WeightSink`, `MemoryTiers` and `PrefixCache`.
+
+    Once it hangs on request, `pause`, `install` and `close` hang with it, as they would with a
+    stuck device.
+    """
+
+    def __init__(self, settings: FakeSettings, sink: StepSink) -> None:
+        self._facts = EngineFacts(
+            kind="fake",
+            vocab_size=FAKE_VOCAB_SIZE,
+            max_context=settings.max_context,
+            slots=settings.slots,
+            eos_token_ids=(FAKE_EOS,),
+        )
+        self._weights = {spec.name: bytes(spec.size_bytes) for spec in FAKE_SPECS}
+        self._asleep: set[str] = set()
+        self._batch = FakeBatch(settings)
+        self._loop = StepLoop(self._batch, sink, "fake-engine")
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `Engine`."""
+        return self._facts
+
+    @property
+    def weights(self) -> Mapping[str, bytes]:
+        """What was installed last, zeros before."""
+        return self._weights
+
+    def generate(self, work: Sequence[Work]) -> None:
+        """See `Engine`. A request without a seed has seed 0."""
+        self._loop.submit([open_request(w, self._facts, 0) for w in work])
+
+    def abort(self, keys: Sequence[AttemptKey]) -> int:
+        """See `Engine`."""
+        return self._loop.abort(keys)
+
+    def pause(self, mode: PauseMode) -> None:
+        """See `Engine`."""
+        self._loop.pause(mode)
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._loop.resume()
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        return self._loop.stats()
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._loop.close()
+
+    def weight_specs(self) -> Sequence[TensorSpec]:
+        """See `WeightSink`."""
+        return FAKE_SPECS
+
+    def install(
+        self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight
+    ) -> WeightSwap:
+        """See `WeightSink`."""
+        sizes = {spec.name: spec.size_bytes for spec in FAKE_SPECS}
+        if (given := {name: raw.nbytes for name, raw in tensors.items()}) != sizes:
+            raise ValueError(f"weights do not fit: expected {sizes} bytes, got {given}")
+        return self._loop.call(
+            lambda: self._swap(version, tensors, in_flight), when_idle=in_flight == "finish_old"
+        )
+
+    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        return self._loop.call(lambda: self._sleep(tags))
+
+    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        return self._loop.call(lambda: self._wake_up(tags))
+
+    def flush_cache(self) -> int:
+        """See `PrefixCache`."""
+        return self._loop.call(self._batch.flush)
+
+    def _swap(self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight) -> WeightSwap:
+        started = time.perf_counter()
+        if in_flight == "finish_old" and self._batch.n_running:
+            raise EngineBusy("paused with requests running: finish_old would never end")
+        n_aborted = self._loop.end_running() if in_flight == "abort" else 0
+        n_retracted = self._loop.retract() if in_flight == "retract" else 0
+        self._weights = {name: raw.tobytes() for name, raw in tensors.items()}
+        self._batch.change_weights(version)
+        stall_ms = (time.perf_counter() - started) * 1e3
+        return WeightSwap(version, stall_ms, n_retracted, n_aborted)
+
+    def _sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        self._loop.retract()
+        fresh = set(tags) - self._asleep
+        self._asleep |= fresh
+        for tag in fresh:
+            self._loop.halt(tag)
+        return MemoryFreed(dict.fromkeys(sorted(fresh), 0))
+
+    def _wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        woken = set(tags) & self._asleep
+        self._asleep -= woken
+        for tag in woken:
+            self._loop.lift(tag)
+        return MemoryFreed(dict.fromkeys(sorted(woken), 0))

@@ -1,0 +1,95 @@
+"""One forward pass of the model over rows of different lengths, against the paged KV cache.
+
+Rows are padded on the left, so that the last position of each is its next token's. Any model
+works whose attention goes through a transformers `Cache` and takes a ready mask.
+"""
+
+import numpy as np
+import torch
+
+from engine_worker.engines.causal_lm import CausalLm
+from engine_worker.engines.kv_blocks import TRASH_BLOCK
+from engine_worker.engines.paged_kv import PagedKv, Places
+
+Grid = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+PADDING = -1
+"""As a position: this place of the grid holds no token."""
+
+
+class Forward:
+    """Runs a model. Its KV cache has `n_blocks` blocks and the trash block."""
+
+    def __init__(self, lm: CausalLm, n_blocks: int, block_size: int) -> None:
+        self._lm = lm
+        self._block_size = block_size
+        self._kv = PagedKv(lm.n_layers, n_blocks + 1, block_size)
+        # The first use of the cache allocates it, and shows early what the model cannot do.
+        self.allocate()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV cache now."""
+        return self._kv.size_bytes
+
+    def allocate(self) -> int:
+        """Take the memory of the KV cache if it was dropped; returns the bytes taken."""
+        before = self._kv.size_bytes
+        nowhere = np.full((1, 1), TRASH_BLOCK, np.int64)
+        self.run(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64), nowhere)
+        return self._kv.size_bytes - before
+
+    def drop(self) -> int:
+        """Free the KV cache; returns the bytes freed."""
+        return self._kv.drop()
+
+    @torch.inference_mode()
+    def run(self, ids: Grid, positions: Grid, tables: Grid) -> torch.Tensor:
+        """Write the KV of these tokens and return the logits after each row's last one.
+
+        Args:
+            ids: int64 [n, q], padded on the left with any valid id.
+            positions: int64 [n, q], `PADDING` where padded.
+            tables: int64 [n, >= blocks of the longest row], the blocks of each row.
+
+        Returns:
+            [n, vocab], dtype of the model.
+        """
+        n_keys = int(positions.max()) + 1
+        n_blocks = -(-n_keys // self._block_size)
+        tables = tables[:, :n_blocks]
+        # Padding writes to the trash block and sees position 0, so that nothing becomes NaN.
+        real = np.maximum(positions, 0)
+        blocks = np.take_along_axis(tables, real // self._block_size, axis=1)
+        write = blocks * self._block_size + real % self._block_size
+        write[positions == PADDING] = TRASH_BLOCK
+        self._kv.prepare(Places(write=self._send(write).view(-1), read=self._send(tables).view(-1)))
+        at = self._send(real)
+        output = self._lm.model(
+            input_ids=self._send(ids),
+            position_ids=at,
+            attention_mask=self._masks(at, n_blocks * self._block_size),
+            past_key_values=self._kv,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+    def _masks(self, at: torch.Tensor, n_keys: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Which keys each token sees: [n, 1, q, n_keys] per kind of attention layer."""
+        key = torch.arange(n_keys, device=self._lm.device)
+        query = at[:, None, :, None]
+        causal = key <= query
+        masks = {
+            kind: self._as_mask(causal if window is None else causal & (key > query - window))
+            for kind, window in self._lm.windows.items()
+        }
+        return masks.get("all", masks)
+
+    def _as_mask(self, visible: torch.Tensor) -> torch.Tensor:
+        if not self._lm.is_mask_additive:
+            return visible
+        lowest = torch.finfo(self._lm.dtype).min
+        return torch.zeros_like(visible, dtype=self._lm.dtype).masked_fill_(~visible, lowest)
+
+    def _send(self, grid: Grid) -> torch.Tensor:
+        return torch.as_tensor(np.ascontiguousarray(grid), device=self._lm.device)

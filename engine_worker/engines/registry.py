@@ -1,0 +1,34 @@
+"""Engines by name; a heavy dependency is imported only when its engine is built."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from engine_worker.engine import Engine, StepSink
+from engine_worker.engines.fake_engine import FakeEngine
+from engine_worker.engines.fake_settings import FakeSettings
+from engine_worker.engines.transformers_settings import TransformersSettings
+
+KINDS = ("transformers", "fake")
+
+
+def build_engine(kind: str, options: Mapping[str, object], sink: StepSink) -> Engine:
+    """Build the engine `kind` with the settings in `options`.
+
+    Raises:
+        ValueError: unknown kind, or an option that does not fit; names it.
+        ImportError: the kind's optional dependencies are not installed.
+    """
+    match kind:
+        case "fake":
+            return FakeEngine(msgspec.convert(options, FakeSettings), sink)
+        case "transformers":
+            settings = msgspec.convert(options, TransformersSettings)
+            # Imports torch, which takes seconds and is an optional dependency.
+            from engine_worker.engines.transformers_engine import (  # noqa: PLC0415
+                TransformersEngine,
+            )
+
+            return TransformersEngine(settings, sink)
+        case _:
+            raise ValueError(f"engine: {kind!r} is not one of {', '.join(KINDS)}")

@@ -1,0 +1,205 @@
+"""The embedded engine: any Hugging Face causal language model, on a CPU or one GPU.
+
+The model's own forward pass runs in continuous batches over a paged KV cache with prefix sharing.
+Batching, cache and sampling are ours and not `transformers.generation.continuous_batching`,
+which keeps its loop, its cancellations and its one sampler for all requests to itself. Here,
+what an RL trainer relies on is exact: a seed, a penalty or an abort concerns one request, a
+request's tokens do not depend on its neighbours, and weights and KV change between two steps in
+a way that the token versions tell. On a CPU its attention, one mask over the KV of all requests,
+also costs more than a small model's whole step.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from bus.ids import AttemptKey
+from engine_worker.engine import (
+    Bytes,
+    EngineFacts,
+    EngineStats,
+    InFlight,
+    MemoryFreed,
+    PauseMode,
+    StepSink,
+    TensorSpec,
+    WeightSwap,
+    Work,
+)
+from engine_worker.engines.batch import Batch, BatchLimits
+from engine_worker.engines.causal_lm import kv_tokens, load_causal_lm
+from engine_worker.engines.forward import Forward
+from engine_worker.engines.kv_blocks import KvBlocks
+from engine_worker.engines.model_weights import ModelWeights
+from engine_worker.engines.request import open_request
+from engine_worker.engines.sampler import Sampler
+from engine_worker.engines.step_loop import EngineBusy, StepLoop
+from engine_worker.engines.transformers_settings import TransformersSettings
+
+WEIGHTS = "weights"
+KV_CACHE = "kv_cache"
+
+
+class TransformersEngine:
+    """Implements `Engine`, `WeightSink`, `MemoryTiers` and `PrefixCache`.
+
+    `EngineBusy` says that a call was refused and changed nothing; `EngineDied`, from any call,
+    that the engine's thread has ended.
+    """
+
+    def __init__(self, settings: TransformersSettings, sink: StepSink) -> None:
+        """Load the model and start the thread.
+
+        Raises:
+            ValueError: the model or a setting is of no use; names which.
+        """
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        lm = load_causal_lm(settings)
+        size = settings.block_size
+        limits = BatchLimits(
+            slots=settings.slots,
+            block_size=size,
+            max_blocks_per_request=-(-lm.max_context // size),
+            prefill_tokens=settings.prefill_tokens,
+        )
+        n_blocks = -(-kv_tokens(settings, lm.max_context) // size)
+        self._device = lm.device
+        self._block_size = size
+        self._facts = EngineFacts(
+            kind="transformers",
+            vocab_size=lm.vocab_size,
+            max_context=lm.max_context,
+            slots=settings.slots,
+            eos_token_ids=lm.eos_token_ids,
+        )
+        self._chance = random.Random(settings.random_seed)  # noqa: S311 - sampling, not secrets
+        self._weights = ModelWeights(lm.model)
+        self._forward = Forward(lm, n_blocks, size)
+        self._blocks = KvBlocks(n_blocks, is_sharing=settings.prefix_cache)
+        sampler = Sampler(settings.slots, lm.vocab_size, lm.device)
+        self._batch = Batch(self._forward, sampler, self._blocks, limits)
+        self._loop = StepLoop(self._batch, sink, "transformers-engine")
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `Engine`."""
+        return self._facts
+
+    def generate(self, work: Sequence[Work]) -> None:
+        """See `Engine`. ValueError: a request does not fit or its key is in use; none was queued.
+
+        A request whose prefix is already complete ends with an empty row.
+        """
+        chance = self._chance
+        self._loop.submit([open_request(w, self._facts, chance.getrandbits(64)) for w in work])
+
+    def abort(self, keys: Sequence[AttemptKey]) -> int:
+        """See `Engine`."""
+        return self._loop.abort(keys)
+
+    def pause(self, mode: PauseMode) -> None:
+        """See `Engine`."""
+        self._loop.pause(mode)
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._loop.resume()
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        return self._loop.stats()
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._loop.close()
+
+    def weight_specs(self) -> Sequence[TensorSpec]:
+        """See `WeightSink`."""
+        return self._weights.specs
+
+    def install(
+        self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight
+    ) -> WeightSwap:
+        """See `WeightSink`.
+
+        `abort` ends running requests and leaves queued ones, which start on the new weights.
+
+        Raises:
+            ValueError: tensors do not fit, by name; nothing was touched.
+            EngineBusy: the weights are asleep, or `finish_old` was asked for while paused with
+                requests running, which would never end.
+        """
+        self._weights.check(tensors)
+        return self._loop.call(
+            lambda: self._swap(version, tensors, in_flight), when_idle=in_flight == "finish_old"
+        )
+
+    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`. Steps stop until all is awake; requests that run are retracted."""
+        known = _known(tags)
+        return self._loop.call(lambda: self._sleep(known))
+
+    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        known = _known(tags)
+        return self._loop.call(lambda: self._wake_up(known))
+
+    def flush_cache(self) -> int:
+        """See `PrefixCache`."""
+        return self._loop.call(self._blocks.evict_idle) * self._block_size
+
+    def _swap(self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight) -> WeightSwap:
+        started = time.perf_counter()
+        if self._weights.are_aside:
+            raise EngineBusy("the weights are asleep: wake them up before an update")
+        n_retracted = n_aborted = 0
+        match in_flight:
+            case "abort":
+                n_aborted = self._loop.end_running()
+            case "retract":
+                n_retracted = self._loop.retract()
+            case "in_place":
+                # A request's first run of tokens tells which weights its prompt's KV is of, so
+                # a prompt that is half computed starts again.
+                self._loop.retract(without_tokens_only=True)
+            case "finish_old":
+                if self._batch.n_running:
+                    raise EngineBusy("paused with requests running: finish_old would never end")
+        self._weights.write(tensors)
+        self._batch.change_weights(version)
+        stall_ms = (time.perf_counter() - started) * 1e3
+        return WeightSwap(version, stall_ms, n_retracted, n_aborted)
+
+    def _sleep(self, tags: frozenset[str]) -> MemoryFreed:
+        freed: dict[str, int] = {}
+        self._loop.retract()
+        for tag in sorted(tags):
+            self._loop.halt(tag)
+        if KV_CACHE in tags:
+            self._blocks.forget()
+            freed[KV_CACHE] = self._forward.drop()
+        if WEIGHTS in tags:
+            freed[WEIGHTS] = self._weights.put_aside()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return MemoryFreed(freed)
+
+    def _wake_up(self, tags: frozenset[str]) -> MemoryFreed:
+        taken: dict[str, int] = {}
+        if WEIGHTS in tags:
+            taken[WEIGHTS] = self._weights.bring_back(self._device)
+        if KV_CACHE in tags:
+            # Its tensors come back with the first forward pass, which needs the weights.
+            taken[KV_CACHE] = 0 if self._weights.are_aside else self._forward.allocate()
+        for tag in sorted(tags):
+            self._loop.lift(tag)
+        return MemoryFreed(taken)
+
+
+def _known(tags: Sequence[str]) -> frozenset[str]:
+    if unknown := set(tags) - {WEIGHTS, KV_CACHE}:
+        raise ValueError(f"tags: {sorted(unknown)} are neither {WEIGHTS} nor {KV_CACHE}")
+    return frozenset(tags)

@@ -1,0 +1,170 @@
+"""Running `generate` requests of one worker: started, fed by engine steps, ended."""
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+from bus.codec import pack, unpack
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.ids import Attempt, AttemptKey, RequestId
+from bus.messages.endings import Problem
+from bus.messages.generation import Abort, FinishReason, Generate
+from bus.messages.stream import Deltas
+from bus.validation import check_generate
+from bus.versions import parse_versions
+from engine_worker.effects import ToHost
+from engine_worker.requests import ITEM_BYTES, NEVER, RunningRequest
+from engine_worker.streams import StreamBatcher
+
+FINISH_REASONS = frozenset({"stop", "length", "abort"})
+
+
+class Limits(NamedTuple):
+    """What the engine can take; from its `engine_ready`."""
+
+    vocab_size: int
+    max_context: int
+    max_running: int
+    """More than the router should ever place here."""
+
+
+class Finished(NamedTuple):
+    """A request whose last token came."""
+
+    request: RunningRequest
+    reason: FinishReason
+
+
+class Generation:
+    """All running requests, by rid."""
+
+    def __init__(self, streams: StreamBatcher) -> None:
+        self._requests: dict[str, RunningRequest] = {}
+        self._deadlines: list[tuple[float, str, Attempt]] = []
+        self._streams = streams
+        self.limits = Limits(0, 0, 0)
+        self.n_sampled = 0
+        """Tokens sampled since this process started."""
+        self.n_pinned = 0
+        """Running requests that must end on the present weights."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def get(self, rid: str) -> RunningRequest | None:
+        """The running request with this rid."""
+        return self._requests.get(rid)
+
+    def all(self) -> Iterable[RunningRequest]:
+        """Running requests, oldest first."""
+        return self._requests.values()
+
+    def start(self, entry: Entry, version: int, now: float) -> ToHost | Problem:
+        """Take a `generate` up, or say why it is refused."""
+        try:
+            body = unpack(entry)
+        except RemoteProtocolError as error:
+            return Problem("bad_request", str(error), "not_started", field=_field_of(error))
+        assert isinstance(body, Generate)
+        limits = self.limits
+        problem = _check_version(entry, version) or check_generate(
+            body, vocab_size=limits.vocab_size, max_context=limits.max_context
+        )
+        if problem is not None:
+            return problem
+        if len(self._requests) >= limits.max_running:
+            return Problem("not_ready", "This worker is full; it will be retried.", "not_started")
+        request = RunningRequest(entry, body, now)
+        self._requests[entry.rid] = request
+        self.n_pinned += request.is_pinned
+        if request.deadline_at != NEVER:
+            heapq.heappush(self._deadlines, (request.deadline_at, entry.rid, entry.attempt))
+        return ToHost(Entry("generate", entry.rid, entry.attempt, body=entry.body))
+
+    def step(self, deltas: Deltas, now: float) -> list[Finished]:
+        """One engine step: append rows, publish them, return what is complete."""
+        tokens, logprobs = memoryview(deltas.tokens), memoryview(deltas.logprobs)
+        behaviour = memoryview(deltas.behaviour_logprobs)
+        ended = dict(deltas.finishes)
+        finished: list[Finished] = []
+        stop = 0
+        for row, rid in enumerate(deltas.rids):
+            start, stop = stop, stop + deltas.counts[row] * ITEM_BYTES
+            request = self._requests.get(rid)
+            if request is None or request.key[1] != deltas.attempts[row]:
+                continue  # aborted or fenced while this step was on its way
+            version = deltas.versions[row]
+            part = slice(start, stop)
+            request.add(version, tokens[part], logprobs[part], behaviour[part], now)
+            self.n_sampled += deltas.counts[row]
+            if row in ended:
+                reason = cast("FinishReason", ended[row])
+                finished.append(self.end(request, reason, now))
+            elif stop > start:
+                self._streams.sampled(request, version, now)
+        return finished
+
+    def end(self, request: RunningRequest, reason: FinishReason, now: float) -> Finished:
+        """Take a request out, and say so on its stream."""
+        self._remove(request)
+        self._streams.ended(request, reason, now)
+        return Finished(request, reason)
+
+    def expired(self, now: float) -> list[RunningRequest]:
+        """Requests whose deadline has passed; still running."""
+        found: list[RunningRequest] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, rid, attempt = heapq.heappop(self._deadlines)
+            request = self._requests.get(rid)
+            if request is not None and request.key[1] == attempt:
+                found.append(request)
+        return found
+
+    def forget(self, keys: Iterable[AttemptKey]) -> list[ToHost]:
+        """Drop these without a word; tells the engine."""
+        requests = [request for rid, attempt in keys if (request := self._at(rid, attempt))]
+        for request in requests:
+            self._remove(request)
+        return stop_in_engine(requests)
+
+    def clear(self) -> list[ToHost]:
+        """Drop everything; tells the engine."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self._deadlines.clear()
+        self.n_pinned = 0
+        return stop_in_engine(requests)
+
+    def _at(self, rid: str, attempt: Attempt) -> RunningRequest | None:
+        request = self._requests.get(rid)
+        return request if request is not None and request.key[1] == attempt else None
+
+    def _remove(self, request: RunningRequest) -> None:
+        del self._requests[request.key[0]]
+        self.n_pinned -= request.is_pinned
+
+
+def stop_in_engine(requests: Iterable[RunningRequest]) -> list[ToHost]:
+    """Ask the engine host to stop these; what it still reports of them is ignored."""
+    rids = [str(request.key[0]) for request in requests]
+    return [ToHost(Entry("abort", RequestId(""), body=pack(Abort(rids=rids))))] if rids else []
+
+
+def _check_version(entry: Entry, version: int) -> Problem | None:
+    if entry.place is None or entry.place.versions == "any":
+        return None
+    rule = parse_versions(entry.place.versions)
+    if isinstance(rule, Problem):
+        return rule
+    if rule.accepts(version, version):
+        return None
+    message = f"This worker has version {version}, and {rule} was asked for."
+    return Problem("stale_version", message, "not_started", field="place.versions")
+
+
+def _field_of(error: RemoteProtocolError) -> str:
+    """Dotted path from the codec's `... - at `$.sampling.top_p``; empty if it names none."""
+    text = str(error)
+    at = text.rfind("`$")
+    return text[at + 2 :].strip("`. ") if at >= 0 else ""

@@ -1,0 +1,200 @@
+"""The engine host: the child process of a worker actor that holds the engine.
+
+A crash of the engine takes this process and nothing else; the actor keeps results, streams and
+membership. `python -m engine_worker.host` is started by `engine_worker.host_process` only.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+import numpy as np
+import uvloop
+
+from bus.codec import pack, unpack
+from bus.entry import Entry
+from bus.ids import AttemptKey, RequestId
+from bus.messages.generation import Abort, Generate
+from bus.messages.host import EngineBeat, EngineFailed, EngineReady
+from bus.parent import die_with_parent
+from engine_worker.engine import Engine, Work
+from engine_worker.engines.registry import build_engine
+from engine_worker.host_commands import HostCommands
+from engine_worker.host_link import HostLink
+from engine_worker.settings import WorkerSettings
+from engine_worker.step_buffer import StepBuffer
+
+BEAT_S = 0.25
+CLOSE_S = 5.0
+"""An engine that does not close in this time is left to the end of the process."""
+
+
+class EngineHost:
+    """Translates between entries of the link and calls of the engine."""
+
+    def __init__(
+        self, engine: Engine, commands: HostCommands, link: HostLink, steps: StepBuffer
+    ) -> None:
+        self._engine = engine
+        self._commands = commands
+        self._link = link
+        self._steps = steps
+        self._tasks: asyncio.TaskGroup | None = None
+        self._early: list[Entry] = []
+
+    def receive(self, entries: list[Entry]) -> None:
+        """What the actor said; kept until the engine runs."""
+        if self._tasks is None:
+            self._early += entries
+        else:
+            # As a task, so that an engine that raises ends `run` and not just the link.
+            self._tasks.create_task(self._take(entries, self._tasks))
+
+    async def run(self) -> None:
+        """Serve until the link ends; raises what the engine raises."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            beats = tasks.create_task(self._beat())
+            self.receive(self._early)
+            await self._link.closed()
+            beats.cancel()
+            # Whatever is still at work has nobody left to answer to; a thread cannot be stopped.
+            raise _ActorGone
+
+    async def _take(self, entries: list[Entry], tasks: asyncio.TaskGroup) -> None:
+        work: list[Work] = []
+        for entry in entries:
+            if entry.kind == "generate":
+                work.append(self._work(entry))
+                continue
+            self._begin(work)
+            work = []
+            if entry.kind == "abort":
+                self._abort(entry)
+            else:
+                tasks.create_task(self._command(entry))
+        self._begin(work)
+
+    def _work(self, entry: Entry) -> Work:
+        body = unpack(entry)
+        assert isinstance(body, Generate)
+        key: AttemptKey = (RequestId(entry.rid), entry.attempt)
+        self._steps.begin(key, len(body.prefix.tokens) // 4 if body.prefix else 0)
+        return Work(key, np.frombuffer(body.prompt, np.int32), body.sampling, body.prefix)
+
+    def _begin(self, work: Sequence[Work]) -> None:
+        if work:
+            self._engine.generate(work)
+
+    def _abort(self, entry: Entry) -> None:
+        body = unpack(entry)
+        assert isinstance(body, Abort)
+        keys = [key for rid in body.rids if (key := self._steps.open_key(rid))]
+        if keys:
+            self._engine.abort(keys)
+
+    async def _command(self, entry: Entry) -> None:
+        kind, body = await self._commands.carry_out(entry)
+        # The new version must be known no later than the end of the command that brought it.
+        self._link.send(self._counters())
+        self._link.send(Entry(kind, entry.rid, entry.attempt, body=pack(body)))
+
+    async def _beat(self) -> None:
+        while True:
+            self._link.send(self._counters())
+            await asyncio.sleep(BEAT_S)
+
+    def _counters(self) -> Entry:
+        stats = self._engine.stats()
+        beat = EngineBeat(
+            steps=stats.steps,
+            n_running=stats.n_running,
+            n_waiting=stats.n_waiting,
+            n_kv_tokens=stats.n_kv_tokens,
+            version=stats.version,
+        )
+        return Entry("engine_beat", body=pack(beat))
+
+
+class _ActorGone(Exception):
+    """The link has ended."""
+
+
+async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
+    early: list[Entry] = []
+    link = await HostLink.open(end, early.extend)
+    steps = StepBuffer(link.send)
+    engine: Engine | None = None
+    try:
+        engine = await asyncio.to_thread(
+            build_engine, settings.engine, settings.engine_options, steps.sink
+        )
+        commands = HostCommands(engine, settings.host.pull_timeout_s)
+        host = EngineHost(engine, commands, link, steps)
+        link.hand_over(host.receive)
+        host.receive(early)
+        link.send(Entry("engine_ready", body=pack(_ready(engine, commands))))
+        await host.run()
+    except* _ActorGone:
+        pass
+    # Whatever breaks in here becomes one message to the actor, which answers its callers.
+    except* Exception as errors:
+        link.send(Entry("engine_failed", body=pack(EngineFailed(_first_line(errors)))))
+        link.close()
+        raise
+    finally:
+        if engine is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(engine.close), CLOSE_S)
+    return 0
+
+
+def _ready(engine: Engine, commands: HostCommands) -> EngineReady:
+    facts = engine.facts
+    return EngineReady(
+        engine=facts.kind,
+        vocab_size=facts.vocab_size,
+        max_context=facts.max_context,
+        slots=facts.slots,
+        eos_token_ids=list(facts.eos_token_ids),
+        capabilities=commands.capabilities,
+    )
+
+
+def _first_line(errors: BaseExceptionGroup[BaseException]) -> str:
+    first = errors.exceptions[0]
+    if isinstance(first, BaseExceptionGroup):
+        return _first_line(cast("BaseExceptionGroup[BaseException]", first))
+    return f"{type(first).__name__}: {first}".split("\n", 1)[0][:500]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve one engine over the socket that the parent process passed on."""
+    parser = argparse.ArgumentParser(prog="engine_worker.host")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--settings-json", required=True)
+    options = parser.parse_args(arguments)
+    die_with_parent(options.parent)
+    # Ctrl-C goes to the whole foreground group; when to stop is the actor's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = msgspec.json.decode(options.settings_json, type=WorkerSettings)
+    end = socket.socket(fileno=options.fd)
+    code = 1
+    try:
+        code = uvloop.run(_serve(end, settings))
+    finally:
+        sys.stderr.flush()
+        # An engine thread that hangs must not keep the process alive.
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Starting, watching and ending the process of one engine host."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from bus.entry import Entry
+from engine_worker.host_link import EntriesHandler, HostLink
+from engine_worker.settings import WorkerSettings
+
+STOP_S = 8.0
+"""From the end of the link until the host is killed."""
+
+
+class HostProcess:
+    """One engine host; it dies with this process, whatever happens to either."""
+
+    def __init__(self, process: asyncio.subprocess.Process, link: HostLink) -> None:
+        self._process = process
+        self._link = link
+
+    @classmethod
+    async def start(cls, settings: WorkerSettings, on_entries: EntriesHandler) -> "HostProcess":
+        """Start a host; the engine says `engine_ready` later."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "engine_worker.host",
+                f"--fd={theirs.fileno()}",
+                f"--parent={os.getpid()}",
+                f"--settings-json={msgspec.json.encode(settings).decode()}",
+                stdin=asyncio.subprocess.DEVNULL,
+                # Standard output belongs to the actor's ready line; libraries print what they like.
+                stdout=sys.stderr.fileno(),
+                pass_fds=(theirs.fileno(),),
+            )
+        return cls(process, await HostLink.open(ours, on_entries))
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def send(self, entry: Entry) -> None:
+        """Queue for the end of this loop tick."""
+        self._link.send(entry)
+
+    def kill(self) -> None:
+        """End it now."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def wait(self) -> str:
+        """Wait for its end, and until all that it said has been delivered; returns how it ended."""
+        code = await self._process.wait()
+        await self._link.closed()
+        if code >= 0:
+            return f"the engine host exited with code {code}"
+        return f"the engine host was ended by {signal.Signals(-code).name}"
+
+    async def stop(self) -> None:
+        """Ask it to close its engine and leave; kill it if it does not."""
+        self._link.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_S)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()

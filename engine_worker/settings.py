@@ -1,0 +1,63 @@
+"""Settings of one worker: read once, checked on construction."""
+
+from typing import Any
+
+import msgspec
+
+from bus.endpoints import require_local
+from bus.errors import SettingsError
+from bus.settings import LeaseSettings
+from bus.validation import check_name
+
+
+class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often tokens are published."""
+
+    coarse_tokens: int = 32
+    """A request that nobody streams is published every so many tokens ..."""
+    coarse_s: float = 1.0
+    """... or seconds, so that it can resume elsewhere."""
+    idle_s: float = 0.2
+    """Between two idle beats of a topic."""
+
+
+class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When the engine host counts as dead."""
+
+    wedged_s: float = 30.0
+    """Work runs, but the step counter stands still."""
+    start_timeout_s: float = 600.0
+    """From the start of the process until the engine is ready."""
+    max_crashes: int = 5
+    """More within `crash_window_s` and the worker gives up."""
+    crash_window_s: float = 60.0
+    pull_timeout_s: float = 300.0
+    """For the transfer of one weight version."""
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One worker: its name, where its router is, which engine it runs."""
+
+    name: str
+    """Unique in the fleet; kept over restarts."""
+    router: str
+    """Endpoint of the router's backend socket."""
+    policy: str = "default"
+    stream: str = "tcp://127.0.0.1:0"
+    """Where tokens are published; port 0 takes a free one."""
+    engine: str = "transformers"
+    engine_options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """Settings of that engine; see `engine_worker.engines`."""
+    lease: LeaseSettings = LeaseSettings()
+    streams: StreamSettings = StreamSettings()
+    host: HostSettings = HostSettings()
+    outbox_limit_bytes: int = 1 << 30
+    exit_with_parent: bool = False
+    """Die with the process that started this one."""
+
+    def __post_init__(self) -> None:
+        problem = check_name(self.name, field="name") or check_name(self.policy, field="policy")
+        if problem is not None:
+            raise SettingsError(f"{problem.field}: {problem.message}")
+        require_local(self.router)
+        require_local(self.stream)

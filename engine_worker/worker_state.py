@@ -1,0 +1,74 @@
+"""What a worker is doing, in one word, and which commands it refuses then."""
+
+from bus.messages.endings import Problem
+
+REFUSALS: dict[str, dict[str, str]] = {
+    "starting": {"*": "not_ready"},
+    "broken": {"*": "not_ready"},
+    "draining": {"generate": "not_ready", "sleep": "not_ready"},
+    "updating": {"sleep": "update_in_progress"},
+    "asleep": {
+        "generate": "not_ready",
+        "commit_update": "not_ready",
+        "prepare_update": "not_ready",
+    },
+    "paused": {"generate": "not_ready"},
+    "ready": {},
+}
+"""state -> command -> error code; `*` stands for every command that the engine carries out."""
+
+_NEED_WEIGHTS = frozenset({"prepare_update", "commit_update"})
+"""Refused to a sleeper only while its weights are released."""
+
+_HINTS = {
+    "starting": "Its engine is not up yet.",
+    "broken": "Its engine has failed.",
+    "draining": "It is shutting down.",
+    "updating": "Wait for the weight update to end.",
+    "asleep": "Send wake_up first.",
+    "paused": "Send resume first.",
+}
+
+
+class WorkerState:
+    """Facts that the state follows from."""
+
+    def __init__(self) -> None:
+        self.is_host_ready = False
+        self.is_draining = False
+        self.is_broken = False
+        self.is_updating = False
+        self.is_paused = False
+        self.asleep: list[str] = []
+        """Memory tags released now."""
+
+    @property
+    def name(self) -> str:
+        """As in `Beat.state`; the most restrictive one wins."""
+        if self.is_broken:
+            return "broken"
+        if not self.is_host_ready:
+            return "starting"
+        if self.is_draining:
+            return "draining"
+        if self.is_updating:
+            return "updating"
+        if self.asleep:
+            return "asleep"
+        return "paused" if self.is_paused else "ready"
+
+    def host_lost(self) -> None:
+        """A new host knows nothing of pauses and sleep."""
+        self.is_host_ready = self.is_updating = self.is_paused = False
+        self.asleep = []
+
+    def refusal(self, command: str) -> Problem | None:
+        """Why this command cannot be started now."""
+        state = self.name
+        row = REFUSALS[state]
+        code = row.get(command) or row.get("*")
+        has_weights = state == "asleep" and "weights" not in self.asleep
+        if code is None or (has_weights and command in _NEED_WEIGHTS):
+            return None
+        message = f"This worker is {state}. {_HINTS[state]}"
+        return Problem(code, message, "not_started", retry_after_ms=250)

@@ -1,0 +1,232 @@
+"""The demo: asynchronous RL over the bus on two cores, in about two minutes.
+
+Two engine workers sample answers while the trainer learns from earlier ones. After each training
+step the new weights go to the engines in place: rollouts under way just go on, and each of their
+tokens remembers the version that sampled it. Half way, one worker is killed for good measure.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+import numpy as np
+import torch
+from rolloutbus.errors import DeliveryError
+
+import rolloutbus
+from examples.demo_report import DemoSummary, RunDirectory, stall_ms_p50
+from examples.demo_view import DemoView
+from examples.grpo import Learner, LearnerOptions
+from examples.rollouts import SAMPLING, FeedOptions, RolloutFeed
+from examples.task import as_text, best_constant_reward, draw_words, prompt_tokens, reward
+from examples.tiny_model import build_tiny_model, load_tiny_model
+from examples.training import Training
+
+HELD_OUT_WORDS = 100
+MIN_MID_GENERATION = 8
+"""The kill waits until the victim is in the middle of this many rollouts."""
+STATUS_EVERY_S = 0.5
+EVALUATION_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What can be chosen about a run."""
+
+    seed: int = 0
+    steps: int = 160
+    workers: int = 2
+    groups_per_step: int = 8
+    group_size: int = 8
+    max_staleness: int = 2
+    """Updates that a token may be behind when it is trained on."""
+    updates: bool = True
+    """False: train but never publish, so that what the engines sample never gets better."""
+    kill: bool = True
+    """Kill a worker half way."""
+    time_limit_s: float = 130.0
+    """Training stops here, even before its last step."""
+    quiet: bool = False
+    runs: Path = Path("runs")
+
+
+class KillDrill:
+    """Kills one worker, once, as soon as it is in the middle of enough rollouts."""
+
+    def __init__(self, fleet: rolloutbus.Fleet, feed: RolloutFeed, view: DemoView) -> None:
+        self.victim = ""
+        self.step = 0
+        self.n_mid_generation = 0
+        """Rollouts that the victim was in the middle of; 0 until it is dead."""
+        self._fleet = fleet
+        self._feed = feed
+        self._view = view
+
+    def arm(self, step: int) -> None:
+        """Watch the rollouts from now on, token by token."""
+        self.victim = self._fleet.worker_names[0]
+        self.step = step
+        self._feed.on_progress = self._look
+
+    def _look(self) -> None:
+        n_mid_generation = self._feed.n_mid_generation(self.victim)
+        if self.n_mid_generation or n_mid_generation < MIN_MID_GENERATION:
+            return
+        self.n_mid_generation = n_mid_generation
+        self._fleet.kill(self.victim)
+        self._view.say(
+            f"Killed worker {self.victim} (SIGKILL), on purpose, in the middle of "
+            f"{n_mid_generation} rollouts. They go on elsewhere; a new {self.victim} will join."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRun:
+    """Everything that one run holds together."""
+
+    options: DemoOptions
+    client: rolloutbus.RolloutClient
+    feed: RolloutFeed
+    training: Training
+    drill: KillDrill
+    view: DemoView
+    directory: RunDirectory
+    held_out: list[str]
+
+    async def train(self) -> None:
+        """All training steps, with rollouts running beside them and the kill half way."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.feed.run())
+            watcher = tasks.create_task(self._watch_fleet())
+            for step in range(1, self.options.steps + 1):
+                if self.options.kill and step == self.options.steps // 2:
+                    self.drill.arm(step)
+                try:
+                    patience_s = self.options.time_limit_s - self.training.elapsed_s
+                    metrics = await self.training.step(patience_s=patience_s)
+                except TimeoutError:
+                    self.view.say(f"Time is up before step {step} of {self.options.steps}.")
+                    break
+                self.directory.append(metrics)
+                self.view.show_step(metrics)
+            self.feed.stop()
+            watcher.cancel()
+
+    async def evaluate(self) -> float:
+        """Mean reward on the held-out words, under the newest weights."""
+        answers = await self.client.generate_batch(
+            [prompt_tokens(word) for word in self.held_out],
+            SAMPLING,
+            n=1,
+            deadline_s=EVALUATION_DEADLINE_S,
+            versions="latest",
+        )
+        word, answer = self.held_out[0], answers[0][0].tokens
+        self.view.say(f"A word it never trained on: {word} -> {as_text(answer)}")
+        rewards = [
+            reward(word, rollout.tokens)
+            for word, rollouts in zip(self.held_out, answers, strict=True)
+            for rollout in rollouts
+        ]
+        return float(np.mean(rewards))
+
+    async def _watch_fleet(self) -> None:
+        while True:
+            with suppress(DeliveryError):  # a view that is late must not end the run
+                self.view.show_workers((await self.client.status()).workers)
+            await asyncio.sleep(STATUS_EVERY_S)
+
+
+async def run_demo(options: DemoOptions) -> DemoSummary:
+    """Run the demo from nothing to its summary; leaves its files in `options.runs`."""
+    began_at = monotonic()
+    torch.set_num_threads(1)  # the engines need the other cores
+    with DemoView(options.steps, quiet=options.quiet) as view:
+        async with _started(options, view) as run:
+            await run.train()
+            reward_last = await run.evaluate()
+        summary = _summarize(run, reward_last, monotonic() - began_at)
+    run.directory.draw_rewards(run.training.steps, summary)
+    view.show_summary(summary)
+    return summary
+
+
+@asynccontextmanager
+async def _started(options: DemoOptions, view: DemoView) -> AsyncGenerator[DemoRun]:
+    """Build the model and bring the fleet up."""
+    directory = RunDirectory(options.runs, options.seed)
+    directory.write_config(asdict(options))
+    model_path = directory.path / "model"
+    build_tiny_model(model_path, options.seed)
+    learner = Learner(load_tiny_model(model_path), LearnerOptions(steps=options.steps))
+    rng = Random(options.seed)
+    held_out = draw_words(rng, HELD_OUT_WORDS)
+    view.say(f"Starting a router and {options.workers} workers …")
+    async with (
+        rolloutbus.up(
+            model=str(model_path),
+            workers=options.workers,
+            engine="transformers",
+            engine_options={"threads": 1, "slots": 16},
+        ) as fleet,
+        rolloutbus.connect(fleet.address, name="demo") as client,
+    ):
+        feed = RolloutFeed(client, _training_words(rng, held_out), _feed_options(options))
+        publisher = rolloutbus.WeightPublisher(client) if options.updates else None
+        yield DemoRun(
+            options=options,
+            client=client,
+            feed=feed,
+            training=Training(feed, learner, publisher),
+            drill=KillDrill(fleet, feed, view),
+            view=view,
+            directory=directory,
+            held_out=held_out,
+        )
+
+
+def _feed_options(options: DemoOptions) -> FeedOptions:
+    return FeedOptions(options.groups_per_step, options.group_size, options.max_staleness)
+
+
+def _training_words(rng: Random, held_out: list[str]) -> Iterator[str]:
+    avoid = frozenset(held_out)
+    while True:
+        yield from draw_words(rng, 1, avoid)
+
+
+def _summarize(run: DemoRun, reward_last: float, seconds: float) -> DemoSummary:
+    steps, ledger = run.training.steps, run.feed.ledger
+    train_s = sum(each.train_s for each in steps)
+    n_trained_tokens = sum(each.n_tokens for each in steps)
+    return DemoSummary(
+        reward_first=float(np.mean([each.reward for each in steps[:10]])) if steps else 0.0,
+        reward_last=reward_last,
+        reward_constant=best_constant_reward(run.held_out),
+        steps=len(steps),
+        versions=run.training.version,
+        rollouts_requested=ledger.n_requested,
+        rollouts_finished=len(ledger.endings),
+        lost=ledger.n_lost,
+        duplicated=ledger.n_duplicated,
+        resumed=ledger.n_resumed,
+        dropped=ledger.n_dropped_groups,
+        killed=run.drill.victim,
+        killed_at_step=run.drill.step,
+        killed_mid_generation=run.drill.n_mid_generation,
+        max_staleness=max((each.staleness_max for each in steps), default=0),
+        stale_token_share=_share(sum(each.n_stale_tokens for each in steps), n_trained_tokens),
+        overlap=_share(sum(each.busy_s for each in steps), train_s),
+        stall_ms_p50=stall_ms_p50(steps),
+        tokens=ledger.n_tokens,
+        seconds=seconds,
+        run_directory=str(run.directory.path),
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,61 @@
+"""The `rolloutbus` command: all groups of commands under one name."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from launcher.commands import actors, control, demo, generate, status, up
+
+DISTRIBUTION = "rolloutbus"
+
+HELP = """A message bus between RL trainers and inference engines.
+
+Exit status: 0 done, 1 failed, 2 usage, 3 no router answers, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+
+def installed_version() -> str:
+    """Of the distribution; `unknown` when the code runs without having been installed."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{DISTRIBUTION} {installed_version()}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name=DISTRIBUTION,
+    help=HELP,
+    epilog="Example: rolloutbus up -n 2 --engine fake",
+    no_args_is_help=True,
+    add_completion=False,
+    # Errors of ours are one line; a traceback is a bug, and is shown as Python shows it.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (up, status, generate, control, actors, demo):
+    app.add_typer(group.app)
+
+
+@app.callback()
+def _top(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    """See HELP."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""`rolloutbus router | store | worker`: one actor in the foreground, to build a fleet by hand."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from bus.errors import SettingsError
+from engine_worker.settings import WorkerSettings
+from launcher.options import EngineOptions, example, parse_engine_options
+from launcher.plan import command, environment
+from launcher.settings import EngineKind, FleetSettings, engine_options
+from launcher.terminal import ExitStatus, fail
+from router.settings import RouterSettings
+from trainer_adapter.store.settings import StoreSettings
+
+BACKEND = "tcp://127.0.0.1:7778"
+
+Router = Annotated[
+    str, typer.Option("--router", "-r", metavar="ENDPOINT", help="The router's backend.")
+]
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus router --frontend tcp://127.0.0.1:7777"))
+def router(
+    frontend: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where it listens for clients.")
+    ] = "tcp://127.0.0.1:7777",
+    backend: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where it listens for workers and the store.")
+    ] = BACKEND,
+    queue_limit: Annotated[
+        int, typer.Option(help="Requests that may wait; more are refused.")
+    ] = 10_000,
+) -> None:
+    """Run a router. Prints one JSON line with its endpoints when it is ready."""
+    try:
+        settings = RouterSettings(frontend=frontend, backend=backend, queue_limit=queue_limit)
+    except SettingsError as error:
+        fail(str(error), ExitStatus.USAGE)
+    _become("router", settings)
+
+
+@app.command(epilog=example("rolloutbus store --directory ./versions"))
+def store(
+    directory: Annotated[
+        Path, typer.Option(help="Holds the durable record of versions; one store at a time.")
+    ],
+    router: Router = BACKEND,
+    bulk: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where weights are pulled from.")
+    ] = "tcp://127.0.0.1:0",
+) -> None:
+    """Run a weight store. Prints one JSON line with its endpoint when it is ready."""
+    try:
+        settings = StoreSettings(router=router, directory=str(directory.absolute()), bulk=bulk)
+    except SettingsError as error:
+        fail(str(error), ExitStatus.USAGE)
+    _become("trainer_adapter.store", settings)
+
+
+@app.command(epilog=example("rolloutbus worker --name w7 --model ./model -o device=cuda"))
+def worker(
+    *,
+    name: Annotated[str, typer.Option(help="Unique in the fleet; kept over restarts.")],
+    model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
+    router: Router = BACKEND,
+    engine: Annotated[EngineKind, typer.Option(help="The engine that samples.")] = "transformers",
+    engine_option: EngineOptions = None,
+    policy: Annotated[str, typer.Option(help="Whose weights it serves.")] = "default",
+    stream: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where tokens are published.")
+    ] = "tcp://127.0.0.1:0",
+) -> None:
+    """Run a worker with its engine. Prints one JSON line when it has joined its router."""
+    try:
+        alone = FleetSettings(
+            model=model,
+            workers=1,
+            engine=engine,
+            engine_options=parse_engine_options(engine_option),
+        )
+        settings = WorkerSettings(
+            name=name,
+            router=router,
+            policy=policy,
+            stream=stream,
+            engine=engine,
+            engine_options=engine_options(alone),
+        )
+    except SettingsError as error:
+        fail(str(error), ExitStatus.USAGE)
+    _become("engine_worker", settings)
+
+
+def _become(module: str, settings: msgspec.Struct) -> None:
+    """Turn this process into the actor: signals and exit status are its own from here on."""
+    os.execve(sys.executable, command(module, settings), environment())  # noqa: S606 - no shell

@@ -1,0 +1,93 @@
+"""`rolloutbus status`: what the router knows, as a table or as JSON."""
+
+import asyncio
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bus.messages.control import FleetStatus
+from launcher.options import Address, AsJson, example
+from launcher.terminal import connected, run
+
+STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
+"""Any other state is red."""
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus status --watch"))
+def status(
+    address: Address = "",
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds, with --watch.")] = 1.0,
+) -> None:
+    """Show the workers, their weights and what they do."""
+    if as_json:
+        run(_print_json(address, interval if watch else 0.0))
+    else:
+        run(_print_table(address, interval if watch else 0.0))
+
+
+async def _print_json(address: str, interval_s: float) -> None:
+    async with connected(address) as client:
+        while True:
+            found = await client.status()
+            sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+            sys.stdout.flush()
+            if not interval_s:
+                return
+            await asyncio.sleep(interval_s)
+
+
+async def _print_table(address: str, interval_s: float) -> None:
+    console = Console()
+    async with connected(address) as client:
+        if not interval_s:
+            console.print(report(await client.status()))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                live.update(report(await client.status()), refresh=True)
+                await asyncio.sleep(interval_s)
+
+
+def report(found: FleetStatus) -> Group:
+    """The table of workers and a line about the router."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("worker", "state", "policy", "engine"):
+        table.add_column(name)
+    for name in ("version", "running", "tokens", "beat age", "stall", "pid"):
+        table.add_column(name, justify="right")
+    for each in found.workers:
+        table.add_row(
+            each.name,
+            Text(each.state, STATE_STYLES.get(each.state, "red")),
+            each.policy,
+            each.engine,
+            str(each.version),
+            f"{each.n_running}/{each.slots}",
+            f"{each.n_tokens:,}",
+            f"{each.beat_age_ms} ms",
+            f"{each.stalled_ms:.1f} ms",
+            str(each.pid),
+        )
+    return Group(table, _router_line(found))
+
+
+def _router_line(found: FleetStatus) -> Text:
+    committed = ", ".join(f"{policy} v{version}" for policy, version in found.committed.items())
+    parts = [
+        f"router epoch {found.router_epoch}" + (", recovering" if found.recovering else ""),
+        f"committed: {committed or 'nothing yet'}",
+        f"{found.n_running} running",
+        f"{found.n_queued} queued",
+        f"{found.n_clients} clients",
+    ]
+    return Text(" | ".join(parts), "dim")

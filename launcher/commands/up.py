@@ -1,0 +1,107 @@
+"""`rolloutbus up`: a whole fleet in the foreground, until Ctrl-C."""
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from bus.errors import BusError, SettingsError
+from bus.messages.control import FleetStatus
+from bus.supervisor import ProcessEvent
+from launcher.fleet import Fleet, up
+from launcher.options import EngineOptions, example, parse_engine_options
+from launcher.settings import EngineKind, Transport, UpOptions
+from launcher.terminal import ExitStatus, connected, fail, run
+
+STATUS_EVERY_S = 1.0
+
+app = typer.Typer()
+
+
+@app.command("up", epilog=example("rolloutbus up -n 2 --model ./model"))
+def up_command(
+    *,
+    model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
+    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="How many.")] = 2,
+    engine: Annotated[EngineKind, typer.Option(help="`fake` needs no model.")] = "transformers",
+    engine_option: EngineOptions = None,
+    policy: Annotated[str, typer.Option(help="Whose weights are served.")] = "default",
+    store: Annotated[bool, typer.Option(help="Run a weight store, for updates.")] = True,
+    transport: Annotated[Transport, typer.Option(help="How the processes talk.")] = "ipc",
+    address: Annotated[
+        str,
+        typer.Option(metavar="ENDPOINT", help="Where clients connect. Default: a fresh one."),
+    ] = "",
+    run_dir: Annotated[
+        str, typer.Option(metavar="PATH", help="For sockets and logs. Default: a temporary one.")
+    ] = "",
+    keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave the logs behind.")] = False,
+) -> None:
+    """Run a router, a weight store and workers here; restart what dies; end all on Ctrl-C.
+
+    Other commands (status, generate, pause, …) find the fleet by themselves.
+    """
+    options = UpOptions(
+        model=model,
+        workers=workers,
+        engine=engine,
+        engine_options=parse_engine_options(engine_option),
+        policy=policy,
+        store=store,
+        transport=transport,
+        address=address,
+        run_dir=run_dir or None,
+        keep_logs=keep_logs,
+    )
+    console = Console()
+
+    def tell(event: ProcessEvent) -> None:
+        if event.kind != "started":
+            console.print(f"{event.name} {event.what}", highlight=False, markup=False)
+
+    try:
+        fleet = up(tell, **options)
+    except SettingsError as error:
+        fail(str(error), ExitStatus.USAGE)
+    run(_stay_up(fleet, console), terminated=ExitStatus.OK)
+
+
+async def _stay_up(fleet: Fleet, console: Console) -> None:
+    async with fleet:
+        console.print(f"address: {fleet.address}", soft_wrap=True, highlight=False)
+        console.print(f"logs: {fleet.run_dir / 'logs'}", soft_wrap=True, highlight=False)
+        console.print("Stop with Ctrl-C.")
+        # What is waiting for this line reads it through a pipe.
+        sys.stdout.flush()
+        if console.is_terminal:
+            await _show_state(fleet.address, console)
+        else:
+            await asyncio.Event().wait()
+
+
+async def _show_state(address: str, console: Console) -> None:
+    """One line, for ever."""
+    line = Text("")
+    async with connected(address) as client:
+        with Live(line, console=console, auto_refresh=False, transient=True) as live:
+            while True:
+                try:
+                    line = state_line(await client.status(deadline_s=STATUS_EVERY_S))
+                except BusError:
+                    line = Text("the router does not answer", "yellow")
+                live.update(line, refresh=True)
+                await asyncio.sleep(STATUS_EVERY_S)
+
+
+def state_line(status: FleetStatus) -> Text:
+    """`w0 ready v3 2/32 | w1 … | 4 running, 0 queued`."""
+    workers = [
+        f"{each.name} {each.state} v{each.version} {each.n_running}/{each.slots}"
+        for each in status.workers
+    ]
+    totals = f"{status.n_running} running, {status.n_queued} queued, {status.n_clients} clients"
+    return Text(" | ".join([*workers, totals]), overflow="ellipsis", no_wrap=True)

@@ -1,0 +1,151 @@
+"""A router, a weight store and workers as supervised processes of this one."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self, Unpack
+
+from bus.errors import SettingsError
+from bus.supervisor import EventHandler, ProcessEvent, SupervisedProcess, Supervisor
+from launcher import discovery
+from launcher.plan import READY_TIMEOUT_S, FleetPlan
+from launcher.process_tree import children_of, command_of
+from launcher.run_dir import RunDirectory
+from launcher.settings import FleetSettings, UpOptions
+
+HOST_MODULE = "engine_worker.host"
+
+
+def _ignore(_: ProcessEvent) -> None:
+    """Nobody wants to know."""
+
+
+class Fleet:
+    """A running fleet; an async context manager, see `up`.
+
+    What dies is started again; when something dies too often, the body of the `async with` is
+    cancelled and ProcessFailed comes out of it.
+    """
+
+    def __init__(self, settings: FleetSettings, on_event: EventHandler = _ignore) -> None:
+        self._settings = settings
+        self._on_event = on_event
+        self._stack = AsyncExitStack()
+        self._supervisor = Supervisor(on_event=on_event)
+        self._router: SupervisedProcess | None = None
+        self._store: SupervisedProcess | None = None
+        self._workers: dict[str, SupervisedProcess] = {}
+        self.run_dir = Path()
+        """Holds sockets and logs while the fleet runs."""
+
+    async def __aenter__(self) -> Self:
+        """Bring everything up; returns when every worker can be asked.
+
+        Raises:
+            SettingsError: something cannot work as asked for.
+            ProcessFailed: a process cannot be kept running.
+            DeadlineExceeded: a worker was not ready in time.
+        """
+        async with AsyncExitStack() as stack:
+            given = self._settings.run_dir
+            run_dir = stack.enter_context(
+                RunDirectory(Path(given) if given else None, keep_logs=self._settings.keep_logs)
+            )
+            self.run_dir = run_dir.path
+            await stack.enter_async_context(self._supervisor)
+            await self._start(FleetPlan(self._settings, run_dir))
+            current = discovery.this_process(self.address)
+            discovery.announce(current)
+            stack.callback(discovery.withdraw, current)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return self._router.endpoints["frontend"] if self._router else ""
+
+    @property
+    def backend(self) -> str:
+        """Where more workers can join."""
+        return self._router.endpoints["backend"] if self._router else ""
+
+    @property
+    def worker_names(self) -> list[str]:
+        """Names of all workers, running or not."""
+        return list(self._workers)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name: router, store, workers; 0 while one is being started again."""
+        processes = [self._router, self._store, *self._workers.values()]
+        return {each.spec.name: each.pid for each in processes if each is not None}
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until every process serves, those killed before included.
+
+        Raises:
+            DeadlineExceeded: one did not within `timeout_s` seconds; it names those.
+        """
+        await self._supervisor.wait_ready(timeout_s)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a worker and its engine host at once; it is started again. A drill."""
+        self._worker(name).kill()
+
+    def kill_engine_host(self, name: str) -> None:
+        """SIGKILL the engine host of a worker; the worker starts another. A drill."""
+        for pid in children_of(self._worker(name).pid):
+            if HOST_MODULE in command_of(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def kill_router(self) -> None:
+        """SIGKILL the router; it is started again at the same address. A drill."""
+        if self._router is not None:
+            self._router.kill()
+
+    async def _start(self, plan: FleetPlan) -> None:
+        [router] = self._supervisor.start(plan.router())
+        await self._supervisor.wait_ready(READY_TIMEOUT_S)
+        # Ports that were chosen freely must stay what everybody has been told.
+        router.spec = dataclasses.replace(
+            router.spec, command=plan.router(router.endpoints).command
+        )
+        self._router = router
+        if self._settings.store:
+            [self._store] = self._supervisor.start(plan.store(self.backend))
+        workers = self._supervisor.start(*plan.workers(self.backend))
+        self._workers = {worker.spec.name: worker for worker in workers}
+        await self._supervisor.wait_ready(self._settings.start_timeout_s)
+
+    def _worker(self, name: str) -> SupervisedProcess:
+        worker = self._workers.get(name)
+        if worker is None:
+            raise SettingsError(f"no worker {name!r}: there are {', '.join(self._workers)}")
+        return worker
+
+
+def up(on_event: EventHandler = _ignore, /, **options: Unpack[UpOptions]) -> Fleet:
+    """Bring up a router, a weight store and workers on this machine; use it with `async with`.
+
+    Args:
+        on_event: hears of every start, death and restart of a process.
+        options: `model`, `workers`, `engine`, …: see FleetSettings.
+
+    Raises:
+        SettingsError: an option has no valid value.
+    """
+    return Fleet(FleetSettings(**options), on_event)

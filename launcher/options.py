@@ -1,0 +1,55 @@
+"""Command-line options that several commands share."""
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+Address = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        metavar="ENDPOINT",
+        help="Where the router listens for clients, e.g. tcp://127.0.0.1:7777. "
+        "Default: the fleet that `rolloutbus up` runs here.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Deadline = Annotated[float, typer.Option("--deadline", min=0.001, help="Seconds from now.")]
+EngineOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="An option of the engine, e.g. -o slots=64; may be repeated.",
+    ),
+]
+
+
+def example(text: str) -> str:
+    """The end of a command's help."""
+    return f"Example: {text}"
+
+
+def parse_engine_options(options: list[str] | None) -> dict[str, Any]:
+    """`["slots=64", "device=cpu"]` -> `{"slots": 64, "device": "cpu"}`.
+
+    Raises:
+        typer.BadParameter: one has no `=`.
+    """
+    parsed: dict[str, Any] = {}
+    for option in options or []:
+        name, equals, value = option.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{option!r} is not NAME=VALUE", param_hint="--engine-option")
+        parsed[name] = _value(value)
+    return parsed
+
+
+def _value(text: str) -> Any:  # noqa: ANN401 - the engine's settings say which type it must have
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text

@@ -1,0 +1,106 @@
+"""From the settings of a fleet to the processes that make it up."""
+
+import os
+import site
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bus.child import ProcessSpec
+from engine_worker.settings import WorkerSettings
+from launcher.run_dir import RunDirectory
+from launcher.settings import FleetSettings, engine_options
+from router.settings import RouterSettings
+from trainer_adapter.store.settings import StoreSettings
+
+ROUTER = "router"
+STORE = "store"
+READY_TIMEOUT_S = 30.0
+"""Of what has no engine to build."""
+WORKER_GRACE_S = 12.0
+"""A worker gives its engine host 8 s to leave."""
+
+_ANY_PORT = "tcp://127.0.0.1:0"
+
+
+class FleetPlan:
+    """Every process of one fleet."""
+
+    def __init__(self, settings: FleetSettings, run_dir: RunDirectory) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self.worker_names = [f"w{index}" for index in range(settings.workers)]
+
+    def router(self, endpoints: dict[str, str] | None = None) -> ProcessSpec:
+        """The router; `endpoints` are those of an earlier incarnation, whose peers come back."""
+        known = endpoints or {}
+        settings = RouterSettings(
+            frontend=known.get("frontend") or self._settings.address or self._endpoint("frontend"),
+            backend=known.get("backend") or self._endpoint("backend"),
+            leases=self._settings.lease,
+            exit_with_parent=True,
+        )
+        return self._spec(ROUTER, command("router", settings), READY_TIMEOUT_S)
+
+    def store(self, backend: str) -> ProcessSpec:
+        """The weight store."""
+        settings = StoreSettings(
+            router=backend,
+            directory=str(self._run_dir.path / "store"),
+            bulk=self._endpoint("bulk"),
+            exit_with_parent=True,
+        )
+        return self._spec(STORE, command("trainer_adapter.store", settings), READY_TIMEOUT_S)
+
+    def workers(self, backend: str) -> list[ProcessSpec]:
+        """The workers, in the order of their names."""
+        return [self._worker(name, backend) for name in self.worker_names]
+
+    def _worker(self, name: str, backend: str) -> ProcessSpec:
+        settings = WorkerSettings(
+            name=name,
+            router=backend,
+            policy=self._settings.policy,
+            stream=self._endpoint(f"{name}.stream"),
+            engine=self._settings.engine,
+            engine_options=engine_options(self._settings),
+            lease=self._settings.lease,
+            exit_with_parent=True,
+        )
+        return ProcessSpec(
+            name,
+            command("engine_worker", settings),
+            self._run_dir.logs / f"{name}.log",
+            environment(),
+            grace_s=WORKER_GRACE_S,
+            may_leave=True,
+        )
+
+    def _spec(self, name: str, argv: Sequence[str], ready_timeout_s: float) -> ProcessSpec:
+        log = self._run_dir.logs / f"{name}.log"
+        return ProcessSpec(name, argv, log, environment(), ready_timeout_s)
+
+    def _endpoint(self, name: str) -> str:
+        return self._run_dir.ipc(name) if self._settings.transport == "ipc" else _ANY_PORT
+
+
+def command(module: str, settings: msgspec.Struct) -> list[str]:
+    """The command line of one actor's process."""
+    return [sys.executable, "-m", module, "--settings-json", msgspec.json.encode(settings).decode()]
+
+
+def environment() -> dict[str, str]:
+    """What our processes inherit: they run this very code, whatever lies in the directory.
+
+    Our packages have plain names; without the safe path, a folder named `router` where the user
+    happens to be would be run instead.
+    """
+    variables = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    root = str(Path(__file__).resolve().parent.parent)
+    if root not in {*site.getsitepackages(), site.getusersitepackages()}:
+        variables["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [root, os.environ.get("PYTHONPATH")])
+        )
+    return variables

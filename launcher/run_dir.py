@@ -1,0 +1,146 @@
+"""A directory per running fleet: sockets, logs, the store's record; gone when the fleet is.
+
+Fleets of one user live side by side in `$XDG_RUNTIME_DIR/rolloutbus-UID`, or below /tmp. Each
+holds a lock on its own directory, so that what a killed launcher left behind is known for dead
+and removed by the next one.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bus.errors import SettingsError
+
+_LOCK = "lock"
+_KEPT = "kept"
+"""Marks what was left behind on purpose."""
+
+
+def user_dir() -> Path:
+    """This user's own directory for run-time files, mode 0700; made if needed.
+
+    Raises:
+        SettingsError: somebody else owns it.
+    """
+    parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    path = Path(parent) / f"rolloutbus-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise SettingsError(f"cannot use {path}: {error.strerror}") from error
+    # Anybody can make a file in /tmp: only our own directory keeps others off our sockets.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise SettingsError(f"cannot use {path}: it is not a directory of this user's")
+    path.chmod(0o700)
+    return path
+
+
+class RunDirectory:
+    """The directory of one fleet. A context manager: leaving it removes the directory."""
+
+    def __init__(self, path: Path | None = None, *, keep_logs: bool = False) -> None:
+        """Use `path`, which must be empty or absent; None: a fresh one of this user's."""
+        self._given = path
+        self._keep_logs = keep_logs
+        self._lock = -1
+        self.path = path or Path()
+
+    def __enter__(self) -> Self:
+        if self._given is None:
+            base = user_dir()
+            with _locked(base / _LOCK):
+                _sweep(base)
+                self.path = base / f"run-{secrets.token_hex(4)}"
+                self._make()
+        else:
+            self.path = self._given.absolute()
+            self._make()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._keep_logs:
+            (self.path / _KEPT).touch()
+            for entry in self.path.iterdir():
+                if entry.name not in (self.logs.name, _KEPT):
+                    _remove(entry)
+        else:
+            _remove(self.path)
+        os.close(self._lock)
+
+    @property
+    def logs(self) -> Path:
+        """Holds one file per process."""
+        return self.path / "logs"
+
+    def ipc(self, name: str) -> str:
+        """Endpoint of a socket in this directory."""
+        return f"ipc://{self.path / name}"
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if any(self.path.iterdir()):
+                raise SettingsError(f"run_dir: {self.path} is not empty")
+            self.path.chmod(0o700)
+            self.logs.mkdir()
+            self._lock = _take_lock(self.path / _LOCK, blocking=True)
+        except OSError as error:
+            raise SettingsError(f"run_dir: cannot use {self.path}: {error.strerror}") from error
+
+
+def _sweep(base: Path) -> None:
+    """Remove the directories of fleets whose launcher was killed."""
+    for path in base.glob("run-*"):
+        if (path / _KEPT).exists():
+            continue
+        try:
+            lock = _take_lock(path / _LOCK, blocking=False)
+        except OSError:
+            continue
+        _remove(path)
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Generator[None]:
+    lock = _take_lock(path, blocking=True)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _take_lock(path: Path, *, blocking: bool) -> int:
+    """Lock a file; the lock lasts until the descriptor is closed or its process ends.
+
+    Raises:
+        OSError: somebody else holds it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,115 @@
+"""What a local fleet is made of: one value, checked before anything starts."""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict, get_args
+
+import msgspec
+
+from bus.endpoints import require_local
+from bus.errors import SettingsError
+from bus.settings import LeaseSettings
+from engine_worker.engines.fake_settings import FakeSettings
+from engine_worker.engines.transformers_settings import TransformersSettings
+
+EngineKind = Literal["transformers", "fake"]
+Transport = Literal["ipc", "tcp"]
+
+_TRANSFORMERS_PACKAGES = ("torch", "transformers", "safetensors")
+
+
+class UpOptions(TypedDict, total=False):
+    """The keyword arguments of `rolloutbus.up`; FleetSettings has their meanings and defaults."""
+
+    model: str | os.PathLike[str]
+    workers: int
+    engine: EngineKind
+    engine_options: Mapping[str, Any]
+    policy: str
+    store: bool
+    transport: Transport
+    address: str
+    run_dir: str | os.PathLike[str] | None
+    keep_logs: bool
+    lease: LeaseSettings
+    start_timeout_s: float
+
+
+class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Router, weight store and workers on this machine."""
+
+    model: str | os.PathLike[str] = ""
+    """Directory with config.json, weights and tokenizer; the fake engine needs none."""
+    workers: int = 2
+    """They are named w0, w1, …"""
+    engine: EngineKind = "transformers"
+    engine_options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """See `engine_worker.engines`: TransformersSettings, FakeSettings."""
+    policy: str = "default"
+    """Name of the policy whose weights they serve."""
+    store: bool = True
+    """Start a weight store, which weight updates need."""
+    transport: Transport = "ipc"
+    """`ipc`: sockets in the run directory, for this user only; `tcp`: ports of the loopback."""
+    address: str = ""
+    """Where clients connect; empty: chosen by the transport."""
+    run_dir: str | os.PathLike[str] | None = None
+    """An empty or new directory for sockets and logs; None: a temporary one."""
+    keep_logs: bool = False
+    """Leave the processes' logs behind."""
+    lease: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
+    start_timeout_s: float = 600.0
+    """Until every worker has built its engine and joined."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise SettingsError("workers: at least 1 is needed")
+        for value, kind in ((self.engine, EngineKind), (self.transport, Transport)):
+            if value not in get_args(kind):
+                raise SettingsError(f"{value!r} is not one of {', '.join(get_args(kind))}")
+        if self.address:
+            require_local(self.address)
+        if self.engine == "transformers":
+            _require_packages()
+            _require_model(os.fspath(self.model))
+        engine_options(self)
+
+
+def engine_options(settings: FleetSettings) -> dict[str, Any]:
+    """The settings of each worker's engine, as JSON knows them.
+
+    Raises:
+        SettingsError: an option is unknown or has no valid value.
+    """
+    if settings.engine == "fake":
+        kind, options = FakeSettings, dict(settings.engine_options)
+    else:
+        kind = TransformersSettings
+        # Engines that each use all cores slow each other down many times over.
+        threads = max(1, len(os.sched_getaffinity(0)) // settings.workers)
+        model = str(Path(settings.model).absolute())
+        options = {"threads": threads, **settings.engine_options, "model": model}
+    try:
+        msgspec.convert(options, kind)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"engine_options: {error}") from error
+    return options
+
+
+def _require_packages() -> None:
+    missing = [name for name in _TRANSFORMERS_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SettingsError(
+            f"engine transformers needs {', '.join(missing)}: pip install rolloutbus[transformers]"
+        )
+
+
+def _require_model(model: str) -> None:
+    if not model:
+        raise SettingsError("model: the transformers engine needs the path of a model directory")
+    if not Path(model).is_dir():
+        raise SettingsError(f"model: {model} is not a directory")
+    if not (Path(model) / "config.json").is_file():
+        raise SettingsError(f"model: {model} holds no model: it has no config.json")

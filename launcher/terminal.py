@@ -1,0 +1,125 @@
+"""How a command ends: one line on stderr for what went wrong, and an exit status that says which.
+
+0    done
+1    failed: the command was understood, and could not be done
+2    usage: an argument or a setting is wrong
+3    unreachable: no router answers
+130  Ctrl-C
+143  SIGTERM (`up` and the actors take it as the order to stop, and end with 0)
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from enum import IntEnum
+from typing import Any, NoReturn, TypeVar
+
+import typer
+
+from bus.errors import BusError, PeerLost, ProcessFailed, SettingsError
+from launcher.discovery import current_address
+from trainer_adapter.client import RolloutClient
+from trainer_adapter.settings import ClientSettings
+
+CONNECT_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+
+
+class ExitStatus(IntEnum):
+    """What a command leaves behind for scripts."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class Unreachable(BusError):
+    """No router answers; nothing was asked."""
+
+    default_outcome = "not_started"
+
+
+def run(work: Coroutine[Any, Any, T], *, terminated: ExitStatus = ExitStatus.TERMINATED) -> T:
+    """Run the work of a command to its end; errors of ours end the program with one line.
+
+    Args:
+        work: what to do; SIGINT and SIGTERM cancel it, so that it can clean up.
+        terminated: exit status after SIGTERM.
+    """
+    try:
+        return asyncio.run(_terminable(work))
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitStatus.INTERRUPTED) from None
+    except _TerminatedError:
+        raise typer.Exit(terminated) from None
+    except ProcessFailed as error:
+        if error.log:
+            sys.stderr.write(f"--- the last lines of {error.name}'s log\n{error.log}\n---\n")
+        fail(str(error), ExitStatus.FAILED)
+    except Unreachable as error:
+        fail(str(error), ExitStatus.UNREACHABLE)
+    except SettingsError as error:
+        fail(str(error), ExitStatus.USAGE)
+    except BusError as error:
+        fail(str(error), ExitStatus.FAILED)
+
+
+def fail(message: str, status: ExitStatus) -> NoReturn:
+    """End the program with one line."""
+    sys.stderr.write(f"error: {message}\n")
+    raise typer.Exit(status)
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncGenerator[RolloutClient]:
+    """A client of the router at `address`; empty: of the fleet that runs here.
+
+    Raises:
+        Unreachable: no router answers there.
+    """
+    try:
+        endpoint = address or current_address()
+    except SettingsError as error:
+        raise Unreachable(str(error)) from error
+    settings = ClientSettings(
+        name=f"cli-{os.getpid()}", router=endpoint, connect_timeout_s=CONNECT_TIMEOUT_S
+    )
+    client = RolloutClient(settings)
+    try:
+        await client.__aenter__()
+    except PeerLost as error:
+        raise Unreachable(f"no router answers at {endpoint}") from error
+    try:
+        yield client
+    finally:
+        await client.__aexit__(None, None, None)
+
+
+class _TerminatedError(Exception):
+    """SIGTERM came."""
+
+
+async def _terminable(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    is_terminated = False
+
+    def terminate() -> None:
+        nonlocal is_terminated
+        is_terminated = True
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if is_terminated:
+            raise _TerminatedError from None
+        raise

@@ -1,0 +1,1 @@
+"""The router: the one table of members, and everything decided with it."""

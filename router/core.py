@@ -1,0 +1,194 @@
+"""The router's decisions: a batch or a tick in, effects out; no socket, clock or chance of its own.
+
+One table of members drives dispatch and control alike.
+Spec: docs/protocol.md.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from bus.backoff import Chance
+from bus.codec import unpack
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.ids import Peer
+from bus.messages import ENDINGS
+from bus.messages.control import FleetStatus
+from bus.messages.delivery import Accepted, Ack
+from bus.messages.membership import Hello
+from router.clients import ClientRecord
+from router.context import Context, refusal
+from router.desk import Desk
+from router.dispatch import Dispatcher
+from router.executions import Executions
+from router.fleet import Fleet, is_share
+from router.members import MemberRecord
+from router.membership import Membership
+from router.outgoing import Effect
+from router.placement import Placer
+from router.settings import RouterSettings
+from router.table import RequestTable
+from router.updates import Updates
+
+TO_MEMBERS = (
+    "repair",
+    "pause",
+    "resume",
+    "sleep",
+    "wake_up",
+    "flush_cache",
+    "server_info",
+    "shutdown",
+    "reserve_version",
+    "seal_version",
+)
+"""Commands that a client may send through to members."""
+
+Handlers = dict[str, Callable[[Any, Entry, float], None]]
+"""kind -> what to do with (the sender's record, entry, now): one for clients, one for members."""
+
+
+class RouterCore:
+    """The whole router without its sockets."""
+
+    def __init__(self, settings: RouterSettings, instance: str, chance: Chance) -> None:
+        self.context = Context(settings, instance)
+        self.table = RequestTable(self.context, Placer(chance))
+        self._dispatcher = Dispatcher(self.context, self.table, chance)
+        self._executions = Executions(self.context, self.table)
+        self._fleet = Fleet(self.context)
+        self._updates = Updates(self.context, self._fleet, self._dispatcher.refresh_worker)
+        self._membership = Membership(self.context, self._on_beat, self._on_lost)
+        self._desk = Desk(self.context, self.table, self._dispatcher, self._fleet, self._updates)
+        self._recovered_at: float | None = None
+        self._from_client = self._client_handlers()
+        self._from_member = self._member_handlers()
+        self._from_nobody: Handlers = {}
+
+    def receive(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
+        """Handle one batch from one connection."""
+        sender, handlers = self._sender(peer)
+        for entry in entries:
+            handle = handlers.get(entry.kind)
+            try:
+                if handle is not None:
+                    handle(sender, entry, now)
+                else:  # whatever may change who the sender is
+                    self._receive_other(peer, entry, now)
+                    sender, handlers = self._sender(peer)
+            except RemoteProtocolError as error:
+                self.context.count("malformed")
+                self._answer_malformed(peer, entry, str(error))
+        self._dispatcher.dispatch_waiting(now)
+        return self.context.out.take()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time passes; call at least every 0.25 s, after the sockets were drained."""
+        context = self.context
+        if self._recovered_at is None:
+            self._recovered_at = now + context.settings.leases.recovery_s
+        for client in self._membership.tick(now):
+            self._dispatcher.client_gone(client)
+        if context.is_recovering and now >= self._recovered_at:
+            context.is_recovering = False
+            self._dispatcher.recovered(now)
+        self._fleet.tick(now)
+        self._updates.tick(now)
+        self._dispatcher.tick(now)
+        return context.out.take()
+
+    def status(self, now: float) -> FleetStatus:
+        """The router's table, for people and tools."""
+        return self._desk.status(now)
+
+    def _client_handlers(self) -> Handlers:
+        handlers: Handlers = {
+            "generate": self._dispatcher.submit,
+            "ack": self._client_ack,
+            "client_beat": self._membership.client_beat,
+            "abort": self._desk.abort,
+            "status": self._desk.report,
+            "open_session": self._desk.open_session,
+            "close_session": self._desk.close_session,
+            "publish_version": self._desk.publish,
+        }
+        handlers.update(dict.fromkeys(TO_MEMBERS, self._desk.ask_members))
+        return handlers
+
+    def _member_handlers(self) -> Handlers:
+        handlers: Handlers = {"beat": self._membership.beat, "accepted": self._accepted}
+        handlers.update(dict.fromkeys(ENDINGS, self._ended))
+        return handlers
+
+    def _sender(self, peer: Peer) -> tuple[ClientRecord | MemberRecord | None, Handlers]:
+        client = self.context.clients.at(peer)
+        if client is not None:
+            return client, self._from_client
+        member = self.context.members.at(peer)
+        return (member, self._from_member) if member is not None else (None, self._from_nobody)
+
+    def _receive_other(self, peer: Peer, entry: Entry, now: float) -> None:
+        sender, _ = self._sender(peer)
+        if entry.kind == "hello":
+            self._membership.hello(peer, cast("Hello", unpack(entry)), now)
+        elif sender is None:
+            self._membership.dismiss(peer, "unknown-peer", "say hello first")
+        elif entry.kind != "goodbye":
+            msg = f"unknown message kind {entry.kind[:32]!r}"
+            raise RemoteProtocolError(msg)
+        elif isinstance(sender, ClientRecord):
+            self._client_goodbye(sender)
+        else:
+            self._membership.goodbye(sender, entry, now)
+
+    def _answer_malformed(self, peer: Peer, entry: Entry, why: str) -> None:
+        client = self.context.clients.at(peer)
+        if client is not None and entry.rid:
+            code = "unknown_message" if why.startswith("unknown message") else "bad_request"
+            field = _field_in(why)
+            self.context.refuse(client.name, entry.rid, refusal(code, why[:300], field))
+
+    def _on_beat(self, worker: MemberRecord, has_changed: bool, now: float) -> None:  # noqa: FBT001 - the signature of OnBeat
+        context = self.context
+        if context.is_recovering and context.members.store() is None:
+            # Without a store's record, what a worker attests is the best witness of a commit.
+            attested = max(worker.version, context.committed_of(worker.policy))
+            context.committed[worker.policy] = attested
+        self._executions.reconcile(worker)
+        if has_changed:
+            self._dispatcher.refresh_worker(worker, now)
+
+    def _on_lost(self, member: MemberRecord, reason: str, now: float) -> None:
+        if member.role == "worker":
+            self._executions.member_lost(member, reason)
+        self._fleet.member_lost(member, now)
+
+    def _accepted(self, member: MemberRecord, entry: Entry, _now: float) -> None:
+        items = cast("Accepted", unpack(entry)).items
+        shares = [item for item in items if is_share(item[0])]
+        if shares:
+            self._fleet.accepted(Accepted(shares))
+            items = [item for item in items if not is_share(item[0])]
+        if items:
+            self._executions.accepted(member, Accepted(items))
+
+    def _ended(self, member: MemberRecord, entry: Entry, now: float) -> None:
+        if is_share(entry.rid):
+            self._fleet.ended(member, entry, now)
+        else:
+            self._executions.ended(member, entry)
+
+    def _client_ack(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        client.seen_at = now
+        self._dispatcher.acked(client, entry, cast("Ack", unpack(entry)))
+
+    def _client_goodbye(self, client: ClientRecord) -> None:
+        self._dispatcher.client_gone(client)
+        self.context.clients.remove(client)
+        self.context.out.forget(client.peer)
+
+
+def _field_in(why: str) -> str:
+    """The field a decoder complained about (`… - at `$.sampling.top_p``), dotted."""
+    _, found, path = why.rpartition("`$.")
+    return path.rstrip("`") if found else ""

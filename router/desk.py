@@ -1,0 +1,134 @@
+"""Commands that the router answers itself or passes to members: the clients' front desk.
+
+Spec: docs/protocol.md, "Commands".
+"""
+
+from typing import cast
+
+from bus.codec import pack, unpack
+from bus.entry import Entry
+from bus.messages.control import CloseSession, FleetStatus, OpenSession, WorkerStatus
+from bus.messages.generation import Abort, Aborted
+from bus.messages.weights import PublishVersion
+from bus.validation import check_name, check_rid
+from router.clients import ClientRecord
+from router.context import Context, check_deadline, refusal
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.members import MemberRecord
+from router.table import RequestTable
+from router.updates import Updates
+
+
+class Desk:
+    """Everything a client may ask for besides generation."""
+
+    def __init__(
+        self,
+        context: Context,
+        table: RequestTable,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        updates: Updates,
+    ) -> None:
+        self._context = context
+        self._table = table
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._updates = updates
+
+    def abort(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        """Stop requests of this client."""
+        n_aborted = self._dispatcher.abort(client, cast("Abort", unpack(entry)))
+        self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
+
+    def open_session(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        """Remember a session; its first `generate` finds it a worker."""
+        session = cast("OpenSession", unpack(entry)).session
+        problem = check_name(session, field="session")
+        if problem is not None:
+            self._context.refuse(client.name, entry.rid, problem)
+            return
+        sessions = self._table.placer.sessions
+        if sessions.get(session) is None:
+            sessions.put(session, "")
+        self._context.finish(client.name, entry.rid)
+
+    def close_session(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        """Forget a session's place."""
+        session = cast("CloseSession", unpack(entry)).session
+        if self._table.placer.sessions.forget(session):
+            self._context.finish(client.name, entry.rid)
+            return
+        message = f"session {session[:64]!r} is not open"
+        problem = refusal("unknown_session", message, "session")
+        self._context.refuse(client.name, entry.rid, problem)
+
+    def publish(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Begin a fleet update."""
+        self._updates.publish(client.name, entry, cast("PublishVersion", unpack(entry)), now)
+
+    def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Pass a command to one member or to all workers."""
+        if self._fleet.is_known(client.name, entry.rid):
+            return
+        unpack(entry)  # a body that breaks its type is refused here, once, naming the field
+        problem = check_rid(entry.rid, client=client.name) or check_deadline(entry)
+        targets = self._targets(entry.route)
+        if problem is not None:
+            self._context.refuse(client.name, entry.rid, problem)
+        elif targets is None:
+            code = "no_store" if entry.route == "store" else "unknown_worker"
+            problem = refusal(code, f"no {entry.route[:80]!r} is connected", "route")
+            self._context.refuse(client.name, entry.rid, problem)
+        else:
+            self._fleet.ask(client.name, entry, targets, now)
+
+    def report(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Answer `status`."""
+        self._context.finish(client.name, entry.rid, pack(self.status(now)))
+
+    def status(self, now: float) -> FleetStatus:
+        """The router's table, for people and tools."""
+        context = self._context
+        workers = [self._worker_status(worker, now) for worker in context.members.workers()]
+        return FleetStatus(
+            context.router_epoch,
+            context.instance,
+            context.is_recovering,
+            workers,
+            dict(context.committed),
+            len(self._table.waiting),
+            sum(worker.n_running for worker in workers),
+            len(context.clients),
+            {**context.counters, "sessions_moved": self._table.placer.n_moved},
+        )
+
+    def _targets(self, route: str) -> list[MemberRecord] | None:
+        members = self._context.members
+        if route == "fleet":
+            return members.workers()
+        if route == "store":
+            member = members.store()
+        else:
+            member = members.named(route.removeprefix("worker:"))
+            if member is not None and member.role != "worker":
+                member = None
+        return [member] if member is not None else None
+
+    def _worker_status(self, worker: MemberRecord, now: float) -> WorkerStatus:
+        facts = worker.hello.worker
+        return WorkerStatus(
+            worker.name,
+            worker.epoch,
+            worker.shown_state(self._context.committed_of(worker.policy)),
+            worker.policy,
+            worker.version,
+            facts.engine if facts else "",
+            facts.slots if facts else 0,
+            len(worker.requests),
+            worker.beat.n_tokens,
+            int((now - worker.beat_at) * 1000),
+            worker.beat.stalled_ms,
+            facts.pid if facts else 0,
+        )

@@ -1,0 +1,241 @@
+"""What clients ask of the router for a `generate`: submitted, placed, aborted, acknowledged.
+
+Spec: docs/protocol.md, "Commands".
+"""
+
+from collections import defaultdict
+
+from bus.backoff import Chance
+from bus.codec import pack
+from bus.entry import Entry, Placement
+from bus.errors import RemoteProtocolError
+from bus.messages.delivery import Accepted, Ack, AttemptList, Queued
+from bus.messages.generation import Abort
+from bus.versions import VersionRule
+from router.admission import Admission
+from router.clients import ClientRecord
+from router.context import Context, refusal
+from router.members import SERVING, MemberRecord
+from router.requests import Request
+from router.table import RequestTable
+
+BUSY_RETRY_MS = 200
+"""A refused client waits between this and twice this."""
+
+
+class Dispatcher:
+    """The client side of the request table, and placement."""
+
+    def __init__(self, context: Context, table: RequestTable, chance: Chance) -> None:
+        self._context = context
+        self._table = table
+        self._chance = chance
+        self._admission = Admission()
+        self._resend_first_s = context.settings.leases.resend_first_s
+        self._n_arrived = 0
+
+    def submit(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """A `generate` arrives, for the first time or again."""
+        known = self._table.get(entry.rid)
+        if known is not None:
+            self._submitted_again(known, client, entry)
+            return
+        problem = self._admission.problem_of(client, entry)
+        if problem is not None:
+            self._context.count("bad_requests")
+            self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
+            return
+        if self._table.waiting.is_full:
+            self._refuse_busy(client, entry)
+            return
+        request = self._admit(client, entry, now)
+        waiting = self._table.waiting
+        if request.state == "parked" or waiting.has_lane(request) or not self._place(request, now):
+            waiting.add(request)
+
+    def acked(self, client: ClientRecord, entry: Entry, body: Ack) -> None:
+        """The client has these endings: forget the requests, free the worker's outbox.
+
+        Raises:
+            RemoteProtocolError: one of them is not the client's own; nothing was freed.
+        """
+        own = client.rid_prefix
+        if not all(rid.startswith(own) for rid, _ in body.items):
+            msg = "ack: items: a client acknowledges its own requests"
+            raise RemoteProtocolError(msg)
+        for rid, attempt in body.items:
+            request = self._table.get(rid)
+            if request is not None and request.attempt == attempt and request.state == "ended":
+                self._table.acknowledge(request)
+        member = self._context.members.named(entry.route.removeprefix("worker:"))
+        if member is not None:
+            self._context.to_member(member, "ack", entry.body)
+
+    def abort(self, client: ClientRecord, body: Abort) -> int:
+        """Stop requests of a client; each gets its own ending. Returns how many were found."""
+        if body.everything:
+            found = self._table.of_client(client.name)
+        else:
+            named = (self._table.get(rid) for rid in body.rids)
+            found = [r for r in named if r is not None and r.client == client.name]
+        at_worker: defaultdict[str, list[str]] = defaultdict(list)
+        for request in found:
+            if request.state in {"queued", "parked"}:
+                request.advance("aborted")
+                self._table.forget(request)
+                self._context.to_client(client.name, Entry("cancelled", request.rid))
+            elif request.state != "ended":
+                at_worker[request.worker].append(request.rid)
+        for name, rids in at_worker.items():
+            member = self._context.members.named(name)
+            if member is not None:
+                self._context.to_member(member, "abort", pack(Abort(rids)))
+        return len(found)
+
+    def client_gone(self, client: ClientRecord) -> None:
+        """A client stayed silent too long or left: stop its work, forget its requests."""
+        fenced: defaultdict[str, AttemptList] = defaultdict(list)
+        for request in self._table.of_client(client.name):
+            if request.worker:
+                fenced[request.worker].append((request.rid, request.attempt))
+            self._table.unload(request)
+            self._table.forget(request)
+        for name, items in fenced.items():
+            self._table.fence(self._context.members.named(name), items, "client gone")
+
+    def refresh_worker(self, worker: MemberRecord, now: float) -> None:
+        """A worker's state or version changed: it may serve now, or no longer."""
+        is_serving = (
+            worker.state == "live"
+            and worker.beat.state in SERVING
+            and worker.version >= self._context.committed_of(worker.policy)
+        )
+        self._table.placer.update(worker, is_serving=is_serving)
+        if is_serving:
+            self.dispatch_waiting(now)
+
+    def dispatch_waiting(self, now: float) -> None:
+        """Place whoever can be placed, in order."""
+        waiting, placer = self._table.waiting, self._table.placer
+        if not placer.has_changed:
+            return  # whoever waits was turned down by these very workers
+        placer.has_changed = False
+        for key in waiting.lanes():
+            request = waiting.first(key)
+            while request is not None and self._place(request, now):
+                waiting.remove(request)
+                request = waiting.first(key)
+
+    def tick(self, now: float) -> None:
+        """Time passes: refuse the late, report the queued, re-send the unconfirmed."""
+        for request in self._table.waiting:
+            if request.deadline_at <= now:
+                self._expire(request)
+        self.dispatch_waiting(now)
+        self._report_queued()
+        for request in [r for r in self._table.sent.values() if r.resend_at <= now]:
+            member = self._context.members.named(request.worker)
+            if member is not None:
+                request.resend_at = now + self._resend_first_s * 1.5 ** min(request.n_sent, 4)
+                request.n_sent += 1
+                self._send(request, member, now)
+
+    def recovered(self, now: float) -> None:
+        """Nobody claimed the parked requests in time: they are queued like any other."""
+        for request in self._table.in_state("parked"):
+            request.advance("recovered")
+            self._table.waiting.add(request)
+        self._table.placer.has_changed = True  # nobody has tried these yet
+        self.dispatch_waiting(now)
+
+    def _admit(self, client: ClientRecord, entry: Entry, now: float) -> Request:
+        place = entry.place or Placement("")
+        is_parked = place.resend and self._context.is_recovering
+        request = Request(entry.rid, client.name, place, "parked" if is_parked else "queued")
+        request.rule = self._admission.rule(place.versions)
+        request.body = entry.body
+        request.deadline_at = now + entry.deadline_ms / 1000
+        self._n_arrived += 1
+        request.order = self._n_arrived
+        self._table.add(request)
+        return request
+
+    def _refuse_busy(self, client: ClientRecord, entry: Entry) -> None:
+        self._context.count("refused_busy")
+        message = f"{len(self._table.waiting)} requests wait already; submit again later"
+        retry_after_ms = BUSY_RETRY_MS + int(BUSY_RETRY_MS * self._chance.random())
+        problem = refusal("busy", message, retry_after_ms=retry_after_ms)
+        self._context.refuse(client.name, entry.rid, problem)
+
+    def _submitted_again(self, known: Request, client: ClientRecord, entry: Entry) -> None:
+        if known.client != client.name:
+            message = "another client uses this rid"
+            self._context.refuse(client.name, entry.rid, refusal("duplicate_rid", message, "rid"))
+        elif known.state == "running":
+            body = pack(Accepted([(known.rid, known.attempt)]))
+            self._context.out.send(client.peer, Entry("accepted", route=known.worker, body=body))
+        elif known.state != "ended":
+            known.is_reported = False
+
+    def _place(self, request: Request, now: float) -> bool:
+        place, table = request.place, self._table
+        committed = self._context.committed_of(place.policy)
+        worker = table.placer.choose(place, request.rule, committed)
+        if worker is None:
+            return False
+        request.attempt = self._context.next_attempt()
+        request.worker = worker.name
+        request.advance("dispatched")
+        request.n_sent = 1
+        request.resend_at = now + self._resend_first_s
+        table.load(request, worker)
+        table.sent[request.rid] = request
+        self._send(request, worker, now)
+        return True
+
+    def _send(self, request: Request, worker: MemberRecord, now: float) -> None:
+        place = request.place
+        rule = request.rule
+        if rule is not None:
+            place = _made_concrete(place, rule, self._context.committed_of(place.policy))
+        self._context.out.send(
+            worker.peer,
+            Entry(
+                "generate",
+                request.rid,
+                request.attempt,
+                worker.epoch,
+                request.client,
+                max(1, int((request.deadline_at - now) * 1000)),
+                place,
+                request.body,
+            ),
+        )
+
+    def _expire(self, request: Request) -> None:
+        request.advance("expired")
+        self._table.forget(request)
+        policy, rid = request.place.policy, request.rid
+        committed = self._context.committed_of(policy)
+        if self._table.placer.has_serving(policy, request.rule, committed):
+            message = "the deadline passed while it waited for a free worker"
+            self._context.refuse(request.client, rid, refusal("deadline", message), "expired")
+        else:
+            wanted = request.place.versions
+            message = f"no worker served policy {policy!r} at {wanted} before the deadline"
+            problem = refusal("version_unavailable", message, "place.versions")
+            self._context.refuse(request.client, rid, problem)
+
+    def _report_queued(self) -> None:
+        told: defaultdict[str, list[str]] = defaultdict(list)
+        for request in [*self._table.waiting, *self._table.sent.values()]:
+            if not request.is_reported:
+                request.is_reported = True
+                told[request.client].append(request.rid)
+        for client, rids in told.items():
+            self._context.to_client(client, Entry("queued", body=pack(Queued(rids))))
+
+
+def _made_concrete(place: Placement, rule: VersionRule, committed: int) -> Placement:
+    """What the worker checks: a rule that needs no ledger."""
+    return Placement(place.policy, rule.concrete(committed), place.session, place.group, place.cost)

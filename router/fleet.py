@@ -1,0 +1,186 @@
+"""Commands to members: sent to each target, re-sent until taken up, one result per target.
+
+Spec: docs/protocol.md, "Commands to members".
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import Raw
+
+from bus.codec import pack
+from bus.entry import Entry
+from bus.messages.control import FleetOutcome, WorkerOutcome
+from bus.messages.delivery import Accepted, Ack
+from bus.messages.endings import Problem
+from router.context import Context
+from router.members import MemberRecord
+
+Results = dict[str, WorkerOutcome]
+"""By member name."""
+OnDone = Callable[[Results, list[str], float], None]
+"""(results, silent members, now)."""
+OnResult = Callable[[MemberRecord, WorkerOutcome, float], None]
+
+DONE_KEPT_S = 60.0
+"""A finished command is remembered this long, in case its client asks again."""
+
+
+@dataclass(slots=True)
+class MemberCommand:
+    """One command under way to one or more members."""
+
+    rid: str
+    kind: str
+    body: Raw
+    deadline_at: float
+    on_done: OnDone
+    on_result: OnResult | None = None
+    waiting: dict[str, str] = field(default_factory=dict[str, str])
+    """sub-rid -> member name."""
+    results: Results = field(default_factory=dict[str, WorkerOutcome])
+    silent: list[str] = field(default_factory=list[str])
+
+
+@dataclass(slots=True)
+class _Part:
+    """The share of one member in a command."""
+
+    rid: str
+    command: MemberCommand
+    entry: Entry
+    deadline_at: float
+    resend_at: float
+    n_sent: int = 1
+    is_accepted: bool = False
+
+
+class Fleet:
+    """All member commands under way."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._commands: dict[str, MemberCommand] = {}
+        self._parts: dict[str, _Part] = {}
+        self._done: dict[str, tuple[float, Entry]] = {}
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def is_known(self, client: str, rid: str) -> bool:
+        """Whether this rid is under way or done; a done one is answered again."""
+        done = self._done.get(rid)
+        if done is not None:
+            self._context.to_client(client, done[1])
+        return done is not None or rid in self._commands
+
+    def ask(self, client: str, entry: Entry, targets: Sequence[MemberRecord], now: float) -> None:
+        """A client's command to members; answered with one `finished(FleetOutcome)`."""
+
+        def answer(results: Results, silent: list[str], at: float) -> None:
+            body = pack(FleetOutcome(list(results.values()), silent))
+            reply = Entry("finished", entry.rid, body=body)
+            self._done[entry.rid] = (at + DONE_KEPT_S, reply)
+            self._context.to_client(client, reply)
+
+        deadline_at = now + entry.deadline_ms / 1000
+        command = MemberCommand(entry.rid, entry.kind, entry.body, deadline_at, answer)
+        self.start(command, targets, now)
+
+    def start(self, command: MemberCommand, targets: Sequence[MemberRecord], now: float) -> None:
+        """Send a command to its targets."""
+        self._commands[command.rid] = command
+        for member in targets:
+            self._send_first(command, member, now)
+        self._finish_if_complete(command, now)
+
+    def accepted(self, body: Accepted) -> None:
+        """Members took these up: no need to send them again."""
+        for rid, attempt in body.items:
+            part = self._parts.get(rid)
+            if part is not None and part.entry.attempt == attempt:
+                part.is_accepted = True
+
+    def ended(self, member: MemberRecord, entry: Entry, now: float) -> None:
+        """A member's ending: keep it, acknowledge it."""
+        ack = pack(Ack([(entry.rid, entry.attempt)]))
+        self._context.to_member(member, "ack", ack)
+        part = self._parts.get(entry.rid)
+        if part is None or part.entry.attempt != entry.attempt:
+            return
+        outcome = WorkerOutcome(member.name, entry.kind, entry.body)
+        self._settle(part, member, outcome, now)
+
+    def member_lost(self, member: MemberRecord, now: float) -> None:
+        """A member is gone: its shares end as silent."""
+        for rid in sorted(member.commands):
+            part = self._parts.get(rid)
+            if part is not None:
+                self._context.count("silent_members")
+                self._settle(part, member, None, now)
+        member.commands.clear()
+
+    def tick(self, now: float) -> None:
+        """Time passes: re-send what was not taken up, give up at the deadline."""
+        for part in list(self._parts.values()):
+            member = self._context.members.named(part.command.waiting.get(part.rid, ""))
+            if member is None or part.deadline_at <= now:
+                self._settle(part, member, None, now)
+            elif not part.is_accepted and part.resend_at <= now:
+                first_s = self._context.settings.leases.resend_first_s
+                part.resend_at = now + first_s * 1.5 ** min(part.n_sent, 4)
+                part.n_sent += 1
+                self._context.out.send(member.peer, part.entry)
+        for rid in [rid for rid, (until, _) in self._done.items() if until <= now]:
+            del self._done[rid]
+
+    def _send_first(self, command: MemberCommand, member: MemberRecord, now: float) -> None:
+        sub_rid = f"{command.rid}@{member.name}"
+        left_ms = max(1, int((command.deadline_at - now) * 1000))
+        entry = Entry(
+            command.kind,
+            sub_rid,
+            self._context.next_attempt(),
+            member.epoch,
+            "",
+            left_ms,
+            None,
+            command.body,
+        )
+        first_s = self._context.settings.leases.resend_first_s
+        self._parts[sub_rid] = _Part(sub_rid, command, entry, command.deadline_at, now + first_s)
+        command.waiting[sub_rid] = member.name
+        member.commands.add(sub_rid)
+        self._context.out.send(member.peer, entry)
+
+    def _settle(
+        self, part: _Part, member: MemberRecord | None, outcome: WorkerOutcome | None, now: float
+    ) -> None:
+        command = part.command
+        self._parts.pop(part.rid, None)
+        name = command.waiting.pop(part.rid, "")
+        if member is not None:
+            member.commands.discard(part.rid)
+        if outcome is None:
+            command.silent.append(name)
+        else:
+            command.results[name] = outcome
+            if command.on_result is not None and member is not None:
+                command.on_result(member, outcome, now)
+        self._finish_if_complete(command, now)
+
+    def _finish_if_complete(self, command: MemberCommand, now: float) -> None:
+        if not command.waiting and self._commands.pop(command.rid, None) is not None:
+            command.on_done(command.results, command.silent, now)
+
+
+def is_share(rid: str) -> bool:
+    """Whether this rid names one member's share of a command; clients cannot use such a rid."""
+    return "@" in rid
+
+
+def problem_of(outcome: WorkerOutcome, body: object) -> str:
+    """Why a member did not finish, in a few words."""
+    if isinstance(body, Problem):
+        return f"{body.code}: {body.message}"
+    return outcome.kind

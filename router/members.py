@@ -1,0 +1,165 @@
+"""Workers and stores as the router sees them: their records, leases and life cycle."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from bus.errors import LocalProtocolError
+from bus.ids import Peer
+from bus.messages.membership import Beat, Hello, Member
+
+MemberState = Literal["joining", "live", "gone"]
+
+MEMBER_LIFE: dict[MemberState, dict[str, MemberState]] = {
+    # said hello; its first beat tells what it runs and which weights it attests
+    "joining": {"hello": "joining", "beat": "live", "goodbye": "gone", "expired": "gone"},
+    "live": {"hello": "live", "beat": "live", "goodbye": "gone", "expired": "gone"},
+    "gone": {},
+}
+"""state -> event -> state. A new epoch is a new record; `gone` leaves the table."""
+
+SERVING = frozenset({"ready", "updating"})
+"""Beat states in which a worker takes new requests (an update swaps between two steps)."""
+
+
+class MemberRecord:
+    """One lease of one worker or store."""
+
+    __slots__ = (
+        "beat",
+        "beat_at",
+        "boot",
+        "capacity",
+        "commands",
+        "epoch",
+        "expires_at",
+        "free_index",
+        "hello",
+        "is_catching_up",
+        "name",
+        "outstanding_cost",
+        "peer",
+        "problem",
+        "requests",
+        "retry_update_at",
+        "role",
+        "state",
+        "version",
+    )
+
+    def __init__(self, peer: Peer, hello: Hello, expires_at: float) -> None:
+        self.peer = peer
+        self.hello = hello
+        self.name = hello.name
+        self.role = hello.role
+        self.boot = hello.boot
+        self.epoch = hello.epoch
+        self.state: MemberState = "joining"
+        self.expires_at = expires_at
+        self.beat = Beat(seq=-1, state="starting")
+        self.beat_at = expires_at
+        self.version = 0
+        slots = hello.worker.slots if hello.worker else 0
+        self.capacity = slots + slots // 4 + 1 if slots else 0
+        """Most requests at the worker: its slots and a small queue that hides the round trip."""
+        self.requests: set[str] = set()
+        """rids sent or running here."""
+        self.outstanding_cost = 0
+        """Estimated tokens of those; what placement balances."""
+        self.commands: set[str] = set()
+        """Member commands (sub-rids) sent and not ended."""
+        self.free_index = -1
+        self.is_catching_up = False
+        self.retry_update_at = 0.0
+        self.problem = ""
+        """Why the last weight update failed here; empty when it did not."""
+
+    @property
+    def policy(self) -> str:
+        """Policy whose weights it serves; empty for a store."""
+        return self.hello.worker.policy if self.hello.worker else ""
+
+    def advance(self, event: str) -> MemberState:
+        """Move along MEMBER_LIFE.
+
+        Raises:
+            LocalProtocolError: the event has no meaning in this state; nothing changed.
+        """
+        following = MEMBER_LIFE[self.state].get(event)
+        if following is None:
+            msg = f"member {self.name}: {event!r} cannot happen while {self.state!r}"
+            raise LocalProtocolError(msg)
+        self.state = following
+        return following
+
+    def public(self, committed: int) -> Member:
+        """What clients are told."""
+        return Member(
+            name=self.name,
+            epoch=self.epoch,
+            stream=self.hello.worker.stream if self.hello.worker else "",
+            state=self.shown_state(committed),
+            version=self.version,
+            policy=self.policy,
+        )
+
+    def shown_state(self, committed: int) -> str:
+        """One word for people: the worker's own state unless the router knows better."""
+        if self.state == "joining":
+            return "joining"
+        if self.role == "worker" and self.version < committed and self.beat.state in SERVING:
+            return "stale"
+        return self.beat.state
+
+
+class Members:
+    """All live members, by name and by connection."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, MemberRecord] = {}
+        self._by_peer: dict[Peer, MemberRecord] = {}
+
+    def __iter__(self) -> Iterator[MemberRecord]:
+        return iter(self._by_name.values())
+
+    def named(self, name: str) -> MemberRecord | None:
+        """The member with this name."""
+        return self._by_name.get(name)
+
+    def at(self, peer: Peer) -> MemberRecord | None:
+        """The member on this connection."""
+        return self._by_peer.get(peer)
+
+    def workers(self, policy: str | None = None) -> list[MemberRecord]:
+        """Workers, in the order they joined; of one policy if given."""
+        return [
+            member
+            for member in self._by_name.values()
+            if member.role == "worker" and policy in (None, member.policy)
+        ]
+
+    def store(self) -> MemberRecord | None:
+        """The weight store, if one is here."""
+        return next((m for m in self._by_name.values() if m.role == "store"), None)
+
+    def add(self, record: MemberRecord) -> None:
+        """Take a new lease into the table."""
+        self._by_name[record.name] = record
+        self._by_peer[record.peer] = record
+
+    def rebind(self, record: MemberRecord, peer: Peer) -> Peer:
+        """The same lease on a fresh connection; returns the old one."""
+        old = record.peer
+        self._by_peer.pop(old, None)
+        record.peer = peer
+        self._by_peer[peer] = record
+        return old
+
+    def remove(self, record: MemberRecord) -> None:
+        """The lease is over."""
+        if self._by_name.get(record.name) is record:
+            del self._by_name[record.name]
+        self._by_peer.pop(record.peer, None)
+
+    def expired(self, now: float) -> list[MemberRecord]:
+        """Members whose lease has run out."""
+        return [member for member in self._by_name.values() if member.expires_at <= now]

@@ -1,0 +1,182 @@
+"""Who is on the bus: hellos, beats, leases, farewells, for members and clients alike.
+
+Spec: docs/protocol.md, "Membership".
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+from bus.codec import PROTOCOL_VERSION, pack, unpack
+from bus.entry import Entry
+from bus.ids import Peer
+from bus.messages.membership import (
+    Beat,
+    ClientBeat,
+    Dismissed,
+    Goodbye,
+    Hello,
+    Lease,
+    Member,
+    Members,
+    Welcome,
+)
+from bus.validation import check_name
+from router.clients import ClientRecord
+from router.context import Context
+from router.members import MemberRecord
+
+OWN_PAUSE_GRACE_S = 2.0
+"""Every lease gets at least this much more after the router itself was frozen."""
+
+OnLost = Callable[[MemberRecord, str, float], None]
+OnBeat = Callable[[MemberRecord, bool, float], None]
+"""(member, whether its state or version changed, now)."""
+
+
+class Membership:
+    """Keeps the tables of members and clients true."""
+
+    def __init__(self, context: Context, on_beat: OnBeat, on_lost: OnLost) -> None:
+        self._context = context
+        self._on_beat = on_beat
+        self._on_lost = on_lost
+        self._last_tick_at: float | None = None
+
+    def hello(self, peer: Peer, hello: Hello, now: float) -> None:
+        """Somebody introduces themselves on a new connection, or again on the same."""
+        low, high = hello.protocol
+        problem = check_name(hello.name)
+        if not low <= PROTOCOL_VERSION <= high:
+            spoken = f"this router speaks protocol {PROTOCOL_VERSION}, the peer {low} to {high}"
+            self.dismiss(peer, "protocol", spoken)
+        elif problem is not None:
+            self.dismiss(peer, "bad-hello", problem.message)
+        elif (hello.role == "worker") != (hello.worker is not None):
+            self.dismiss(peer, "bad-hello", "a worker, and only a worker, brings worker facts")
+        else:
+            self._outrank(hello)
+            if hello.role == "client":
+                self._client_hello(peer, hello, now)
+            else:
+                self._member_hello(peer, hello, now)
+
+    def beat(self, member: MemberRecord, entry: Entry, now: float) -> None:
+        """A member lives: renew its lease, take what it says about itself."""
+        context = self._context
+        beat = cast("Beat", unpack(entry))
+        if entry.epoch != member.epoch or beat.seq <= member.beat.seq:
+            context.count("stale_beats")
+            return
+        was = (member.state, member.beat.state, member.version)
+        member.advance("beat")
+        member.beat, member.beat_at = beat, now
+        member.version = beat.version
+        member.expires_at = now + context.settings.leases.lease_s
+        lease = Lease(context.router_epoch, context.instance, beat.seq)
+        context.to_member(member, "lease", pack(lease))
+        if member.role == "worker":
+            has_changed = was != (member.state, beat.state, member.version)
+            self._on_beat(member, has_changed, now)
+            if has_changed:
+                self._tell_members()
+
+    def client_beat(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """A client lives."""
+        client.seen_at = now
+        seq = cast("ClientBeat", unpack(entry)).seq
+        lease = Lease(self._context.router_epoch, self._context.instance, seq)
+        self._context.out.send(client.peer, Entry("lease", body=pack(lease)))
+
+    def goodbye(self, member: MemberRecord, entry: Entry, now: float) -> None:
+        """A member leaves in good order."""
+        reason = cast("Goodbye", unpack(entry)).reason
+        self._lose(member, "goodbye", reason or "left", now)
+
+    def tick(self, now: float) -> list[ClientRecord]:
+        """Judge leases; returns the clients that were silent for too long and are dropped."""
+        context = self._context
+        late_s = context.settings.leases.late_tick_s
+        if self._last_tick_at is not None and now - self._last_tick_at > late_s:
+            # We were frozen, not they: judge nobody before they could speak again.
+            context.count("own_pauses")
+            for member in context.members:
+                member.expires_at = max(member.expires_at, now + OWN_PAUSE_GRACE_S)
+        self._last_tick_at = now
+        for member in context.members.expired(now):
+            context.count("expired_leases")
+            self._lose(member, "expired", "lease expired", now)
+        gone = context.clients.silent_since(now - context.settings.client_grace_s)
+        for client in gone:
+            context.clients.remove(client)
+        return gone
+
+    def dismiss(self, peer: Peer, code: str, message: str) -> None:
+        """Turn a connection away."""
+        self._context.out.send(peer, Entry("dismissed", body=pack(Dismissed(code, message))))
+        self._context.out.forget(peer)
+
+    def _outrank(self, hello: Hello) -> None:
+        """Peers obey upwards only: be above every router that this one has obeyed."""
+        context = self._context
+        if hello.router_instance != context.instance and hello.router_epoch >= context.router_epoch:
+            context.router_epoch = hello.router_epoch + 1
+
+    def _client_hello(self, peer: Peer, hello: Hello, now: float) -> None:
+        replaced = self._context.clients.join(hello.name, hello.boot, peer, now)
+        if replaced is not None:
+            self.dismiss(replaced, "replaced", "the same client name said hello elsewhere")
+        self._welcome(peer, self._public_members())
+
+    def _member_hello(self, peer: Peer, hello: Hello, now: float) -> None:
+        context = self._context
+        expires_at = now + context.settings.leases.lease_s
+        known = context.members.named(hello.name)
+        if known is not None and known.epoch == hello.epoch:
+            known.advance("hello")
+            known.expires_at = expires_at
+            old = context.members.rebind(known, peer)
+            if old != peer:
+                context.out.forget(old)
+        else:
+            if known is not None:
+                self._replace(known, hello, now)
+            context.members.add(MemberRecord(peer, hello, expires_at))
+            context.count("joins")
+        if hello.store is not None:
+            for policy, version in hello.store.committed.items():
+                context.committed[policy] = max(version, context.committed_of(policy))
+        self._welcome(peer, [])
+        self._tell_members()
+
+    def _replace(self, known: MemberRecord, hello: Hello, now: float) -> None:
+        if known.boot != hello.boot:
+            self.dismiss(known.peer, "replaced", "a newer process has this name")
+        self._lose(known, "goodbye", "replaced by a new lease", now)
+
+    def _lose(self, member: MemberRecord, event: str, reason: str, now: float) -> None:
+        member.advance(event)
+        self._on_lost(member, reason, now)
+        self._context.members.remove(member)
+        self._context.out.forget(member.peer)
+        self._tell_members()
+
+    def _welcome(self, peer: Peer, members: list[Member]) -> None:
+        context = self._context
+        welcome = Welcome(
+            context.router_epoch, context.instance, PROTOCOL_VERSION, members, self._bulk()
+        )
+        context.out.send(peer, Entry("welcome", body=pack(welcome)))
+
+    def _tell_members(self) -> None:
+        body = pack(Members(self._public_members(), self._bulk()))
+        for client in self._context.clients:
+            self._context.out.send(client.peer, Entry("members", body=body))
+
+    def _public_members(self) -> list[Member]:
+        context = self._context
+        workers = context.members.workers()
+        return [worker.public(context.committed_of(worker.policy)) for worker in workers]
+
+    def _bulk(self) -> str:
+        store = self._context.members.store()
+        return store.hello.store.bulk if store is not None and store.hello.store else ""

@@ -1,0 +1,123 @@
+"""The request table: every `generate` the router knows, and what each worker carries of it."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from bus.codec import pack
+from bus.entry import NO_BODY, Entry
+from bus.ids import Attempt
+from bus.messages.delivery import AttemptList, Fenced, Lost
+from router.context import Context
+from router.members import MemberRecord
+from router.placement import Placer
+from router.requests import Request
+from router.waiting import WaitingRoom
+
+
+class RequestTable:
+    """Requests by rid; keeps the workers' loads and the placer's free lists in step with them."""
+
+    def __init__(self, context: Context, placer: Placer) -> None:
+        self._context = context
+        self._requests: dict[str, Request] = {}
+        self.placer = placer
+        self.waiting = WaitingRoom(context.settings.queue_limit)
+        self.sent: dict[str, Request] = {}
+        """Placed and not yet confirmed, oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def get(self, rid: str) -> Request | None:
+        """The request with this rid."""
+        return self._requests.get(rid)
+
+    def of_client(self, client: str) -> list[Request]:
+        """A client's requests, in order of arrival."""
+        return [r for r in self._requests.values() if r.client == client]
+
+    def at_worker(self, worker: str) -> list[Request]:
+        """Requests placed at a worker, ended ones included."""
+        return [r for r in self._requests.values() if r.worker == worker]
+
+    def in_state(self, state: str) -> list[Request]:
+        """Requests in one state, in order of arrival."""
+        return [r for r in self._requests.values() if r.state == state]
+
+    def add(self, request: Request) -> None:
+        """A new request."""
+        self._requests[request.rid] = request
+
+    def forget(self, request: Request) -> None:
+        """The request leaves the table."""
+        self.waiting.remove(request)
+        self.sent.pop(request.rid, None)
+        self._requests.pop(request.rid, None)
+        self.placer.has_changed = True  # who waited behind it is first now
+
+    def load(self, request: Request, worker: MemberRecord) -> None:
+        """The worker carries this request from now on."""
+        worker.requests.add(request.rid)
+        worker.outstanding_cost += request.place.cost
+        if len(worker.requests) >= worker.capacity:
+            self.placer.refresh(worker)
+
+    def unload(self, request: Request) -> None:
+        """The worker carries it no more."""
+        worker = self._context.members.named(request.worker)
+        if worker is None or request.rid not in worker.requests:
+            return
+        was_full = len(worker.requests) >= worker.capacity
+        worker.requests.discard(request.rid)
+        worker.outstanding_cost -= request.place.cost
+        if was_full:
+            self.placer.refresh(worker)
+
+    def finish(self, request: Request) -> None:
+        """An ending came, for the first time or again; the record waits for the client's ack."""
+        if request.state != "ended":
+            self.unload(request)
+            self.sent.pop(request.rid, None)
+            request.body = NO_BODY
+        request.advance("ended")
+
+    def acknowledge(self, request: Request) -> None:
+        """The client has the ending: the request leaves the table."""
+        request.advance("acked")
+        del self._requests[request.rid]
+
+    def confirm(self, request: Request) -> None:
+        """The worker has begun: the router needs the body no more."""
+        request.advance("accepted")
+        request.body = NO_BODY
+        self.sent.pop(request.rid, None)
+
+    def adopt(self, request: Request, worker: MemberRecord, attempt: Attempt) -> None:
+        """A worker already runs this (the router was restarted): take its word."""
+        self.waiting.remove(request)
+        request.attempt = attempt
+        request.worker = worker.name
+        request.n_sent = 1
+        request.body = NO_BODY
+        request.advance("adopted")
+        self.load(request, worker)
+        self._context.count("adopted")
+
+    def lose(self, requests: Iterable[Request], worker: MemberRecord, reason: str) -> None:
+        """Executions are gone with their worker: tell each client once, forget them."""
+        told: defaultdict[str, AttemptList] = defaultdict(list)
+        for request in requests:
+            self.unload(request)
+            told[request.client].append((request.rid, request.attempt))
+            request.advance("lost")
+            self.forget(request)
+        for client, items in told.items():
+            self._context.count("lost", len(items))
+            body = pack(Lost(items, worker.name, reason))
+            self._context.to_client(client, Entry("lost", route=worker.name, body=body))
+
+    def fence(self, worker: MemberRecord | None, items: AttemptList, reason: str) -> None:
+        """Tell a worker that these executions are not its own any more."""
+        if worker is not None and items:
+            self._context.count("fenced", len(items))
+            self._context.to_member(worker, "fenced", pack(Fenced(items, reason)))

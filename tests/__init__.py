@@ -1,0 +1,1 @@
+"""Tests; `tests/unit`, `conversation`, `conformance`, `architecture` need no socket."""

@@ -1,0 +1,1 @@
+"""What must hold for all of the source code, whatever it does."""

@@ -1,0 +1,108 @@
+"""The source code as syntax trees, and which module imports which; nothing is executed."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_SOURCE = {"build", "dist", "docs", "runs"}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file."""
+
+    path: Path
+    """Relative to the repository."""
+    name: str
+    """Dotted; a package's `__init__.py` has the package's name."""
+
+    @cached_property
+    def text(self) -> str:
+        """What the file says."""
+        return (ROOT / self.path).read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Parsed when a test asks, so that a file with an error fails its own tests only."""
+        return ast.parse(self.text, str(self.path))
+
+    @property
+    def n_lines(self) -> int:
+        """Lines, blank ones and comments included."""
+        return len(self.text.splitlines())
+
+    @property
+    def package(self) -> str:
+        """The top-level folder it is in."""
+        return self.path.parts[0]
+
+    def __str__(self) -> str:
+        return self.path.as_posix()
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, absolute: `from a.b import c` is `a.b.c`."""
+
+    name: str
+    line: int
+    is_top_level: bool
+    """Executed when the module is imported, not when a function is called."""
+
+
+@cache
+def source_modules() -> tuple[Module, ...]:
+    """Every Python file below a top-level folder of the repository."""
+    folders = sorted(
+        path
+        for path in ROOT.iterdir()
+        if path.is_dir() and path.name not in NOT_SOURCE and path.name.isidentifier()
+    )
+    return tuple(_module(file) for folder in folders for file in sorted(folder.rglob("*.py")))
+
+
+def _module(file: Path) -> Module:
+    path = file.relative_to(ROOT)
+    parts = path.with_suffix("").parts
+    if parts[-1] == "__init__":
+        parts = parts[:-1]
+    return Module(path, ".".join(parts))
+
+
+def imports_of(module: Module) -> Iterator[Import]:
+    """Every name that a module imports, wherever the statement stands."""
+    is_package = module.path.name == "__init__.py"
+    in_functions = {
+        id(statement)
+        for function in ast.walk(module.tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for statement in ast.walk(function)
+    }
+    for node in ast.walk(module.tree):
+        is_top_level = id(node) not in in_functions
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, is_top_level)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, module.name.split("."), is_package=is_package)
+            for alias in node.names:
+                yield Import(f"{base}.{alias.name}", node.lineno, is_top_level)
+
+
+def _absolute(node: ast.ImportFrom, importer: list[str], *, is_package: bool) -> str:
+    n_kept = len(importer) - node.level + is_package if node.level else 0
+    return ".".join([*importer[:n_kept], *filter(None, [node.module])])
+
+
+def imported_modules(module: Module) -> Iterator[Module]:
+    """The modules of this repository that a module imports from."""
+    modules_by_name = {each.name: each for each in source_modules()}
+    for imported in imports_of(module):
+        name = imported.name
+        while name and name not in modules_by_name:
+            name = name.rpartition(".")[0]
+        if name:
+            yield modules_by_name[name]

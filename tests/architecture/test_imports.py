@@ -1,0 +1,150 @@
+"""Imports point one way, heavy packages stay in their corner, and cores import nothing impure."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.source_tree import (
+    ROOT,
+    Import,
+    Module,
+    imported_modules,
+    imports_of,
+    source_modules,
+)
+
+MIDDLE = {"router", "engine_worker", "trainer_adapter"}
+
+# Package -> the other packages of this repository it may import.
+LAW: dict[str, set[str]] = {
+    "bus": set(),
+    "router": {"bus"},
+    "engine_worker": {"bus"},
+    "trainer_adapter": {"bus"},
+    "launcher": {"bus"} | MIDDLE,
+    "rolloutbus": {"bus", "launcher"} | MIDDLE,
+    "examples": {"rolloutbus"},
+    "benchmarks": {"bus", "launcher", "rolloutbus", "examples"} | MIDDLE,
+    "tests": {"bus", "launcher", "rolloutbus", "examples", "benchmarks"} | MIDDLE,
+}
+
+# `rolloutbus demo` runs a program of examples/; only when it is asked to, hence in a function.
+LAZY_EXCEPTIONS = {("launcher", "examples")}
+
+# Imported package -> the files that may import it.
+CORNERS = {
+    "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",
+    "torch": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests|benchmarks)/.*",
+    "transformers": r"engine_worker/engines/.*|(examples|tests|benchmarks)/.*",
+    "tokenizers": r"(trainer_adapter|examples|tests|benchmarks)/.*",
+    "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",
+    "accelerate": r"engine_worker/engines/.*",
+    "sglang": r"engine_worker/engines/sglang.*|tests/gpu/.*",
+    "matplotlib": r"(examples|benchmarks)/.*",
+    "typer": r"launcher/.*|tests/.*",
+    "rich": r"(launcher|examples)/.*",
+    "unittest.mock": r"",
+}
+
+IMPURE = {
+    "asyncio",
+    "concurrent",
+    "datetime",
+    "logging",
+    "multiprocessing",
+    "os",
+    "random",
+    "secrets",
+    "selectors",
+    "signal",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+    "torch",
+    "uuid",
+    "uvloop",
+    "zmq",
+}
+CORE_FILE = re.compile(r"(.*_)?core\.py")
+PURE_FILES = re.compile(r"bus/(messages/.*|ids|entry|errors|effects)(\.py)?")
+
+MODULES = pytest.mark.parametrize("module", source_modules(), ids=str)
+
+
+def _is_from(imported: Import, package: str) -> bool:
+    return imported.name == package or imported.name.startswith(f"{package}.")
+
+
+def _pure_modules() -> list[Module]:
+    """The cores, what they are made of, and everything of ours that those import."""
+    found = {
+        module.name: module
+        for module in source_modules()
+        if module.package != "tests"
+        and (CORE_FILE.fullmatch(module.path.name) or PURE_FILES.fullmatch(str(module)))
+    }
+    waiting = list(found.values())
+    while waiting:
+        for module in imported_modules(waiting.pop()):
+            if module.name not in found:
+                found[module.name] = module
+                waiting.append(module)
+    return sorted(found.values(), key=str)
+
+
+def _unlawful(module: Module) -> Iterator[str]:
+    for imported in imports_of(module):
+        package = imported.name.split(".")[0]
+        if package not in LAW or package == module.package or package in LAW[module.package]:
+            continue
+        if (module.package, package) in LAZY_EXCEPTIONS and not imported.is_top_level:
+            continue
+        yield f"{module}:{imported.line} imports {imported.name}"
+
+
+def test_every_package_has_a_place_in_the_import_law() -> None:
+    assert {module.package for module in source_modules()} <= set(LAW)
+
+
+@MODULES
+def test_imports_point_one_way(module: Module) -> None:
+    assert list(_unlawful(module)) == []
+
+
+@MODULES
+def test_heavy_packages_are_imported_only_in_their_corner(module: Module) -> None:
+    strays = [
+        f"{module}:{imported.line} imports {imported.name}"
+        for imported in imports_of(module)
+        for package, files in CORNERS.items()
+        if _is_from(imported, package) and not re.fullmatch(files, str(module))
+    ]
+    assert strays == []
+
+
+@pytest.mark.parametrize("module", _pure_modules(), ids=str)
+def test_cores_and_what_they_import_are_pure(module: Module) -> None:
+    impure = [
+        f"{module}:{imported.line} imports {imported.name}"
+        for imported in imports_of(module)
+        if imported.name.split(".")[0] in IMPURE
+    ]
+    assert impure == []
+
+
+@pytest.mark.skipif(not (ROOT / "rolloutbus/__init__.py").exists(), reason="no public package")
+def test_public_package_imports_without_optional_packages() -> None:
+    block = "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'sglang']))"
+    result = subprocess.run(
+        [sys.executable, "-c", f"{block}; import rolloutbus"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,232 @@
+"""One entry of each kind, every field of its body set to something telling.
+
+`NAMES` maps the name of a vector to its entry: `<kind>` for all kinds with one body,
+`finished.<command>` and `cancelled.<command>` for the two whose body depends on the command,
+`finished.fleet` for a command that went to several members.
+"""
+
+import struct
+
+import msgspec
+
+from bus.entry import NO_BODY, Entry, Placement
+from bus.messages import control, delivery, endings, generation, host, membership, stream, weights
+
+RID = "trainer/7"
+ATTEMPT = (3, 41)
+BOOT = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+INSTANCE = "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf"
+EPOCH = f"{BOOT}.2"
+VERSION = 2**40 + 5
+"""Above 32 bits, so that a narrow integer shows."""
+BULK = "tcp://127.0.0.1:7005"
+STREAM = "tcp://127.0.0.1:7004"
+POLICY = "default"
+
+TOKENS = struct.pack("<3i", 1, 258, 32000)
+LOGPROBS = struct.pack("<3f", -0.5, -1.25, -2.0)
+BEHAVIOUR = struct.pack("<3f", -0.25, -1.0, -2.0)
+RUNS = [(VERSION - 1, 2), (VERSION, 1)]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+SAMPLING = generation.Sampling(
+    max_new_tokens=64,
+    min_new_tokens=2,
+    temperature=0.75,
+    top_p=0.5,
+    top_k=40,
+    min_p=0.125,
+    repetition_penalty=1.5,
+    frequency_penalty=0.25,
+    presence_penalty=-0.25,
+    seed=-(2**40),
+    stop_token_ids=[2, 32000],
+    ignore_eos=True,
+)
+TENSORS = [
+    weights.Tensor("lm_head.weight", "F32", (32000, 64), 0, 8192000, 2**64 - 1),
+    weights.Tensor("norm.weight", "BF16", (64,), 8192000, 128, 1),
+]
+MEMBER = membership.Member("w0", EPOCH, STREAM, "ready", VERSION, POLICY)
+PROBLEM = endings.Problem(
+    "bad_request", "top_p is 2; it must be at most 1", "not_started", "sampling.top_p", 250
+)
+
+_EVENTS: dict[str, msgspec.Struct] = {
+    "hello": membership.Hello(
+        role="worker",
+        name="w0",
+        boot=BOOT,
+        epoch=EPOCH,
+        router_epoch=3,
+        protocol=(1, 2),
+        worker=membership.WorkerFacts(
+            POLICY, STREAM, 8, 4096, 32001, "transformers", ["generate", "pause"], [2], 4242
+        ),
+        store=membership.StoreFacts(BULK, {POLICY: VERSION}),
+        router_instance=INSTANCE,
+    ),
+    "welcome": membership.Welcome(3, INSTANCE, 1, [MEMBER], BULK),
+    "members": membership.Members([MEMBER], BULK),
+    "dismissed": membership.Dismissed("unknown-peer", "say hello again"),
+    "beat": membership.Beat(
+        seq=900,
+        version=VERSION,
+        state="paused",
+        steps=12345,
+        free=6,
+        running=[(RID, ATTEMPT, "trainer")],
+        outbox=[("trainer/6", (3, 40), "trainer")],
+        n_tokens=70000,
+        stalled_ms=12.5,
+    ),
+    "client_beat": membership.ClientBeat(900),
+    "lease": membership.Lease(3, INSTANCE, 900),
+    "goodbye": membership.Goodbye("engine_crashed"),
+    "queued": delivery.Queued([RID]),
+    "accepted": delivery.Accepted([(RID, ATTEMPT)]),
+    "ack": delivery.Ack([(RID, ATTEMPT)]),
+    "lost": delivery.Lost([(RID, ATTEMPT)], "w0", "lease_expired"),
+    "fenced": delivery.Fenced([(RID, ATTEMPT)], "superseded"),
+    "deltas": stream.Deltas(
+        rids=[RID, "trainer/8"],
+        attempts=[ATTEMPT, (3, 42)],
+        seqs=[7, 0],
+        counts=[2, 1],
+        tokens=TOKENS,
+        logprobs=LOGPROBS,
+        versions=[VERSION - 1, VERSION],
+        finishes=[(1, "length")],
+        behaviour_logprobs=BEHAVIOUR,
+    ),
+    "idle": stream.Idle([RID], [ATTEMPT], [9]),
+    "pull_manifest": weights.PullManifest(POLICY, VERSION),
+    "manifest": weights.Manifest(POLICY, VERSION, "host-1", "rb-5f", 8192128, TENSORS),
+    "pull_chunk": weights.PullChunk(POLICY, VERSION, 4096, 8),
+    "chunk": weights.Chunk(4096, bytes(range(8))),
+    "push_chunk": weights.PushChunk(POLICY, VERSION, 4096, bytes(range(8))),
+    "engine_ready": host.EngineReady("transformers", 32001, 4096, 8, [2], ["generate", "pause"]),
+    "engine_failed": host.EngineFailed("the model's folder has no config.json"),
+    "engine_beat": host.EngineBeat(12345, 2, 1, 640, VERSION),
+}
+
+_COMMANDS: dict[str, msgspec.Struct] = {
+    "generate": generation.Generate(
+        TOKENS, SAMPLING, stream=True, prefix=generation.Prefix(TOKENS, LOGPROBS, RUNS, BEHAVIOUR)
+    ),
+    "abort": generation.Abort(["trainer/5", "trainer/6"], everything=True),
+    "repair": generation.Repair("trainer/6", (3, 40), 5),
+    "pause": control.Pause("retract"),
+    "resume": control.Resume(),
+    "sleep": control.Sleep(["weights", "kv_cache"]),
+    "wake_up": control.WakeUp(["weights"]),
+    "flush_cache": control.FlushCache(),
+    "server_info": control.ServerInfo(),
+    "shutdown": control.Shutdown(drain=False),
+    "open_session": control.OpenSession("conv-1"),
+    "close_session": control.CloseSession("conv-1"),
+    "status": control.Status(),
+    "reserve_version": weights.ReserveVersion(POLICY, TENSORS),
+    "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1]),
+    "publish_version": weights.PublishVersion(POLICY, VERSION, "retract", "quorum"),
+    "prepare_update": weights.PrepareUpdate(POLICY, VERSION, BULK),
+    "commit_update": weights.CommitUpdate(POLICY, VERSION, "finish_old"),
+    "abort_update": weights.AbortUpdate(POLICY, VERSION),
+    "record_commit": weights.RecordCommit(POLICY, VERSION),
+}
+
+_ROUTES = {
+    "repair": "worker:w0",
+    **dict.fromkeys(
+        ("pause", "resume", "sleep", "wake_up", "flush_cache", "server_info", "shutdown"), "fleet"
+    ),
+    **dict.fromkeys(("reserve_version", "seal_version", "record_commit"), "store"),
+}
+"""Where a client sends each command; empty for the others: the router answers or places it."""
+
+_GENERATED = generation.Generated(
+    tokens=TOKENS,
+    logprobs=LOGPROBS,
+    versions=RUNS,
+    finish_reason="length",
+    digest=2**64 - 1,
+    n_prompt_tokens=3,
+    behaviour_logprobs=BEHAVIOUR,
+    n_resumed=2,
+    queue_ms=1.5,
+    run_ms=250.25,
+)
+_MEMORY = control.Memory({"kv_cache": 2**33, "weights": 2**31}, ["kv_cache", "weights"])
+_DONE = endings.Done("nothing was running")
+_FLEET_OUTCOME = control.FleetOutcome(
+    [
+        control.WorkerOutcome("w0", "finished", msgspec.Raw(_encode(_DONE))),
+        control.WorkerOutcome("w1", "failed", msgspec.Raw(_encode(PROBLEM))),
+    ],
+    ["w2"],
+)
+_FLEET_STATUS = control.FleetStatus(
+    router_epoch=3,
+    instance=INSTANCE,
+    recovering=False,
+    workers=[
+        control.WorkerStatus(
+            *("w0", EPOCH, "ready", POLICY, VERSION, "transformers"), 8, 2, 640, 120, 12.5, 4242
+        )
+    ],
+    committed={POLICY: VERSION},
+    n_queued=4,
+    n_running=2,
+    n_clients=1,
+    counters={"fenced": 1, "lost": 0},
+)
+
+_RESULTS: dict[str, msgspec.Struct] = {
+    **dict.fromkeys(("pause", "resume", "shutdown", "open_session", "close_session"), _DONE),
+    **dict.fromkeys(("seal_version", "abort_update", "record_commit", "push_chunk"), _DONE),
+    "generate": _GENERATED,
+    "abort": generation.Aborted(2),
+    "repair": generation.Repaired(5, TOKENS, LOGPROBS, RUNS, BEHAVIOUR),
+    "sleep": _MEMORY,
+    "wake_up": _MEMORY,
+    "flush_cache": control.Flushed(640),
+    "server_info": control.ServerFacts(
+        "transformers", VERSION, "ready", 12345, 2, 1, 640, 32001, 4096, 8
+    ),
+    "status": _FLEET_STATUS,
+    "reserve_version": weights.Reserved(VERSION, "host-1", "rb-5f", 8192128),
+    "publish_version": weights.Published(
+        VERSION, [weights.WorkerUpdate("w0", is_active=True, stall_ms=8.5, problem="late")]
+    ),
+    "prepare_update": weights.Prepared(VERSION, 8192128, "shm", 15.5),
+    "commit_update": weights.Committed(VERSION, 8.5, 2, 1),
+    "fleet": _FLEET_OUTCOME,
+}
+
+
+def _entry(kind: str, body: msgspec.Struct | None, **header: object) -> Entry:
+    raw = NO_BODY if body is None else msgspec.Raw(_encode(body))
+    return msgspec.structs.replace(Entry(kind, body=raw), **header)
+
+
+def _command(kind: str, body: msgspec.Struct) -> Entry:
+    place = None
+    if kind == "generate":
+        place = Placement(POLICY, "max-staleness:2", "conv-1", "prompt-9", 67, -5, resend=True)
+    return _entry(kind, body, rid=RID, route=_ROUTES.get(kind, ""), deadline_ms=30000, place=place)
+
+
+def _ending(kind: str, body: msgspec.Struct | None) -> Entry:
+    """As a worker sends it: the route names the client."""
+    return _entry(kind, body, rid=RID, attempt=ATTEMPT, epoch=EPOCH, route="trainer")
+
+
+NAMES: dict[str, Entry] = {
+    **{kind: _entry(kind, body, epoch=EPOCH, route="w0") for kind, body in _EVENTS.items()},
+    **{kind: _command(kind, body) for kind, body in _COMMANDS.items()},
+    **{kind: _ending(kind, PROBLEM) for kind in ("failed", "expired", "refused")},
+    **{f"finished.{command}": _ending("finished", body) for command, body in _RESULTS.items()},
+    "cancelled.generate": _ending("cancelled", _GENERATED),
+    "cancelled.empty": _ending("cancelled", None),
+}

@@ -1,0 +1,45 @@
+"""Fixtures that every test may use: a seed that is printed, and randomness drawn from it."""
+
+import random
+import secrets
+import zlib
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="run with the seed of an earlier run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Under xdist the workers use the seed that the controller chose and printed.
+    from_controller: dict[str, Any] = getattr(config, "workerinput", {})
+    if "seed" in from_controller:
+        config.option.seed = from_controller["seed"]
+    elif config.option.seed is None:
+        config.option.seed = secrets.randbelow(2**32)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - xdist's class is not public
+    node.workerinput["seed"] = node.config.option.seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.option.seed} (--seed {config.option.seed} repeats this run)"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed of this test's own, the same in each run with the same `--seed`; shown on failure."""
+    run_seed: int = request.config.option.seed
+    test_seed = zlib.crc32(f"{run_seed}/{request.node.nodeid}".encode())
+    print(f"seed={test_seed} (run again with --seed {run_seed})")
+    return test_seed
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    """Randomness that can be repeated."""
+    return random.Random(seed)

@@ -1,0 +1,131 @@
+"""A real store process, and just enough of a router for it to serve."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from bus.codec import pack, unpack, unpack_result
+from bus.entry import Entry
+from bus.errors import EngineFailed
+from bus.ids import Peer
+from bus.messages.delivery import Ack
+from bus.messages.endings import Problem
+from bus.messages.membership import Beat, Hello, Lease, Welcome
+from bus.messages.weights import Published, PublishVersion, RecordCommit
+from bus.zmq_ports import RouterPort
+from trainer_adapter.rollout import FleetResult
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 20.0
+
+
+class StoreHarness:
+    """Stands in for the router and for a client: leases the store, passes commands on."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.endpoint = f"ipc://{run_dir}/backend"
+        self._process: asyncio.subprocess.Process | None = None
+        self.hello: Hello | None = None
+        self._port = RouterPort([self.endpoint], self._arrived)
+        self._peer: Peer | None = None
+        self._leased = asyncio.Event()
+        self._endings: dict[str, asyncio.Future[Entry]] = {}
+        self._n_sent = 0
+
+    @property
+    def bulk(self) -> str:
+        assert self.hello is not None
+        assert self.hello.store is not None
+        return self.hello.store.bulk
+
+    async def start(self, **settings: object) -> None:
+        self._leased.clear()
+        whole = {"router": self.endpoint, "directory": f"{self.run_dir}/store", **settings}
+        command = ["-m", "trainer_adapter.store", "--settings-json", json.dumps(whole)]
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.DEVNULL
+        )
+        leased = asyncio.create_task(self._leased.wait())
+        died = asyncio.create_task(self._process.wait())
+        await asyncio.wait((leased, died), timeout=READY_S, return_when="FIRST_COMPLETED")
+        assert leased.done(), f"the store did not join; exit status {self._process.returncode}"
+        died.cancel()
+
+    async def command(
+        self, kind: str, body: msgspec.Struct, *, route: str = "", deadline_s: float
+    ) -> FleetResult | msgspec.Struct:
+        if isinstance(body, PublishVersion):
+            commit = RecordCommit(body.policy, body.version)
+            await self.command("record_commit", commit, route="store", deadline_s=deadline_s)
+            return Published(version=body.version, workers=[])
+        assert route == "store"
+        ending = await self._ask(kind, body, deadline_s)
+        if ending.kind == "finished":
+            return FleetResult({"store": unpack_result(kind, ending)})
+        problem = unpack(ending)
+        assert isinstance(problem, Problem)
+        return FleetResult({"store": EngineFailed(problem)})
+
+    async def stop(self) -> int:
+        assert self._process is not None
+        self._process.terminate()
+        return await self._process.wait()
+
+    async def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+
+    async def close(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            await self.stop()
+        self._port.close()
+
+    async def _ask(self, kind: str, body: msgspec.Struct, deadline_s: float) -> Entry:
+        assert self._peer is not None
+        assert self.hello is not None
+        self._n_sent += 1
+        rid = f"test/{self._n_sent}@store"
+        attempt = (1, self._n_sent)
+        self._endings[rid] = asyncio.get_running_loop().create_future()
+        entry = Entry(kind, rid, attempt, self.hello.epoch, body=pack(body))
+        self._port.send(self._peer, entry)
+        async with asyncio.timeout(deadline_s):
+            ending = await self._endings[rid]
+        self._port.send(self._peer, Entry("ack", body=pack(Ack([(rid, attempt)]))))
+        return ending
+
+    def _arrived(self, peer: Peer, entries: list[Entry]) -> None:
+        for entry in entries:
+            match unpack(entry) if entry.kind != "finished" else None:
+                case Hello() as hello:
+                    self.hello, self._peer = hello, peer
+                    welcome = Welcome(router_epoch=1, instance="test", protocol=1, members=[])
+                    self._port.send(peer, Entry("welcome", body=pack(welcome)))
+                case Beat(seq):
+                    lease = Lease(router_epoch=1, instance="test", seq=seq)
+                    self._port.send(peer, Entry("lease", body=pack(lease)))
+                    # Set by the second beat: then the store has had the answer to its first.
+                    if seq > 1:
+                        self._leased.set()
+                case _:
+                    future = self._endings.get(entry.rid)
+                    if future is not None and not future.done():
+                        future.set_result(entry)
+
+
+@asynccontextmanager
+async def store_harness(run_dir: Path, **settings: object) -> AsyncGenerator[StoreHarness]:
+    """A leased store in a process of its own; stopped at the end."""
+    harness = StoreHarness(run_dir)
+    try:
+        await harness.start(**settings)
+        yield harness
+    finally:
+        await harness.close()

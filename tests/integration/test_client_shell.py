@@ -1,0 +1,322 @@
+"""The client's shells over real sockets, against a router and a worker played by the test."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+
+from bus.codec import pack, topic_of, unpack
+from bus.entry import Entry
+from bus.errors import ActorStopped, PeerLost, Refused
+from bus.ids import Attempt, Peer
+from bus.messages.control import FleetOutcome, FleetStatus, WorkerOutcome
+from bus.messages.delivery import Accepted
+from bus.messages.endings import Done
+from bus.messages.generation import Abort, Aborted, Generate, Generated, Sampling
+from bus.messages.membership import Lease, Member, Welcome
+from bus.messages.stream import Deltas
+from bus.zmq_ports import PubPort, RouterPort
+from trainer_adapter.client import RolloutClient, connect
+from trainer_adapter.rollout import RolloutCancelled
+from trainer_adapter.settings import ClientSettings
+from trainer_adapter.subscriber import StreamRow, StreamSubscriber
+from trainer_adapter.sync_client import connect_sync
+
+pytestmark = pytest.mark.integration
+
+ATTEMPT: Attempt = (1, 1)
+DEADLINE_S = 20.0
+
+
+class PretendFleet:
+    """Router and worker in one: token i of a rollout is prompt[0] + i; a step per loop tick.
+
+    Prompts that begin with 13 are sampled one token at a time until they are aborted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._router = RouterPort([f"ipc://{folder}/router"], self._on_batch)
+        self._pub = PubPort(f"ipc://{folder}/stream")
+        self.address = self._router.endpoints[0]
+        self.stream_endpoint = self._pub.endpoint
+        self.aborted: set[str] = set()
+        self.something_aborted = asyncio.Event()
+        self.goodbye = asyncio.Event()
+        self._endless: dict[str, int] = {}
+
+    def close(self) -> None:
+        self._router.close()
+        self._pub.close()
+
+    def _on_batch(self, peer: Peer, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._answer(entry, lambda reply: self._router.send(peer, reply))
+
+    def _answer(self, entry: Entry, say: Callable[[Entry], None]) -> None:
+        match entry.kind:
+            case "hello":
+                member = Member("w0", "b.1", self.stream_endpoint, "live", 0, "default")
+                say(Entry("welcome", body=pack(Welcome(1, "r", 1, [member]))))
+            case "client_beat":
+                say(Entry("lease", body=pack(Lease(1, "r", 1))))
+            case "generate":
+                self._generate(entry, say)
+            case "abort":
+                self._abort(cast("Abort", unpack(entry)), say)
+                say(Entry("finished", entry.rid, body=pack(Aborted(1))))
+            case "status":
+                status = FleetStatus(1, "r", False, [], {}, 0, 0, 1, {})  # noqa: FBT003
+                say(Entry("finished", entry.rid, body=pack(status)))
+            case "open_session" | "close_session":
+                say(Entry("finished", entry.rid, body=pack(Done())))
+            case "goodbye":
+                self.goodbye.set()
+            case "pause" | "resume":
+                outcome = FleetOutcome([WorkerOutcome("w0", "finished", pack(Done()))], [])
+                say(Entry("finished", entry.rid, body=pack(outcome)))
+            case _:
+                pass
+
+    def _generate(self, entry: Entry, say: Callable[[Entry], None]) -> None:
+        body = cast("Generate", unpack(entry))
+        first = int(np.frombuffer(body.prompt, "<i4")[0])
+        accepted = Accepted([(entry.rid, ATTEMPT)])
+        say(Entry("accepted", route="w0", body=pack(accepted)))
+        if first == 13:
+            self._endless[entry.rid] = 0
+            self._step(entry.rid)
+            return
+        tokens = np.arange(first, first + body.sampling.max_new_tokens, dtype="<i4")
+        self._publish(entry.rid, 0, tokens)
+        say(self._ending("finished", entry.rid, tokens, "length"))
+
+    def _step(self, rid: str) -> None:
+        if rid not in self._endless:
+            return
+        n_tokens = self._endless[rid]
+        self._publish(rid, n_tokens, np.array([13 + n_tokens], "<i4"))
+        self._endless[rid] += 1
+        asyncio.get_running_loop().call_later(0.002, self._step, rid)
+
+    def _abort(self, body: Abort, say: Callable[[Entry], None]) -> None:
+        for rid in list(self._endless) if body.everything else body.rids:
+            self.aborted.add(rid)
+            n_tokens = self._endless.pop(rid, None)
+            if n_tokens is not None:
+                tokens = np.arange(13, 13 + n_tokens, dtype="<i4")
+                say(self._ending("cancelled", rid, tokens, "abort"))
+        self.something_aborted.set()
+
+    def _publish(self, rid: str, seq: int, tokens: np.ndarray) -> None:
+        body = Deltas(
+            [rid], [ATTEMPT], [seq], [len(tokens)], tokens.tobytes(), _logprobs(tokens), [0]
+        )
+        entry = Entry("deltas", epoch="b.1", route="w0", body=pack(body))
+        self._pub.publish(topic_of(rid.split("/", maxsplit=1)[0]), entry)
+
+    @staticmethod
+    def _ending(kind: str, rid: str, tokens: np.ndarray, reason: str) -> Entry:
+        body = Generated(
+            tokens=tokens.tobytes(),
+            logprobs=_logprobs(tokens),
+            versions=[(0, len(tokens))],
+            finish_reason=msgspec.convert(reason, Generated.__annotations__["finish_reason"]),
+            digest=xxhash.xxh3_64_intdigest(tokens.tobytes()),
+            n_prompt_tokens=1,
+        )
+        return Entry(kind, rid, ATTEMPT, "b.1", "w0", body=pack(body))
+
+
+def _logprobs(tokens: np.ndarray) -> bytes:
+    return (-tokens.astype("<f4") / 100).tobytes()
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[PretendFleet]:
+    fleet = PretendFleet(tmp_path)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+async def client(fleet: PretendFleet) -> AsyncIterator[RolloutClient]:
+    async with asyncio.timeout(DEADLINE_S), connect(fleet.address, name="trainer") as client:
+        yield client
+
+
+async def test_generate_returns_arrays(client: RolloutClient) -> None:
+    rollout = await client.generate([5, 1, 2], Sampling(max_new_tokens=4))
+    assert rollout.tokens.tolist() == [5, 6, 7, 8]
+    assert rollout.logprobs.tolist() == pytest.approx([-0.05, -0.06, -0.07, -0.08])
+
+
+async def test_a_batch_comes_back_in_order_as_one_group_per_prompt(client: RolloutClient) -> None:
+    prompts = [[100 * n] for n in range(1, 9)]
+    groups = await client.generate_batch(prompts, Sampling(max_new_tokens=3), n=4)
+    assert [len(group) for group in groups] == [4] * 8
+    for prompt, group in zip(prompts, groups, strict=True):
+        assert {tuple(rollout.tokens.tolist()) for rollout in group} == {
+            (prompt[0], prompt[0] + 1, prompt[0] + 2)
+        }
+    assert len({rollout.rid for group in groups for rollout in group}) == 32
+
+
+async def test_thousands_of_requests_run_side_by_side(client: RolloutClient) -> None:
+    groups = await client.generate_batch([[n] for n in range(20, 270)], Sampling(), n=8)
+    assert sum(len(group) for group in groups) == 2000
+
+
+async def test_a_stream_is_the_rollout(client: RolloutClient) -> None:
+    deltas = [delta async for delta in client.stream([5], Sampling(max_new_tokens=6))]
+    assert np.concatenate([delta.tokens for delta in deltas]).tolist() == [5, 6, 7, 8, 9, 10]
+    assert [delta.finish_reason for delta in deltas][-1] == "length"
+
+
+async def test_leaving_a_stream_aborts_its_request(
+    fleet: PretendFleet, client: RolloutClient
+) -> None:
+    held: list[int] = []
+    async for delta in client.stream([13], Sampling()):
+        held += delta.tokens.tolist()
+        if len(held) >= 5:
+            break
+    await fleet.something_aborted.wait()
+    assert held == list(range(13, 13 + len(held)))
+
+
+async def test_cancelling_a_waiting_call_aborts_its_request(
+    fleet: PretendFleet, client: RolloutClient
+) -> None:
+    task = asyncio.create_task(client.generate([13], Sampling()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await fleet.something_aborted.wait()
+
+
+async def test_abort_ends_a_rollout_with_what_was_sampled(client: RolloutClient) -> None:
+    task = asyncio.create_task(client.generate([13], Sampling()))
+    await asyncio.sleep(0)
+    assert await client.abort() == 1
+    with pytest.raises(RolloutCancelled) as caught:
+        await task
+    assert caught.value.partial.finish_reason == "abort"
+
+
+async def test_control_commands_return_typed_results(client: RolloutClient) -> None:
+    paused = await client.pause("drain")
+    assert paused.by_worker == {"w0": Done()}
+    assert (await client.resume(target="w0")).silent == []
+    assert (await client.status()).router_epoch == 1
+    async with client.session("conversation") as name:
+        assert name == "conversation"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        ([], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        ([2**31], {}, "prompt"),
+        ([[1, 2]], {}, "prompt"),
+        ([1.5], {}, "prompt"),
+        ([1], {"versions": "newest"}, "place.versions"),
+        ([1], {"priority": 1000}, "place.priority"),
+        ([1], {"session": "no spaces"}, "place.session"),
+    ],
+)
+async def test_bad_input_is_refused_and_the_field_named(
+    client: RolloutClient, prompt: list[int], options: dict[str, str], field: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        await client.generate(prompt, Sampling(), **options)  # type: ignore[arg-type]
+    assert caught.value.field is not None
+    assert caught.value.field.endswith(field.removeprefix("place."))
+
+
+async def test_leaving_the_client_ends_its_callers_and_says_goodbye(fleet: PretendFleet) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        async with connect(fleet.address) as client:
+            task = asyncio.create_task(client.generate([13], Sampling()))
+            await asyncio.sleep(0)
+        with pytest.raises(ActorStopped):
+            await task
+        await fleet.goodbye.wait()
+        with pytest.raises(ActorStopped):
+            await client.generate([5], Sampling())
+
+
+async def test_without_a_router_connecting_fails_in_time(tmp_path: Path) -> None:
+    settings = ClientSettings(name="c", router=f"ipc://{tmp_path}/none", connect_timeout_s=0.3)
+    with pytest.raises(PeerLost, match="no router answered"):
+        async with RolloutClient(settings):
+            pass
+
+
+async def test_a_subscriber_sees_the_stream_of_another_client(
+    fleet: PretendFleet, client: RolloutClient
+) -> None:
+    rows: dict[str, list[StreamRow]] = {}
+    async with StreamSubscriber([fleet.stream_endpoint], client="trainer") as subscriber:
+
+        async def watch() -> None:
+            async for row in subscriber:
+                rows.setdefault(row.rid, []).append(row)
+                if row.seq == 0 and len(rows) > 3:
+                    return
+
+        watching = asyncio.create_task(watch())
+        while not watching.done():  # subscriptions take a moment to reach the publisher
+            await client.generate([5], Sampling(max_new_tokens=4))
+        for row in (seen[0] for seen in rows.values()):
+            assert row.tokens.tolist() == [5, 6, 7, 8]
+            assert (row.worker, row.attempt, row.version) == ("w0", ATTEMPT, 0)
+
+
+def test_a_plain_script_uses_the_same_names(tmp_path: Path) -> None:
+    started = threading.Event()
+    stop: list[Callable[[], None]] = []
+    address: list[str] = []
+
+    async def serve() -> None:
+        fleet = PretendFleet(tmp_path)
+        address.append(fleet.address)
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def finish() -> None:
+            loop.call_soon_threadsafe(done.set)
+
+        stop.append(finish)
+        started.set()
+        await done.wait()
+        fleet.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert started.wait(DEADLINE_S)
+    try:
+        with connect_sync(address[0], name="script") as client:
+            assert client.generate([5], Sampling(max_new_tokens=2)).tokens.tolist() == [5, 6]
+            assert len(client.generate_batch([[5], [6]], Sampling(max_new_tokens=2), n=2)) == 2
+            tokens = [
+                token
+                for delta in client.stream([5], Sampling(max_new_tokens=3))
+                for token in delta.tokens.tolist()
+            ]
+            assert tokens == [5, 6, 7]
+            assert client.pause().by_worker == {"w0": Done()}
+            with client.session("conversation"):
+                assert client.status().router_epoch == 1
+        with pytest.raises(ActorStopped):
+            client.generate([5], Sampling())
+    finally:
+        stop[0]()
+        thread.join()

@@ -1,0 +1,233 @@
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.bulk import BulkLink
+from bus.errors import EngineFailed, Refused
+from bus.host import SHM_DIR
+from bus.manifest import DTYPE_BYTES, digest_of
+from bus.messages.weights import Manifest, PrepareUpdate, PullManifest
+from bus.shm import SegmentWriter
+from engine_worker.engine import TensorSpec
+from engine_worker.weights.receiver import WeightReceiver
+from tests.integration.store_harness import ROOT, StoreHarness, store_harness
+from trainer_adapter.named_tensors import DTYPE_NAMES, named_tensors
+from trainer_adapter.publisher import WeightPublisher
+from trainer_adapter.weight_writer import WeightWriter
+
+pytestmark = pytest.mark.integration
+
+
+class TiedModel(torch.nn.Module):
+    """Odd shapes, several dtypes, strides, a scalar, tied weights; 9.6 MiB, so three chunks."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def weight(*shape: int) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.randn(shape, generator=generator))
+
+        self.embed = weight(1031, 257)
+        self.head = self.embed
+        self.narrow = torch.nn.Parameter(weight(333, 7).detach().bfloat16())
+        self.strided = torch.nn.Parameter(weight(1024, 2048).detach().t())
+        self.scale = torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+
+def specs_of(model: torch.nn.Module) -> list[TensorSpec]:
+    return [
+        TensorSpec(name, DTYPE_NAMES[each.dtype], tuple(each.shape), each.nbytes)
+        for name, each in named_tensors(model)
+    ]
+
+
+def digests_of(model: torch.nn.Module) -> dict[str, int]:
+    return {
+        name: digest_of(each.contiguous().view(-1).view(torch.uint8).numpy())
+        for name, each in named_tensors(model)
+    }
+
+
+def prepare(harness: StoreHarness, version: int) -> PrepareUpdate:
+    return PrepareUpdate(policy="default", version=version, bulk=harness.bulk)
+
+
+async def pull_elsewhere(
+    harness: StoreHarness, version: int, specs: Sequence[TensorSpec], transport: str
+) -> dict[str, object]:
+    """What a receiver in another process got."""
+    ask = json.dumps({"policy": "default", "version": version, "bulk": harness.bulk})
+    rows = json.dumps([(each.name, each.dtype, each.shape, each.size_bytes) for each in specs])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.integration.weight_puller",
+        ask,
+        rows,
+        transport,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    return json.loads(output)
+
+
+@pytest.mark.parametrize("pull", ["shm", "tcp"])
+@pytest.mark.parametrize("push", ["shm", "tcp"])
+async def test_a_published_model_arrives_bit_exact(
+    tmp_path: Path, seed: int, push: str, pull: str
+) -> None:
+    model = TiedModel(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness, writer=WeightWriter(may_map=push == "shm"))
+        published = await publisher.publish(model, deadline_s=30.0)
+        got = await pull_elsewhere(harness, published.version, specs_of(model), pull)
+    assert got == {"transport": pull, "digests": digests_of(model)}
+    assert "head" not in digests_of(model)
+
+
+async def test_each_version_has_its_own_bytes_while_segments_are_reused(
+    tmp_path: Path, seed: int
+) -> None:
+    async with store_harness(tmp_path, keep_committed=1) as harness:
+        publisher = WeightPublisher(harness)
+        receiver = WeightReceiver(specs_of(TiedModel(seed)))
+        for step in range(8):
+            model = TiedModel(seed + step)
+            version = (await publisher.publish(model.state_dict(), deadline_s=30.0)).version
+            await receiver.pull(prepare(harness, version), timeout_s=30.0)
+            staged = receiver.staged(version)
+            assert {name: digest_of(each) for name, each in staged.items()} == digests_of(model)
+            receiver.drop(version)
+        receiver.close()
+
+
+async def test_a_killed_store_comes_back_with_its_versions(tmp_path: Path, seed: int) -> None:
+    model = TiedModel(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        await publisher.publish(model, deadline_s=30.0)
+        await harness.kill()
+        await harness.start()
+        assert harness.hello is not None
+        assert harness.hello.store is not None
+        assert harness.hello.store.committed == {"default": 1}
+        got = await pull_elsewhere(harness, 1, specs_of(model), "shm")
+        assert got["digests"] == digests_of(model)
+        assert (await publisher.publish(model, deadline_s=30.0)).version == 2
+
+
+async def test_a_stopped_store_leaves_no_shared_memory_and_keeps_its_numbers(
+    tmp_path: Path, seed: int
+) -> None:
+    model = TiedModel(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        await publisher.publish(model, deadline_s=30.0)
+        async with BulkLink(harness.bulk) as link:
+            manifest = await link.ask("pull_manifest", PullManifest("default", 1))
+        assert isinstance(manifest, Manifest)
+        owner = manifest.segment.split("-")[1]
+        assert list(SHM_DIR.glob(f"rolloutbus-{owner}*"))
+        assert await harness.stop() == 0
+        assert list(SHM_DIR.glob(f"rolloutbus-{owner}*")) == []
+        await harness.start()
+        assert (await publisher.publish(model, deadline_s=30.0)).version == 2
+
+
+@pytest.mark.parametrize("may_map", [True, False])
+async def test_bytes_changed_after_the_seal_are_not_staged(
+    tmp_path: Path, seed: int, may_map: bool
+) -> None:
+    model = TiedModel(seed)
+    async with store_harness(tmp_path) as harness:
+        version = (await WeightPublisher(harness).publish(model, deadline_s=30.0)).version
+        async with BulkLink(harness.bulk) as link:
+            manifest = await link.ask("pull_manifest", PullManifest("default", version))
+        assert isinstance(manifest, Manifest)
+        tensor = manifest.tensors[-1]
+        SegmentWriter().content(manifest.segment, manifest.size_bytes)[tensor.offset] ^= 1
+        receiver = WeightReceiver(specs_of(model), may_map=may_map)
+        with pytest.raises(EngineFailed) as caught:
+            await receiver.pull(prepare(harness, version), timeout_s=30.0)
+    assert (caught.value.code, caught.value.field) == ("digest_mismatch", f"tensors.{tensor.name}")
+    with pytest.raises(KeyError):
+        receiver.staged(version)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda specs: specs[1:], "tensors.embed"),
+        (lambda specs: [*specs, TensorSpec("extra", "F32", (1,), 4)], "tensors.extra"),
+        (lambda specs: [TensorSpec("embed", "F32", (257, 1031), 0), *specs[1:]], "tensors.embed"),
+        (lambda specs: [TensorSpec("embed", "F16", (1031, 257), 0), *specs[1:]], "tensors.embed"),
+    ],
+    ids=["unknown", "missing", "shape", "dtype"],
+)
+async def test_weights_of_another_model_are_refused_naming_the_tensor(
+    tmp_path: Path, seed: int, change: object, field: str
+) -> None:
+    model = TiedModel(seed)
+    async with store_harness(tmp_path) as harness:
+        version = (await WeightPublisher(harness).publish(model, deadline_s=30.0)).version
+        receiver = WeightReceiver(change(specs_of(model)))  # type: ignore[operator]
+        with pytest.raises(Refused) as caught:
+            await receiver.pull(prepare(harness, version), timeout_s=30.0)
+    assert (caught.value.code, caught.value.field) == ("bad_request", field)
+
+
+async def test_a_pull_survives_the_restart_of_the_store(tmp_path: Path, seed: int) -> None:
+    model = TiedModel(seed)
+    async with store_harness(tmp_path, bulk=f"ipc://{tmp_path}/bulk") as harness:
+        version = (await WeightPublisher(harness).publish(model, deadline_s=30.0)).version
+        await harness.kill()
+        receiver = WeightReceiver(specs_of(model), may_map=False)
+        pulling = asyncio.create_task(receiver.pull(prepare(harness, version), timeout_s=30.0))
+        await harness.start(bulk=f"ipc://{tmp_path}/bulk")
+        assert (await pulling).transport == "tcp"
+    staged = receiver.staged(version)
+    assert {name: digest_of(each) for name, each in staged.items()} == digests_of(model)
+
+
+async def test_a_version_that_is_not_there_is_said_at_once(tmp_path: Path, seed: int) -> None:
+    async with store_harness(tmp_path) as harness:
+        receiver = WeightReceiver(specs_of(TiedModel(seed)))
+        with pytest.raises(EngineFailed) as caught:
+            await receiver.pull(prepare(harness, 7), timeout_s=30.0)
+    assert caught.value.code == "version_unavailable"
+
+
+async def test_a_cast_applies_to_floating_point_tensors_only(tmp_path: Path) -> None:
+    tensors = {"w": torch.randn(17, 3), "ids": torch.arange(9)}
+    specs = [
+        TensorSpec("w", "BF16", (17, 3), 17 * 3 * DTYPE_BYTES["BF16"]),
+        TensorSpec("ids", "I64", (9,), 9 * DTYPE_BYTES["I64"]),
+    ]
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness, dtype=torch.bfloat16)
+        version = (await publisher.publish(tensors, deadline_s=30.0)).version
+        receiver = WeightReceiver(specs)
+        await receiver.pull(prepare(harness, version), timeout_s=30.0)
+    got = torch.frombuffer(receiver.staged(version)["w"].data, dtype=torch.bfloat16)
+    assert torch.equal(got.view(17, 3), tensors["w"].bfloat16())
+    receiver.close()
+
+
+async def test_leaving_an_update_by_an_error_publishes_nothing(tmp_path: Path, seed: int) -> None:
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        with pytest.raises(ZeroDivisionError):
+            async with publisher.begin(deadline_s=30.0) as update:
+                await update.put_all(TiedModel(seed))
+                raise ZeroDivisionError
+        async with publisher.begin(deadline_s=30.0) as second:
+            assert await second.put_all(TiedModel(seed)) == 2
+        assert second.published is not None
+        assert second.published.version == 2

@@ -1,0 +1,28 @@
+"""A worker's weight receiver in a process of its own: pulls one version, prints its digests."""
+
+import asyncio
+import json
+import sys
+
+import msgspec
+
+from bus.manifest import digest_of
+from bus.messages.weights import PrepareUpdate
+from engine_worker.engine import TensorSpec
+from engine_worker.weights.receiver import WeightReceiver
+
+
+async def main() -> None:
+    prepare = msgspec.convert(json.loads(sys.argv[1]), PrepareUpdate)
+    specs = [
+        TensorSpec(name, dtype, tuple(shape), n)
+        for name, dtype, shape, n in json.loads(sys.argv[2])
+    ]
+    receiver = WeightReceiver(specs, may_map=sys.argv[3] == "shm")
+    prepared = await receiver.pull(prepare, timeout_s=30.0)
+    digests = {name: digest_of(each) for name, each in receiver.staged(prepare.version).items()}
+    print(json.dumps({"transport": prepared.transport, "digests": digests}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

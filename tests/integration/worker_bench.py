@@ -1,0 +1,133 @@
+"""A real worker process with the fake engine, against a router that only says what a test says."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from bus.codec import pack, topic_of, unpack
+from bus.entry import Entry, Placement
+from bus.ids import Peer
+from bus.messages.generation import Generate, Sampling
+from bus.messages.membership import Beat, Hello, Lease, Welcome
+from bus.zmq_ports import RouterPort, SubPort
+
+DEADLINE_S = 20.0
+CLIENT = "client"
+
+
+Found = TypeVar("Found")
+
+
+def generate_body(n_new: int, *, stream: bool = False, prompt: tuple[int, ...] = (1, 2, 3)) -> Raw:
+    sampling = Sampling(max_new_tokens=n_new, ignore_eos=True, seed=7)
+    return pack(Generate(np.array(prompt, np.int32).tobytes(), sampling, stream=stream))
+
+
+class ScriptedRouter:
+    """Welcomes and leases everybody; keeps all that is said."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.port = RouterPort([endpoint], self._arrived)
+        self.entries: list[Entry] = []
+        self.published: list[Entry] = []
+        self.peer: Peer | None = None
+        self.hello: Hello | None = None
+        self.epoch = ""
+        self.is_silent = False
+        self.on_entry: Callable[[Entry], None] = lambda _: None
+        self._news = asyncio.Event()
+        self._sub = SubPort(self._streamed, [topic_of(CLIENT)])
+
+    def close(self) -> None:
+        self.port.close()
+        self._sub.close()
+
+    def send(self, kind: str, rid: str, body: Raw, place: Placement | None = None) -> None:
+        assert self.peer is not None
+        entry = Entry(kind, rid, (1, 1), self.epoch, CLIENT, 60_000, place, body)
+        self.port.send(self.peer, entry)
+
+    def generate(self, rid: str, body: Raw, versions: str = "any") -> None:
+        self.send("generate", rid, body, Placement("default", versions))
+
+    def said(self, kind: str, rid: str | None = None) -> list[Entry]:
+        return [e for e in self.entries if e.kind == kind and rid in (None, e.rid)]
+
+    async def until(self, condition: Callable[[], Found]) -> Found:
+        async with asyncio.timeout(DEADLINE_S):
+            while not (found := condition()):
+                self._news.clear()
+                await self._news.wait()
+            return found
+
+    async def ending(self, rid: str) -> Entry:
+        kinds = {"finished", "failed", "cancelled", "expired", "refused"}
+        found = await self.until(
+            lambda: [e for e in self.entries if e.rid == rid and e.kind in kinds]
+        )
+        return found[0]
+
+    async def joined(self) -> None:
+        await self.until(lambda: self.peer is not None and self.said("beat"))
+
+    def _arrived(self, peer: Peer, entries: list[Entry]) -> None:
+        for entry in entries:
+            self.entries.append(entry)
+            self.on_entry(entry)
+            if entry.kind == "hello":
+                hello = unpack(entry)
+                assert isinstance(hello, Hello)
+                assert hello.worker is not None
+                if self.hello is None or self.hello.worker != hello.worker:
+                    self._sub.connect(hello.worker.stream)
+                self.hello, self.peer, self.epoch = hello, peer, hello.epoch
+                self.port.send(peer, Entry("welcome", body=pack(Welcome(1, "r", 1, []))))
+            elif entry.kind == "beat" and not self.is_silent:
+                beat = unpack(entry)
+                assert isinstance(beat, Beat)
+                self.port.send(peer, Entry("lease", body=pack(Lease(1, "r", beat.seq))))
+        self._news.set()
+
+    def _streamed(self, topic: bytes, entries: list[Entry]) -> None:
+        assert topic == topic_of(CLIENT)
+        self.published += entries
+        self._news.set()
+
+
+@asynccontextmanager
+async def worker_process(
+    tmp_path: Path, **settings: object
+) -> AsyncGenerator[tuple[ScriptedRouter, asyncio.subprocess.Process]]:
+    """A worker named w0, ready; killed at the end if it is still there."""
+    endpoint = f"ipc://{tmp_path}/router"
+    router = ScriptedRouter(endpoint)
+    described: dict[str, object] = {
+        "name": "w0",
+        "router": endpoint,
+        "stream": f"ipc://{tmp_path}/stream",
+        "engine": "fake",
+        **settings,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "engine_worker",
+        f"--settings-json={msgspec.json.encode(described).decode()}",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield router, process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+        await process.wait()
+        router.close()

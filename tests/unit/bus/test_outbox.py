@@ -1,0 +1,60 @@
+"""Endings wait for acknowledgements, within bounds."""
+
+from msgspec import Raw
+
+from bus.codec import unpack
+from bus.entry import Entry
+from bus.messages.endings import Problem
+from bus.outbox import HEADER_BYTES, MAX_AGE_S, Outbox
+from bus.settings import LeaseSettings
+
+
+def ending(n: int, size_bytes: int = 10) -> Entry:
+    return Entry("finished", f"c/{n}", (1, 1), "e.1", "client", body=Raw(b"x" * size_bytes))
+
+
+def due(outbox: Outbox, now: float, epoch: str = "e.1") -> list[str]:
+    return [entry.rid for entry in outbox.due(epoch, now)]
+
+
+def test_ending_is_sent_again_with_growing_waits() -> None:
+    outbox = Outbox(LeaseSettings())
+    outbox.put("generate", ending(1), 0.0)
+    moments = [now / 10 for now in range(200) if due(outbox, now / 10)]
+    assert moments == [1.0, 2.5, 4.8, 8.2, 13.2, 18.2]
+
+
+def test_acknowledged_ending_is_forgotten() -> None:
+    outbox = Outbox(LeaseSettings())
+    outbox.put("generate", ending(1), 0.0)
+    outbox.drop([("c/1", (1, 1))])
+    assert (len(outbox), outbox.size_bytes, due(outbox, 9.0)) == (0, 0, [])
+
+
+def test_hello_makes_everything_due_under_the_new_epoch() -> None:
+    outbox = Outbox(LeaseSettings())
+    outbox.put("generate", ending(1), 0.0)
+    outbox.put("generate", ending(2), 0.0)
+    outbox.due_now(None, 0.1)
+    assert [(e.rid, e.epoch) for e in outbox.due("e.2", 0.1)] == [("c/1", "e.2"), ("c/2", "e.2")]
+    assert due(outbox, 0.2) == []
+
+
+def test_too_many_bytes_cost_the_oldest_results_but_not_their_endings() -> None:
+    outbox = Outbox(LeaseSettings(), limit_bytes=2 * (1000 + HEADER_BYTES))
+    for n in range(3):
+        outbox.put("generate", ending(n, 1000), 0.0)
+    outbox.due_now(None, 1.0)
+    kinds = {entry.rid: entry for entry in outbox.due("e.1", 1.0)}
+    problem = unpack(kinds["c/0"])
+    assert isinstance(problem, Problem)
+    assert problem.code == "internal"
+    assert kinds["c/2"].kind == "finished"
+    assert outbox.n_overflows >= 1
+
+
+def test_ending_that_nobody_fetches_is_dropped_at_last() -> None:
+    outbox = Outbox(LeaseSettings())
+    outbox.put("generate", ending(1), 0.0)
+    assert due(outbox, MAX_AGE_S + 10) == []
+    assert len(outbox) == 0

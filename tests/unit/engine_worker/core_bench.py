@@ -1,0 +1,181 @@
+"""A worker core between a scripted router and a scripted engine host."""
+
+import random
+
+import numpy as np
+
+from bus.clock import ManualClock
+from bus.codec import pack, unpack, unpack_result
+from bus.effects import Publish, Send
+from bus.entry import Entry, Placement
+from bus.ids import Attempt
+from bus.messages.endings import Problem
+from bus.messages.generation import (
+    Generate,
+    Generated,
+    Prefix,
+    Sampling,
+)
+from bus.messages.host import EngineBeat, EngineReady
+from bus.messages.membership import Beat, Lease
+from bus.messages.stream import Deltas
+from engine_worker.control import HOST_COMMANDS
+from engine_worker.core import WorkerCore
+from engine_worker.effects import ToHost, WorkerEffect
+from engine_worker.settings import WorkerSettings
+
+READY = EngineReady("fake", 64, 128, 4, [0], sorted(HOST_COMMANDS))
+KINDS_OF_ENDINGS = {"finished", "failed", "cancelled", "expired", "refused"}
+
+
+class Said:
+    """Everything a worker has asked for."""
+
+    def __init__(self, effects: list[WorkerEffect]) -> None:
+        self.effects = effects
+
+    def sent(self, kind: str, rid: str | None = None) -> list[Entry]:
+        entries = [e.entry for e in self.effects if isinstance(e, Send)]
+        return [e for e in entries if e.kind == kind and rid in (None, e.rid)]
+
+    def to_host(self, kind: str) -> list[Entry]:
+        return [e.entry for e in self.effects if isinstance(e, ToHost) and e.entry.kind == kind]
+
+    def ending(self, rid: str) -> Entry:
+        (ending,) = [
+            e.entry
+            for e in self.effects
+            if isinstance(e, Send) and e.entry.rid == rid and e.entry.kind in KINDS_OF_ENDINGS
+        ]
+        return ending
+
+    def problem(self, rid: str) -> tuple[str, str, str]:
+        ending = self.ending(rid)
+        body = unpack(ending)
+        assert isinstance(body, Problem)
+        return ending.kind, body.code, body.field
+
+    def result(self, rid: str) -> Generated:
+        body = unpack_result("generate", self.ending(rid))
+        assert isinstance(body, Generated)
+        return body
+
+    def beat(self) -> Beat:
+        beat = unpack(self.sent("beat")[-1])
+        assert isinstance(beat, Beat)
+        return beat
+
+    def rows(self) -> list[tuple[str, Attempt, int, list[int], int]]:
+        """(rid, attempt, seq, tokens, version) of everything published."""
+        found: list[tuple[str, Attempt, int, list[int], int]] = []
+        for effect in self.effects:
+            body = unpack(effect.entry) if isinstance(effect, Publish) else None
+            if not isinstance(body, Deltas):
+                continue
+            tokens, start = np.frombuffer(body.tokens, np.int32).tolist(), 0
+            for row, rid in enumerate(body.rids):
+                stop = start + body.counts[row]
+                part = tokens[start:stop]
+                found.append((rid, body.attempts[row], body.seqs[row], part, body.versions[row]))
+                start = stop
+        return found
+
+
+class Bench:
+    """A worker core between a scripted router and a scripted engine host."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.core = WorkerCore(
+            WorkerSettings("w0", "ipc:///r"), "b0" * 16, "ipc:///s", 1, random.Random(3)
+        )
+        self.said = Said(self.core.start(self.now))
+        self.steps = 0
+        self.version = 0
+
+    @property
+    def now(self) -> float:
+        return self.clock.now()
+
+    def collect(self, effects: list[WorkerEffect]) -> None:
+        self.said.effects += effects
+        self.said.effects += self.core.flush(self.now)
+
+    def router(self, *entries: Entry) -> None:
+        self.collect(self.core.bus(entries, self.now))
+
+    def host(self, *entries: Entry) -> None:
+        self.collect(self.core.host(entries, self.now))
+
+    def join(self) -> None:
+        self.host(Entry("engine_ready", body=pack(READY)))
+        self.lease()
+
+    def lease(self) -> None:
+        self.router(Entry("lease", body=pack(Lease(1, "r", self.said.beat().seq))))
+
+    def pass_time(self, seconds: float, *, beats: bool = True) -> None:
+        for _ in range(round(seconds / 0.05)):
+            self.clock.advance(0.05)
+            n_beats = len(self.said.sent("beat"))
+            self.collect(self.core.tick(self.now))
+            if beats:
+                self.engine_beat()
+            if len(self.said.sent("beat")) > n_beats:
+                self.lease()
+
+    def engine_beat(self) -> None:
+        self.host(Entry("engine_beat", body=pack(EngineBeat(self.steps, 0, 0, 0, self.version))))
+
+    def command(
+        self,
+        kind: str,
+        rid: str,
+        body: object,
+        place: Placement | None = None,
+        deadline_s: float = 5.0,
+    ) -> None:
+        packed = pack(body)  # type: ignore[arg-type] - every body is a struct
+        epoch = self.core.member.epoch
+        self.router(
+            Entry(kind, rid, (1, 1), epoch, "client", round(1000 * deadline_s), place, packed)
+        )
+
+    def generate(
+        self,
+        rid: str,
+        *,
+        stream: bool = False,
+        versions: str = "any",
+        prefix: Prefix | None = None,
+        deadline_s: float = 5.0,
+        prompt: tuple[int, ...] = (1, 2),
+    ) -> None:
+        body = Generate(
+            np.array(prompt, np.int32).tobytes(),
+            Sampling(max_new_tokens=100),
+            stream=stream,
+            prefix=prefix,
+        )
+        self.command("generate", rid, body, Placement("default", versions), deadline_s)
+
+    def step(
+        self, rows: dict[str, list[int]], finishes: dict[str, str] | None = None, version: int = 0
+    ) -> None:
+        tokens = [token for row in rows.values() for token in row]
+        deltas = Deltas(
+            rids=list(rows),
+            attempts=[(1, 1)] * len(rows),
+            seqs=[0] * len(rows),
+            counts=[len(row) for row in rows.values()],
+            tokens=np.array(tokens, np.int32).tobytes(),
+            logprobs=(-np.array(tokens, np.float32)).tobytes(),
+            versions=[version] * len(rows),
+            finishes=[(list(rows).index(rid), why) for rid, why in (finishes or {}).items()],
+        )
+        self.steps += 1
+        self.host(Entry("deltas", body=pack(deltas)))
+
+    def host_ends(self, kind: str, rid: str, body: object) -> None:
+        packed = pack(body)  # type: ignore[arg-type] - every body is a struct
+        self.host(Entry(kind, rid, (1, 1), body=packed))

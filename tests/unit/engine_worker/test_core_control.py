@@ -1,0 +1,159 @@
+"""The worker core under control: pauses, memory, weights, crashes, shutdown."""
+
+from bus.codec import pack, unpack_result
+from bus.effects import Stop
+from bus.entry import Entry
+from bus.messages.control import FlushCache, Flushed, Memory, Pause, Resume, Shutdown, Sleep
+from bus.messages.endings import Done, Problem
+from bus.messages.host import EngineFailed, EngineReady
+from bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
+from engine_worker.effects import KillHost, StartHost
+from tests.unit.engine_worker.core_bench import Bench
+
+
+def test_paused_worker_refuses_new_requests_until_resumed(bench: Bench) -> None:
+    bench.command("pause", "c/1@w0", Pause("in_place"))
+    assert bench.core.state == "paused"
+    bench.generate("c/2")
+    assert bench.said.problem("c/2")[:2] == ("refused", "not_ready")
+    bench.host_ends("finished", "c/1@w0", Done())
+    bench.command("resume", "c/3@w0", Resume())
+    bench.host_ends("finished", "c/3@w0", Done())
+    assert bench.core.state == "ready"
+    assert bench.said.beat().state == "ready"
+
+
+def test_resume_overtakes_a_pause_that_drains(bench: Bench) -> None:
+    bench.command("pause", "c/1@w0", Pause("drain"))
+    bench.command("pause", "c/2@w0", Pause("drain"))
+    bench.command("resume", "c/3@w0", Resume())
+    assert [e.rid for e in bench.said.to_host("pause")] == ["c/1@w0"]
+    assert [e.rid for e in bench.said.to_host("resume")] == ["c/3@w0"]
+    bench.host_ends("finished", "c/1@w0", Done())
+    assert [e.rid for e in bench.said.to_host("pause")] == ["c/1@w0", "c/2@w0"]
+
+
+def test_sleep_waits_for_nobody_and_refuses_while_requests_run(bench: Bench) -> None:
+    bench.generate("c/1")
+    bench.command("sleep", "c/2@w0", Sleep(["kv_cache"]))
+    assert bench.said.problem("c/2@w0")[:2] == ("refused", "busy")
+    bench.step({"c/1": [1]}, {"c/1": "stop"})
+    bench.command("sleep", "c/3@w0", Sleep(["kv_cache"]))
+    bench.host_ends("finished", "c/3@w0", Memory({"kv_cache": 9}, ["kv_cache"]))
+    assert bench.said.beat().state == "asleep"
+
+
+def test_sleep_that_fails_leaves_the_worker_awake(bench: Bench) -> None:
+    bench.command("sleep", "c/1@w0", Sleep(["kv_cache"]))
+    bench.generate("c/2")
+    assert bench.said.problem("c/2")[:2] == ("refused", "not_ready")
+    bench.host_ends("failed", "c/1@w0", Problem("engine_failed", "no", "failed"))
+    assert bench.said.beat().state == "ready"
+
+
+def test_missing_capability_is_unsupported(new: Bench) -> None:
+    bare = EngineReady("bare", 64, 128, 4, [], ["pause", "resume"])
+    new.host(Entry("engine_ready", body=pack(bare)))
+    new.lease()
+    new.command("sleep", "c/1@w0", Sleep(["weights"]))
+    assert new.said.problem("c/1@w0")[:2] == ("failed", "unsupported")
+
+
+def test_commit_raises_the_attested_version_at_once(bench: Bench) -> None:
+    bench.command("prepare_update", "c/1@w0", PrepareUpdate("default", 4, "ipc:///bulk"))
+    bench.host_ends("finished", "c/1@w0", Prepared(4, 10, "shm", 1.0))
+    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 4, "in_place"))
+    assert bench.core.state == "updating"
+    bench.host_ends("finished", "c/2@w0", Committed(4, 1.5))
+    assert (bench.said.beat().version, bench.said.beat().stalled_ms) == (4, 1.5)
+    bench.generate("c/3", versions="min:4")
+    assert [e.rid for e in bench.said.to_host("generate")] == ["c/3"]
+
+
+def test_update_to_the_active_version_succeeds_without_the_engine(bench: Bench) -> None:
+    bench.version = 4
+    bench.engine_beat()
+    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 4, "in_place"))
+    assert bench.said.ending("c/1@w0").kind == "finished"
+    bench.command("prepare_update", "c/2@w0", PrepareUpdate("default", 3, "ipc:///bulk"))
+    assert bench.said.problem("c/2@w0")[:2] == ("failed", "stale_version")
+    assert bench.said.to_host("commit_update") == []
+
+
+def test_commit_waits_for_requests_pinned_to_the_old_version(bench: Bench) -> None:
+    bench.generate("c/1", versions="exact:0")
+    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 1, "in_place"))
+    assert bench.said.to_host("commit_update") == []
+    assert bench.core.state == "updating"
+    bench.generate("c/3", versions="exact:0")
+    assert bench.said.problem("c/3")[:2] == ("refused", "not_ready")
+    bench.step({"c/1": [1]}, {"c/1": "stop"})
+    assert len(bench.said.to_host("commit_update")) == 1
+
+
+def test_flush_cache_passes_the_hosts_answer_on(bench: Bench) -> None:
+    bench.command("flush_cache", "c/1@w0", FlushCache())
+    bench.host_ends("finished", "c/1@w0", Flushed(12))
+    assert unpack_result("flush_cache", bench.said.ending("c/1@w0")) == Flushed(12)
+
+
+def test_command_with_an_unknown_field_is_refused(bench: Bench) -> None:
+    bench.command("flush_cache", "c/1@w0", Flushed(0))
+    assert bench.said.problem("c/1@w0")[:2] == ("refused", "bad_request")
+
+
+def test_crashed_host_takes_the_worker_off_the_bus_until_another_is_ready(bench: Bench) -> None:
+    old = bench.core.member.epoch
+    bench.generate("c/1")
+    bench.collect(bench.core.host_exited("killed", bench.now))
+    assert len(bench.said.sent("goodbye")) == 1
+    assert isinstance(bench.said.effects[-1], StartHost)
+    bench.join()
+    assert bench.core.member.epoch != old
+    assert bench.said.beat().running == []
+
+
+def test_engine_that_cannot_be_built_stops_the_worker(new: Bench) -> None:
+    new.host(Entry("engine_failed", body=pack(EngineFailed("no such model"))))
+    new.collect(new.core.host_exited("exit 1", new.now))
+    assert new.said.effects[-1] == Stop("engine_failed: no such model")
+
+
+def test_too_many_crashes_stop_the_worker(bench: Bench) -> None:
+    for _ in range(5):
+        bench.collect(bench.core.host_exited("killed", bench.now))
+        bench.join()
+    bench.collect(bench.core.host_exited("killed", bench.now))
+    assert isinstance(bench.said.effects[-1], Stop)
+
+
+def test_engine_without_progress_is_killed_only_while_it_has_work(bench: Bench) -> None:
+    bench.pass_time(40.0)
+    assert not any(isinstance(effect, KillHost) for effect in bench.said.effects)
+    bench.generate("c/1", deadline_s=100.0)
+    bench.pass_time(31.0)
+    assert KillHost("the engine makes no progress") in bench.said.effects
+
+
+def test_host_that_does_not_answer_is_killed(bench: Bench) -> None:
+    bench.pass_time(31.0, beats=False)
+    assert KillHost("the engine host does not answer") in bench.said.effects
+
+
+def test_shutdown_drains_says_so_and_leaves_after_the_acknowledgements(bench: Bench) -> None:
+    bench.generate("c/1")
+    bench.command("shutdown", "c/2@w0", Shutdown(drain=True))
+    assert bench.said.beat().state == "draining"
+    bench.generate("c/3")
+    assert bench.said.problem("c/3")[:2] == ("refused", "not_ready")
+    bench.step({"c/1": [1]}, {"c/1": "stop"})
+    assert bench.said.ending("c/2@w0").kind == "finished"
+    bench.pass_time(2.1)
+    assert isinstance(bench.said.effects[-1], Stop)
+
+
+def test_shutdown_without_drain_cancels_what_runs(bench: Bench) -> None:
+    bench.generate("c/1")
+    bench.command("shutdown", "c/2@w0", Shutdown(drain=False))
+    assert bench.said.ending("c/1").kind == "cancelled"
+    assert bench.said.ending("c/2@w0").kind == "finished"

@@ -1,0 +1,70 @@
+"""Two ends of a socket pair carry batches, whole and in order, until either closes."""
+
+import asyncio
+import socket
+
+from bus.entry import Entry
+from engine_worker.host_link import HostLink
+
+
+class End:
+    """One end and what came out of it."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Entry]] = []
+        self.news = asyncio.Event()
+
+    def take(self, entries: list[Entry]) -> None:
+        self.batches.append(entries)
+        self.news.set()
+
+    @property
+    def rids(self) -> list[str]:
+        return [entry.rid for batch in self.batches for entry in batch]
+
+    async def until_has(self, n_entries: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.rids) < n_entries:
+                self.news.clear()
+                await self.news.wait()
+
+
+async def pair() -> tuple[HostLink, HostLink, End]:
+    left, right = socket.socketpair()
+    end = End()
+    return await HostLink.open(left, end.take), await HostLink.open(right, end.take), end
+
+
+async def test_entries_of_one_tick_arrive_as_one_batch() -> None:
+    left, right, end = await pair()
+    for n in range(100):
+        left.send(Entry("engine_beat", f"c/{n}"))
+    await end.until_has(100)
+    assert len(end.batches) == 1
+    assert end.rids == [f"c/{n}" for n in range(100)]
+    left.close()
+    right.close()
+    await right.closed()
+
+
+async def test_frames_larger_than_a_read_arrive_whole() -> None:
+    left, right, end = await pair()
+    route = "x" * 3_000_000
+    for n in range(3):
+        left.send(Entry("deltas", f"c/{n}", route=route))
+        left.flush()
+    await end.until_has(3)
+    assert all(entry.route == route for batch in end.batches for entry in batch)
+    left.close()
+    right.close()
+
+
+async def test_what_was_said_before_the_end_is_delivered_before_it() -> None:
+    left, right, end = await pair()
+    left.send(Entry("engine_failed", "last"))
+    left.close()
+    async with asyncio.timeout(10):
+        await right.closed()
+    assert end.rids == ["last"]
+    right.send(Entry("generate"))  # nobody is there: no error, no message
+    right.close()

@@ -1,0 +1,173 @@
+"""The vectorised sampler against a slow one that handles one row at a time."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bus.messages.generation import Sampling
+from engine_worker.engine import EngineFacts, Work
+from engine_worker.engines.request import Request, open_request
+from engine_worker.engines.sampler import Draw, Sampler, uniforms
+from tests.step_log import key
+
+VOCAB = 50
+FACTS = EngineFacts("test", VOCAB, 1000, 8, (1,))
+CPU = torch.device("cpu")
+
+
+def request(sampling: Sampling, generated: list[int] | None = None, prompt: int = 6) -> Request:
+    opened = open_request(
+        Work(key("a"), np.arange(2, 2 + prompt, dtype=np.int32), sampling), FACTS, 0
+    )
+    opened.tokens = list(generated or [])
+    return opened
+
+
+def logits(n: int, seed: int) -> torch.Tensor:
+    return torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def sample(requests: list[Request], scores: torch.Tensor) -> Draw:
+    """One draw with the requests in shuffled slots."""
+    slots = np.array([(3 * i + 1) % 16 for i in range(len(requests))])
+    sampler = Sampler(16, VOCAB, CPU)
+    for slot, one in zip(slots.tolist(), requests, strict=True):
+        sampler.enter(slot, one)
+    return sampler.sample(scores.clone(), slots)
+
+
+def reference(one: Request, row: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities float64 [vocab] before and after truncation, one rule at a time."""
+    s = one.sampling
+    scores = row.double().numpy().copy()
+    for token in range(VOCAB):
+        count = one.tokens.count(token)
+        if count or token in one.prompt.tolist():
+            by = s.repetition_penalty
+            scores[token] = scores[token] / by if scores[token] > 0 else scores[token] * by
+        scores[token] -= s.frequency_penalty * count + s.presence_penalty * (count > 0)
+        if len(one.tokens) < s.min_new_tokens and token in one.end_ids:
+            scores[token] = -np.inf
+    if s.temperature:
+        scores /= s.temperature
+    full = np.exp(scores - scores.max())
+    full /= full.sum()
+    order = np.argsort(-full, kind="stable")
+    kept, before = np.zeros(VOCAB), 0.0
+    for rank, token in enumerate(order):
+        is_kept = (not s.top_k or rank < s.top_k) and before < s.top_p
+        if (is_kept and full[token] >= full.max() * s.min_p) or rank == 0:
+            kept[token] = full[token]
+        before += full[token]
+    return full, kept / kept.sum()
+
+
+def random_sampling(rng: random.Random) -> Sampling:
+    def maybe(value: Any, default: Any) -> Any:  # noqa: ANN401
+        return value if rng.random() < 0.4 else default
+
+    return Sampling(
+        max_new_tokens=100,
+        min_new_tokens=maybe(50, 0),
+        temperature=rng.choice([0.0, 0.3, 1.0, 1.7]),
+        top_p=maybe(rng.uniform(0.05, 0.95), 1.0),
+        top_k=maybe(rng.randint(1, 60), 0),
+        min_p=maybe(rng.uniform(0.0, 0.5), 0.0),
+        repetition_penalty=maybe(rng.uniform(0.5, 2.0), 1.0),
+        frequency_penalty=maybe(rng.uniform(-1.0, 1.0), 0.0),
+        presence_penalty=maybe(rng.uniform(-1.0, 1.0), 0.0),
+        seed=rng.getrandbits(64),
+        stop_token_ids=maybe([7, 8, 9], []),
+    )
+
+
+def test_every_row_of_a_mixed_batch_follows_its_own_parameters(rng: random.Random) -> None:
+    for _ in range(40):
+        requests = [
+            request(random_sampling(rng), [rng.randrange(VOCAB) for _ in range(rng.randint(0, 9))])
+            for _ in range(rng.randint(1, 8))
+        ]
+        scores = logits(len(requests), rng.getrandbits(32))
+        draw = sample(requests, scores)
+        behaviour = draw.logprobs if draw.behaviour_logprobs is None else draw.behaviour_logprobs
+        for i, one in enumerate(requests):
+            full, kept = reference(one, scores[i])
+            token = int(draw.tokens[i])
+            assert abs(draw.logprobs[i] - np.log(full[token])) < 1e-4
+            if one.sampling.temperature == 0:
+                assert token == int(full.argmax())
+                kept = full
+            assert abs(behaviour[i] - np.log(kept[token])) < 1e-4
+
+
+def test_tokens_come_as_often_as_their_probability_says() -> None:
+    n = 20_000
+    sampling = Sampling(temperature=0.8, top_p=0.9, seed=0)
+    scores = logits(1, 5)
+    sampler = Sampler(n, VOCAB, CPU)
+    for seed in range(n):
+        sampler.enter(seed, request(Sampling(temperature=0.8, top_p=0.9, seed=seed)))
+    draw = sampler.sample(scores.repeat(n, 1), np.arange(n))
+    seen = np.bincount(draw.tokens, minlength=VOCAB) / n
+    _, kept = reference(request(sampling), scores[0])
+    assert np.abs(seen - kept).max() < 5 * np.sqrt(0.25 / n)
+    assert (seen[kept == 0] == 0).all()
+
+
+def test_uniforms_are_even_and_differ_between_seeds_and_indices() -> None:
+    seeds, indices = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(200), indexing="ij")
+    drawn = uniforms(seeds.ravel(), indices.ravel())
+    assert len(np.unique(drawn)) == 40_000
+    assert drawn.min() >= 0.0
+    assert drawn.max() < 1.0
+    counts, _ = np.histogram(drawn, bins=50, range=(0.0, 1.0))
+    assert np.abs(counts - 800).max() < 5 * np.sqrt(800)
+    grid = drawn.reshape(200, 200)
+    assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.03
+    assert abs(np.corrcoef(grid[:-1].ravel(), grid[1:].ravel())[0, 1]) < 0.03
+
+
+def test_a_rows_draw_does_not_depend_on_its_neighbours() -> None:
+    requests = [request(Sampling(seed=i, top_k=5 * i)) for i in range(6)]
+    scores = logits(6, 1)
+    together = sample(requests, scores)
+    alone = [sample([one], scores[i : i + 1]).tokens[0] for i, one in enumerate(requests)]
+    assert together.tokens.tolist() == alone
+
+
+def test_behaviour_logprobs_come_only_when_a_row_truncates() -> None:
+    plain = [request(Sampling(seed=1)), request(Sampling(temperature=0.0, top_k=3))]
+    assert sample(plain, logits(2, 0)).behaviour_logprobs is None
+    mixed = sample([*plain, request(Sampling(seed=1, top_k=1))], logits(3, 0))
+    assert mixed.behaviour_logprobs is not None
+    assert mixed.behaviour_logprobs[:2].tolist() == mixed.logprobs[:2].tolist()
+    assert abs(mixed.behaviour_logprobs[2]) < 1e-6
+
+
+def test_penalties_count_what_was_sampled_since() -> None:
+    one = request(Sampling(temperature=0.0, presence_penalty=100.0), prompt=1)
+    sampler = Sampler(1, VOCAB, CPU)
+    sampler.enter(0, one)
+    scores = logits(1, 3)
+    drawn = [int(sampler.sample(scores.clone(), np.array([0])).tokens[0]) for _ in range(VOCAB)]
+    assert drawn == np.argsort(-scores[0].numpy()).tolist()
+
+
+def test_a_slot_forgets_its_last_request() -> None:
+    sampler = Sampler(1, VOCAB, CPU)
+    before = Sampling(temperature=0.0, repetition_penalty=2.0, min_new_tokens=9, top_k=2)
+    sampler.enter(0, request(before, list(range(VOCAB))))
+    sampler.sample(logits(1, 0), np.array([0]))
+    scores = logits(1, 4)
+    sampler.enter(0, request(Sampling(seed=5)))
+    again = sampler.sample(scores.clone(), np.array([0]))
+    assert again.tokens[0] == sample([request(Sampling(seed=5))], scores).tokens[0]
+    assert again.behaviour_logprobs is None
+
+
+def test_logits_that_are_not_finite_are_an_error() -> None:
+    with pytest.raises(FloatingPointError):
+        sample([request(Sampling(seed=1))], torch.full((1, VOCAB), torch.nan))

@@ -1,0 +1,106 @@
+"""What the step loop does with calls that arrive in the middle of a step."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from bus.messages.generation import Sampling
+from engine_worker.engine import EngineFacts, Work
+from engine_worker.engines.fake_engine import FakeBatch
+from engine_worker.engines.fake_settings import FakeSettings
+from engine_worker.engines.request import Request, open_request
+from engine_worker.engines.step_loop import EngineDied, StepLoop
+from tests.step_log import DEADLINE_S, StepLog, key
+
+FACTS = EngineFacts("test", 100, 20_000, 2)
+
+
+class SlowBatch(FakeBatch):
+    """Computes a step for as long as the test likes."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeSettings(slots=2))
+        self.is_computing = threading.Event()
+        self.may_finish = threading.Event()
+
+    def compute(self) -> None:
+        self.is_computing.set()
+        assert self.may_finish.wait(DEADLINE_S)
+        super().compute()
+
+
+@pytest.fixture
+def batch() -> SlowBatch:
+    return SlowBatch()
+
+
+@pytest.fixture
+def log() -> StepLog:
+    return StepLog()
+
+
+@pytest.fixture
+def loop(batch: SlowBatch, log: StepLog) -> Iterator[StepLoop]:
+    loop = StepLoop(batch, log, "test-loop")
+    yield loop
+    batch.may_finish.set()
+    loop.close()
+
+
+def request(name: str, n: int = 3) -> Request:
+    work = Work(key(name), np.ones(2, np.int32), Sampling(n))
+    return open_request(work, FACTS, 0)
+
+
+def test_an_abort_during_a_step_throws_its_token_away(
+    loop: StepLoop, batch: SlowBatch, log: StepLog
+) -> None:
+    loop.submit([request("a", 1), request("b", 1)])
+    assert batch.is_computing.wait(DEADLINE_S)
+    assert loop.abort([key("a")]) == 1
+    assert loop.abort([key("a")]) == 0
+    batch.may_finish.set()
+    log.wait_finished("a", "b")
+    assert (log["a"].tokens, log["a"].finishes) == ([], ["abort"])
+    assert (len(log["b"].tokens), log["b"].finishes) == (1, ["length"])
+
+
+def test_calls_that_do_not_wait_return_during_a_step(loop: StepLoop, batch: SlowBatch) -> None:
+    loop.submit([request("a")])
+    assert batch.is_computing.wait(DEADLINE_S)
+    loop.submit([request("b")])
+    assert loop.stats().steps == 0
+    assert loop.stats().n_waiting == 1
+
+
+def test_a_pause_returns_after_the_current_step(
+    loop: StepLoop, batch: SlowBatch, log: StepLog
+) -> None:
+    loop.submit([request("a", 500)])
+    assert batch.is_computing.wait(DEADLINE_S)
+    with ThreadPoolExecutor(1) as pool:
+        paused = pool.submit(loop.pause, "in_place")
+        assert not paused.done()
+        batch.may_finish.set()
+        paused.result(DEADLINE_S)
+    n_steps = loop.stats().steps
+    assert len(log.steps) == n_steps
+
+
+def test_closing_wakes_who_waits_for_a_drain(
+    loop: StepLoop, batch: SlowBatch, log: StepLog
+) -> None:
+    log.hold(1)
+    loop.submit([request("a", 10_000)])
+    assert batch.is_computing.wait(DEADLINE_S)
+    batch.may_finish.set()
+    with ThreadPoolExecutor(2) as pool:
+        drained = pool.submit(loop.pause, "drain")
+        closed = pool.submit(loop.close)
+        log.release()
+        closed.result(DEADLINE_S)
+        with pytest.raises(EngineDied):
+            drained.result(DEADLINE_S)

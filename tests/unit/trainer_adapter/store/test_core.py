@@ -1,0 +1,284 @@
+import pytest
+
+from bus.errors import LocalProtocolError
+from bus.manifest import CHUNK_BYTES, lay_out
+from bus.messages.endings import Done, Problem
+from bus.messages.weights import (
+    Manifest,
+    PullChunk,
+    PullManifest,
+    PushChunk,
+    RecordCommit,
+    Reserved,
+    ReserveVersion,
+    SealVersion,
+    Tensor,
+)
+from trainer_adapter.store.askers import BulkAsker, MemberAsker
+from trainer_adapter.store.core import StoreCommand, StoreCore
+from trainer_adapter.store.effects import (
+    Allocate,
+    Answer,
+    Freeze,
+    Persist,
+    Release,
+    SendChunk,
+    StoreEffect,
+    Verify,
+    WriteChunk,
+)
+from trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
+from trainer_adapter.store.settings import StoreSettings
+from trainer_adapter.store.versions import VERSION_LIFE, StoredVersion, VersionTable
+
+TENSORS = lay_out([("a", "F32", (4, 4)), ("b", "BF16", (8,))])
+SIZE_BYTES = 64 + 16
+DIGESTS = [11, 22]
+CLIENT = MemberAsker(("trainer/1@store", (1, 1)))  # type: ignore[arg-type]
+PULLER = BulkAsker(b"\x01" * 16, "1")  # type: ignore[arg-type]
+
+
+class Desk:
+    """A core, a clock, and a shell that succeeds at everything."""
+
+    def __init__(self, **settings: float) -> None:
+        self.settings = StoreSettings(router="", directory="", **settings)  # type: ignore[arg-type]
+        self.table = VersionTable()
+        self.core = StoreCore(self.settings, "host", self.table)
+        self.now = 100.0
+        self.n_segments = 0
+        self.records: list[object] = []
+        self.mismatch = ""
+
+    def say(self, command: StoreCommand, *, by_bulk: bool = False) -> list[StoreEffect]:
+        return self.settle(self.core.handle(PULLER if by_bulk else CLIENT, command, self.now))
+
+    def settle(self, effects: list[StoreEffect]) -> list[StoreEffect]:
+        """Carries out what the shell would; returns all effects in order."""
+        done: list[StoreEffect] = []
+        for effect in effects:
+            done.append(effect)
+            match effect:
+                case Persist(record):
+                    self.records.append(record)
+                case Allocate(key):
+                    self.n_segments += 1
+                    name = f"segment{self.n_segments}"
+                    done += self.settle(self.core.allocated(key, name, self.now))
+                case Verify(key):
+                    done += self.settle(self.core.verified(key, self.mismatch, self.now))
+                case _:
+                    pass
+        return done
+
+    def publish(self, policy: str = "default") -> int:
+        """Reserve, seal and commit; returns the version."""
+        version = self.seal(policy)
+        assert answer_of(self.say(RecordCommit(policy, version))) == Done()
+        return version
+
+    def seal(self, policy: str = "default") -> int:
+        reserved = answer_of(self.say(ReserveVersion(policy, TENSORS)))
+        assert isinstance(reserved, Reserved)
+        assert answer_of(self.say(SealVersion(policy, reserved.version, DIGESTS))) == Done()
+        return reserved.version
+
+
+def answer_of(effects: list[StoreEffect]) -> object:
+    (answer,) = [each.body for each in effects if isinstance(each, Answer)]
+    return answer
+
+
+def code_of(effects: list[StoreEffect]) -> str:
+    problem = answer_of(effects)
+    assert isinstance(problem, Problem)
+    return problem.code
+
+
+def released(effects: list[StoreEffect]) -> list[str]:
+    return [each.segment for each in effects if isinstance(each, Release)]
+
+
+def test_version_numbers_are_written_down_before_anyone_sees_them() -> None:
+    effects = Desk().say(ReserveVersion("default", TENSORS))
+    assert [type(each) for each in effects] == [Persist, Allocate, Answer]
+    assert effects[0] == Persist(Assigned("default", 1))
+    assert answer_of(effects) == Reserved(1, "host", "segment1", SIZE_BYTES)
+
+
+def test_version_numbers_grow_per_policy() -> None:
+    desk = Desk()
+    assert [desk.seal("a"), desk.seal("b"), desk.seal("a")] == [1, 1, 2]
+
+
+def test_a_version_is_durable_and_readable_before_its_seal_is_answered() -> None:
+    desk = Desk()
+    desk.say(ReserveVersion("default", TENSORS))
+    effects = desk.say(SealVersion("default", 1, DIGESTS))
+    assert [type(each) for each in effects] == [Verify, Persist, Freeze, Answer]
+    (sealed,) = [each for each in desk.records if isinstance(each, Sealed)]
+    assert [each.digest for each in sealed.tensors] == DIGESTS
+
+
+def test_sealing_twice_answers_twice_and_verifies_once() -> None:
+    desk = Desk()
+    version = desk.seal()
+    effects = desk.say(SealVersion("default", version, DIGESTS))
+    assert isinstance(answer_of(effects), Done)
+    assert not any(isinstance(each, Verify) for each in effects)
+    assert code_of(desk.say(SealVersion("default", version, [1, 2]))) == "digest_mismatch"
+
+
+def test_wrong_bytes_leave_the_version_reserved_so_that_it_can_be_written_again() -> None:
+    desk = Desk()
+    desk.say(ReserveVersion("default", TENSORS))
+    desk.mismatch = "b"
+    problem = answer_of(desk.say(SealVersion("default", 1, DIGESTS)))
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.field) == ("digest_mismatch", "tensors.b")
+    desk.mismatch = ""
+    assert answer_of(desk.say(SealVersion("default", 1, DIGESTS))) == Done()
+
+
+def test_no_room_fails_the_reservation_and_keeps_its_number_taken() -> None:
+    desk = Desk()
+    asked = desk.core.handle(CLIENT, ReserveVersion("default", TENSORS), desk.now)
+    key = next(each.key for each in asked if isinstance(each, Allocate))
+    assert code_of(desk.core.allocation_failed(key, "full")) == "store_full"
+    assert desk.seal() == 2
+
+
+@pytest.mark.parametrize(
+    ("tensors", "field"),
+    [
+        ([], "tensors"),
+        ([Tensor("a", "F32", (2,), 0, 9)], "tensors.a"),
+        ([Tensor("a", "F31", (2,), 0, 8)], "tensors.a"),
+        ([Tensor("a", "F32", (-2,), 0, -8)], "tensors.a"),
+        ([Tensor("", "F32", (2,), 0, 8)], "tensors."),
+        ([Tensor("a", "F32", (2,), 0, 8), Tensor("b", "F32", (2,), 4, 8)], "tensors.b"),
+        ([Tensor("a", "F32", (2,), 0, 8), Tensor("a", "F32", (2,), 8, 8)], "tensors.a"),
+    ],
+)
+def test_impossible_layouts_are_refused_naming_the_tensor(
+    tensors: list[Tensor], field: str
+) -> None:
+    problem = answer_of(Desk().say(ReserveVersion("default", tensors)))
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.field, problem.outcome) == ("bad_request", field, "not_started")
+
+
+def test_commits_are_idempotent_and_never_go_back() -> None:
+    desk = Desk()
+    first, second = desk.publish(), desk.publish()
+    assert answer_of(desk.say(RecordCommit("default", second))) == Done()
+    assert code_of(desk.say(RecordCommit("default", first))) == "stale_version"
+    assert desk.core.committed == {"default": second}
+    assert [each for each in desk.records if isinstance(each, Committed)] == [
+        Committed("default", first),
+        Committed("default", second),
+    ]
+
+
+def test_only_sealed_versions_can_be_committed_or_pulled() -> None:
+    desk = Desk()
+    desk.say(ReserveVersion("default", TENSORS))
+    assert code_of(desk.say(RecordCommit("default", 1))) == "version_unavailable"
+    assert code_of(desk.say(PullManifest("default", 1), by_bulk=True)) == "version_unavailable"
+    desk.say(SealVersion("default", 1, DIGESTS))
+    manifest = answer_of(desk.say(PullManifest("default", 1), by_bulk=True))
+    assert isinstance(manifest, Manifest)
+    assert (manifest.segment, manifest.size_bytes) == ("segment1", SIZE_BYTES)
+
+
+def test_the_last_three_committed_versions_are_kept() -> None:
+    desk = Desk()
+    for _ in range(5):
+        desk.publish()
+    assert [each.number for each in desk.table.pullable()] == [3, 4, 5]
+    assert [each for each in desk.records if isinstance(each, Retired)] == [
+        Retired("default", 1),
+        Retired("default", 2),
+    ]
+
+
+def test_a_version_that_is_being_pulled_is_kept_until_its_puller_is_silent() -> None:
+    desk = Desk(keep_committed=1, pull_grace_s=15.0)
+    version = desk.publish()
+    desk.say(PullChunk("default", version, 0, 16), by_bulk=True)
+    assert released(desk.say(RecordCommit("default", desk.seal()))) == []
+    desk.now += 14.0
+    assert released(desk.core.tick(desk.now)) == []
+    desk.now += 2.0
+    assert released(desk.core.tick(desk.now)) == ["segment1"]
+
+
+def test_sealed_versions_that_are_never_committed_do_not_pile_up() -> None:
+    desk = Desk()
+    for _ in range(6):
+        desk.seal()
+    assert [each.number for each in desk.table.pullable()] == [5, 6]
+
+
+def test_a_reservation_that_nobody_uses_lapses_and_its_segment_is_not_reused() -> None:
+    desk = Desk(reservation_s=60.0)
+    desk.say(ReserveVersion("default", TENSORS))
+    desk.now += 59.0
+    desk.say(PushChunk("default", 1, 0, b"x" * 16), by_bulk=True)
+    desk.now += 59.0
+    assert desk.core.tick(desk.now) == []
+    desk.now += 2.0
+    assert desk.core.tick(desk.now) == [Release("segment1", is_reusable=False)]
+    assert code_of(desk.say(SealVersion("default", 1, DIGESTS))) == "version_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("offset", "size_bytes"),
+    [(-1, 4), (0, 0), (0, -4), (0, SIZE_BYTES + 1), (SIZE_BYTES, 1), (0, CHUNK_BYTES + 1)],
+)
+def test_ranges_outside_of_the_version_are_not_read(offset: int, size_bytes: int) -> None:
+    desk = Desk()
+    version = desk.seal()
+    effects = desk.say(PullChunk("default", version, offset, size_bytes), by_bulk=True)
+    assert code_of(effects) == "bad_request"
+
+
+def test_chunks_are_written_only_while_the_version_is_reserved() -> None:
+    desk = Desk()
+    desk.say(ReserveVersion("default", TENSORS))
+    push = PushChunk("default", 1, SIZE_BYTES - 4, b"abcd")
+    assert desk.say(push, by_bulk=True) == [WriteChunk(PULLER, "segment1", 76, b"abcd")]
+    too_long = PushChunk("default", 1, SIZE_BYTES - 4, b"abcde")
+    assert code_of(desk.say(too_long, by_bulk=True)) == "bad_request"
+    desk.say(SealVersion("default", 1, DIGESTS))
+    assert code_of(desk.say(push, by_bulk=True)) == "version_unavailable"
+    pull = PullChunk("default", 1, 0, 4)
+    assert desk.say(pull, by_bulk=True) == [SendChunk(PULLER, "segment1", 0, 4)]
+
+
+def test_a_restored_table_is_the_one_that_was_written_down() -> None:
+    desk = Desk()
+    for _ in range(5):
+        desk.publish()
+    desk.seal()
+    desk.say(ReserveVersion("default", TENSORS))
+    for records in (desk.records, desk.table.snapshot()):
+        again = VersionTable()
+        again.restore(records)  # type: ignore[arg-type]
+        assert again.assigned == {"default": 7}
+        assert again.committed == {"default": 5}
+        assert [(each.number, each.state) for each in again.pullable()] == [
+            (3, "committed"),
+            (4, "committed"),
+            (5, "committed"),
+            (6, "sealed"),
+        ]
+
+
+def test_a_step_that_is_not_in_the_table_raises_and_changes_nothing() -> None:
+    stored = StoredVersion("default", 1, TENSORS)
+    with pytest.raises(LocalProtocolError):
+        stored.on("commit")
+    assert stored.state == "reserving"
+    states = set(VERSION_LIFE)
+    assert {after for row in VERSION_LIFE.values() for after in row.values()} <= states

@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import pytest
+
+from bus.errors import SettingsError
+from bus.messages.weights import Tensor
+from trainer_adapter.store.ledger import Ledger
+from trainer_adapter.store.records import Assigned, Committed, Opened, Record, Retired, Sealed
+
+RECORDS: list[Record] = [
+    Opened("0123456789abcdef"),
+    Assigned("default", 1),
+    Sealed("default", 1, "segment", [Tensor("wé\n", "F32", (2,), 0, 8, 2**64 - 1)]),
+    Committed("default", 1),
+    Retired("default", 1),
+]
+
+
+def _write(path: Path, records: list[Record]) -> bytes:
+    ledger = Ledger(path)
+    for record in records:
+        ledger.append(record)
+    ledger.close()
+    return path.read_bytes()
+
+
+def test_records_come_back_as_they_were_appended(tmp_path: Path) -> None:
+    path = tmp_path / "store" / "ledger"
+    _write(path, RECORDS[:2])
+    _write(path, RECORDS[2:])
+    ledger = Ledger(path)
+    assert ledger.records == RECORDS
+    ledger.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_tail_torn_at_any_byte_never_happened_and_is_written_over(tmp_path: Path) -> None:
+    whole = _write(tmp_path / "whole", RECORDS)
+    ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
+    for n_bytes in range(len(whole) + 1):
+        path = tmp_path / f"torn{n_bytes}"
+        path.write_bytes(whole[:n_bytes])
+        n_whole = sum(end <= n_bytes for end in ends)
+        ledger = Ledger(path)
+        assert ledger.records == RECORDS[:n_whole]
+        ledger.append(Assigned("other", 9))
+        ledger.close()
+        again = Ledger(path)
+        assert again.records == [*RECORDS[:n_whole], Assigned("other", 9)]
+        again.close()
+
+
+def test_damage_before_the_tail_refuses_to_open(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    content = bytearray(_write(path, RECORDS))
+    content[20] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SettingsError, match="line 1"):
+        Ledger(path)
+
+
+def test_a_rewritten_ledger_holds_only_the_new_records_and_goes_on(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.append(RECORDS[0])
+    ledger.rewrite(RECORDS[1:3])
+    ledger.append(RECORDS[3])
+    ledger.close()
+    again = Ledger(tmp_path / "ledger")
+    assert again.records == RECORDS[1:4]
+    again.close()
+
+
+def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "ledger")
+    with pytest.raises(SettingsError, match="another weight store"):
+        Ledger(tmp_path / "ledger")
+    first.close()
+    Ledger(tmp_path / "ledger").close()

@@ -1,0 +1,168 @@
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bus.shm import SegmentGone, SegmentReader, SegmentWriter
+from trainer_adapter.store.segments import GRAIN_BYTES, SegmentPool, StoreFull, sweep
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[SegmentPool]:
+    pool = SegmentPool(tmp_path)
+    yield pool
+    pool.close()
+
+
+def _fill(pool: SegmentPool, byte: int, size_bytes: int = 100) -> str:
+    name = pool.take(size_bytes)
+    pool.content(name)[:size_bytes] = byte
+    pool.freeze(name)
+    return name
+
+
+def test_segments_are_private_and_their_names_are_random(pool: SegmentPool, tmp_path: Path) -> None:
+    names = [pool.take(1), pool.take(GRAIN_BYTES + 1)]
+    for name in names:
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    assert [(tmp_path / name).stat().st_size for name in names] == [GRAIN_BYTES, 2 * GRAIN_BYTES]
+    assert len(set(names)) == 2
+
+
+def test_writer_and_reader_see_the_same_bytes(pool: SegmentPool, tmp_path: Path) -> None:
+    name = pool.take(100)
+    SegmentWriter(tmp_path).content(name, 100)[:] = 7
+    pool.freeze(name)
+    pin = SegmentReader(tmp_path).pin(name, 100)
+    assert pin.content.tolist() == [7] * 100
+    pin.release()
+
+
+def test_a_reader_cannot_pin_what_is_being_written(pool: SegmentPool, tmp_path: Path) -> None:
+    with pytest.raises(SegmentGone, match="rewritten"):
+        SegmentReader(tmp_path).pin(pool.take(100), 100)
+
+
+def test_a_retired_segment_is_reused_under_a_new_name(pool: SegmentPool, tmp_path: Path) -> None:
+    old = _fill(pool, 1)
+    inode = (tmp_path / old).stat().st_ino
+    pool.retire(old, is_reusable=True)
+    new = pool.take(100)
+    assert new != old
+    assert (tmp_path / new).stat().st_ino == inode
+    with pytest.raises(SegmentGone):
+        SegmentReader(tmp_path).pin(old, 100)
+
+
+def test_a_pinned_segment_is_not_rewritten_until_it_is_released(
+    pool: SegmentPool, tmp_path: Path
+) -> None:
+    name = _fill(pool, 1)
+    inode = (tmp_path / name).stat().st_ino
+    pin = SegmentReader(tmp_path).pin(name, 100)
+    pool.retire(name, is_reusable=True)
+    other = _fill(pool, 2)
+    assert (tmp_path / other).stat().st_ino != inode
+    assert pin.content.tolist() == [1] * 100
+    pin.release()
+    assert (tmp_path / pool.take(100)).stat().st_ino == inode
+
+
+def test_a_reader_sees_the_new_bytes_of_a_reused_segment(pool: SegmentPool, tmp_path: Path) -> None:
+    reader = SegmentReader(tmp_path)
+    for byte in range(5):
+        name = _fill(pool, byte)
+        pin = reader.pin(name, 100)
+        assert pin.content.tolist() == [byte] * 100
+        pin.release()
+        pool.retire(name, is_reusable=True)
+
+
+def test_writing_to_a_pinned_view_reaches_nobody(pool: SegmentPool, tmp_path: Path) -> None:
+    name = _fill(pool, 1)
+    pin = SegmentReader(tmp_path).pin(name, 100)
+    pin.content[:] = 9
+    assert pool.content(name)[:100].tolist() == [1] * 100
+    pin.release()
+
+
+def test_closing_unlinks_everything(tmp_path: Path) -> None:
+    pool = SegmentPool(tmp_path)
+    _fill(pool, 1)
+    pool.retire(_fill(pool, 2), is_reusable=True)
+    pool.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../etc/passwd", "rolloutbus-x", "", "a" * 500])
+def test_only_names_of_segments_are_opened(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SegmentGone):
+        SegmentReader(tmp_path).pin(name, 1)
+
+
+def test_links_and_open_files_are_not_taken_for_segments(tmp_path: Path) -> None:
+    target = tmp_path / "secret"
+    target.write_bytes(b"x" * 100)
+    link = tmp_path / f"rolloutbus-{'0' * 16}-{'0' * 16}"
+    link.symlink_to(target)
+    world = tmp_path / f"rolloutbus-{'0' * 16}-{'1' * 16}"
+    world.write_bytes(b"x" * 100)
+    world.chmod(0o644)
+    short = tmp_path / f"rolloutbus-{'0' * 16}-{'2' * 16}"
+    short.write_bytes(b"x" * 99)
+    short.chmod(0o600)
+    for path in (link, world, short):
+        with pytest.raises(SegmentGone):
+            SegmentReader(tmp_path).pin(path.name, 100)
+
+
+def test_more_than_fits_is_refused_and_leaves_nothing(pool: SegmentPool, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(StoreFull):
+        pool.take(1 << 60)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+_DYING_STORE = """
+import os, sys
+from pathlib import Path
+from trainer_adapter.store.segments import SegmentPool
+pool = SegmentPool(Path(sys.argv[1]))
+name = pool.take(100)
+pool.content(name)[:100] = 5
+pool.freeze(name)
+print(name, flush=True)
+os._exit(0)  # as after SIGKILL: nothing is cleaned up
+"""
+
+
+def _die_with_segments(directory: Path) -> list[str]:
+    """Names of what a dead store left behind."""
+    command = [sys.executable, "-c", _DYING_STORE, str(directory)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return result.stdout.split()
+
+
+def test_segments_of_dead_stores_are_swept_and_those_of_living_ones_stay(
+    pool: SegmentPool, tmp_path: Path
+) -> None:
+    mine = _fill(pool, 1)
+    left = _die_with_segments(tmp_path)
+    assert sweep(tmp_path) == []  # a successor may be about to adopt them
+    assert sweep(tmp_path, min_age_s=0) == left
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [mine, f"rolloutbus-{pool.owner}.lock"]
+    )
+
+
+def test_a_successor_adopts_the_bytes_of_a_dead_store(pool: SegmentPool, tmp_path: Path) -> None:
+    (left,) = _die_with_segments(tmp_path)
+    name = pool.adopt(left, 100)
+    assert sweep(tmp_path, min_age_s=0) == []
+    pin = SegmentReader(tmp_path).pin(name, 100)
+    assert pin.content.tolist() == [5] * 100
+    pin.release()

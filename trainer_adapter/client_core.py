@@ -1,0 +1,174 @@
+"""The client's decisions: what came in and what time it is, to what must be done.
+
+It owns the open requests of one named client and leaves sockets, tasks and futures to its shell.
+Spec: docs/protocol.md.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from bus.backoff import Chance
+from bus.codec import unpack
+from bus.entry import Entry
+from bus.errors import ActorStopped, BusError, PeerLost, RemoteProtocolError
+from bus.messages import ENDINGS
+from bus.messages.delivery import Accepted, Lost, Queued
+from bus.messages.membership import Dismissed, Member, Members, Welcome
+from trainer_adapter.counters import ClientCounters
+from trainer_adapter.effects import Effect, Stopped, Subscribe, Unsubscribe, Welcomed
+from trainer_adapter.link import Link, LinkIdentity
+from trainer_adapter.request_book import Desk, RequestBook
+from trainer_adapter.requests import Ask
+from trainer_adapter.settings import ClientSettings
+from trainer_adapter.stream_reader import StreamReader
+from trainer_adapter.verdicts import Verdicts
+
+
+class ClientCore:
+    """Pure: every method takes `now` (seconds) and returns effects, in the order to apply them."""
+
+    def __init__(self, settings: ClientSettings, boot: str, chance: Chance) -> None:
+        """`boot` is a random 128-bit hex name of this process's client."""
+        self._out: list[Effect] = []
+        self.counters = ClientCounters()
+        identity = LinkIdentity(settings.name, boot)
+        self._link = Link(identity, settings.lease, chance, self._out)
+        desk = Desk(settings, self._link, chance, self.counters, self._out)
+        # Numbers start at random, so that a restarted client never uses an old rid again.
+        self._book = RequestBook(desk, first_n=int(boot[:8], 16) << 31)
+        self._verdicts = Verdicts(desk, self._book)
+        self._streams = StreamReader(desk, self._book)
+        self._endpoints: set[str] = set()
+        self.members: tuple[Member, ...] = ()
+        """Live workers, as the router last told."""
+        self.bulk = ""
+        """Where the weight store serves bytes; empty while none is here."""
+        self._error: BusError | None = None
+
+    @property
+    def n_open(self) -> int:
+        """Requests under way, the core's own included."""
+        return len(self._book.open)
+
+    def start(self, now: float) -> list[Effect]:
+        """Connect."""
+        self._link.start(now)
+        return self._drain()
+
+    def submit(self, ask: Ask, deadline_s: float, now: float) -> tuple[str, list[Effect]]:
+        """Open a request; its `Complete` comes exactly once. Returns its rid.
+
+        Raises:
+            ActorStopped: this client has been closed or dismissed.
+            MailboxFull: too many requests are open.
+        """
+        if self._link.state == "stopped":
+            raise self._error or ActorStopped("the client is closed")
+        request = self._book.add(ask, deadline_s, now)
+        return request.rid, self._drain()
+
+    def abort(self, rids: Iterable[str] | None, now: float) -> tuple[int, list[Effect]]:
+        """Stop these generates (None: all); each still ends by itself. Returns how many."""
+        n_aborted = self._book.abort(rids, now)
+        return n_aborted, self._drain()
+
+    def receive(self, entries: Sequence[Entry], now: float) -> list[Effect]:
+        """A batch from the router."""
+        self._link.heard(now)
+        for entry in entries:
+            try:
+                self._dispatch(entry, now)
+            except RemoteProtocolError:
+                self.counters.malformed_in += 1
+        return self._drain()
+
+    def receive_stream(self, entries: Sequence[Entry], now: float) -> list[Effect]:
+        """A batch that a worker published."""
+        for entry in entries:
+            try:
+                self._streams.receive(entry, now)
+            except RemoteProtocolError:
+                self.counters.malformed_in += 1
+        return self._drain()
+
+    def link_down(self, now: float) -> list[Effect]:
+        """The transport says that the connection is gone."""
+        self._fail_link(now)
+        return self._drain()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has passed; call it every 50 ms."""
+        if self._link.tick(now):
+            self._book.acks.drop()
+            self.counters.reconnects += 1
+        self._book.tick(now)
+        return self._drain()
+
+    def close(self, now: float) -> list[Effect]:
+        """Leave: the router stops what is open when it hears the goodbye."""
+        if self._link.is_up:
+            self._book.acks.flush()
+        self._link.stop(reason="closed")
+        self._book.end_all(ActorStopped("the client was closed", outcome="unknown"), now)
+        return self._drain()
+
+    def _dispatch(self, entry: Entry, now: float) -> None:
+        if entry.kind in ENDINGS:
+            self._verdicts.ended(entry, now)
+            return
+        match entry.kind:
+            case "accepted":
+                for rid, attempt in cast("Accepted", unpack(entry)).items:
+                    self._book.accepted(rid, attempt, entry.route)
+            case "queued":
+                self._book.queued(cast("Queued", unpack(entry)).rids)
+            case "lost":
+                self._book.lost(cast("Lost", unpack(entry)), now)
+            case "lease":
+                pass  # hearing it was the point
+            case "welcome":
+                self._welcome(cast("Welcome", unpack(entry)), now)
+            case "members":
+                body = cast("Members", unpack(entry))
+                self._update_members(body.members, body.bulk)
+            case "dismissed":
+                self._dismissed(cast("Dismissed", unpack(entry)), now)
+            case _:
+                self.counters.unexpected_in += 1
+
+    def _welcome(self, body: Welcome, now: float) -> None:
+        if not self._link.welcomed(body):
+            return
+        self._update_members(body.members, body.bulk)
+        self._out.append(Welcomed(body.router_epoch))
+        self._book.relinked(now)
+
+    def _dismissed(self, body: Dismissed, now: float) -> None:
+        match body.code:
+            case "unknown-peer":
+                self._link.greet_again(now)
+            case "shutting-down":
+                self._fail_link(now)
+            case _:
+                self._error = PeerLost(f"the router dismissed this client: {body.message}")
+                self._link.stop()
+                self._book.end_all(self._error, now)
+                self._out.append(Stopped(self._error))
+
+    def _fail_link(self, now: float) -> None:
+        self._link.failed(now)
+        self._book.acks.drop()
+        self.counters.reconnects += 1
+
+    def _update_members(self, members: Sequence[Member], bulk: str) -> None:
+        self.members = tuple(members)
+        self.bulk = bulk
+        endpoints = {member.stream for member in members if member.stream}
+        self._out.extend(Unsubscribe(gone) for gone in sorted(self._endpoints - endpoints))
+        self._out.extend(Subscribe(new) for new in sorted(endpoints - self._endpoints))
+        self._endpoints = endpoints
+
+    def _drain(self) -> list[Effect]:
+        effects = self._out[:]
+        self._out.clear()
+        return effects

@@ -1,0 +1,55 @@
+"""What the client's core asks of its shell, besides the effects that all cores share."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from bus.effects import Connect, Send
+from bus.errors import BusError
+from trainer_adapter.rollout import Delta, FleetResult, Rollout
+
+Outcome = Rollout | FleetResult | msgspec.Struct | BusError
+"""How a request ended for its caller: a result to return or an error to raise."""
+
+
+class Deliver(NamedTuple):
+    """Hand the next delta to whoever reads this request's stream."""
+
+    rid: str
+    delta: Delta
+
+
+class Complete(NamedTuple):
+    """The request has ended; nothing more comes for it."""
+
+    rid: str
+    outcome: Outcome
+
+
+class Subscribe(NamedTuple):
+    """Listen to this worker's stream for the client's topic."""
+
+    endpoint: str
+
+
+class Unsubscribe(NamedTuple):
+    """Stop listening to it."""
+
+    endpoint: str
+
+
+class Welcomed(NamedTuple):
+    """The router answered a hello: requests flow."""
+
+    router_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The router will never serve this client again; every request has been completed."""
+
+    error: BusError
+
+
+Effect = Connect | Send | Deliver | Complete | Subscribe | Unsubscribe | Welcomed | Stopped

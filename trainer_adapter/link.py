@@ -1,0 +1,153 @@
+"""The client's link to its router: hello, beats, silence, fresh connections.
+
+Spec: docs/protocol.md, "Membership".
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bus.backoff import Backoff, Chance
+from bus.codec import pack
+from bus.effects import THE_LINK, Connect, Send
+from bus.entry import Entry
+from bus.errors import LocalProtocolError
+from bus.messages.membership import ClientBeat, Goodbye, Hello, Welcome
+from bus.settings import LeaseSettings
+from trainer_adapter.effects import Effect
+
+LinkState = Literal["down", "greeting", "up", "stopped"]
+
+LINK_LIFE: dict[LinkState, dict[str, LinkState]] = {
+    # no connection; the next try waits its backoff
+    "down": {"connect": "greeting", "stop": "stopped"},
+    # connected, hello sent, no welcome yet
+    "greeting": {"welcome": "up", "fail": "down", "greet": "greeting", "stop": "stopped"},
+    # welcomed: requests flow
+    "up": {"welcome": "up", "fail": "down", "greet": "greeting", "stop": "stopped"},
+    # dismissed for good, or closed
+    "stopped": {},
+}
+"""state -> event -> state."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkIdentity:
+    """Who says hello."""
+
+    name: str
+    boot: str
+    """Random 128-bit hex name of this process's client."""
+
+
+class Link:
+    """Decides when to connect, what to say, and when silence means that the router is gone."""
+
+    def __init__(
+        self, identity: LinkIdentity, settings: LeaseSettings, chance: Chance, out: list[Effect]
+    ) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._backoff = Backoff(settings.reconnect_first_s, settings.reconnect_max_s, chance)
+        self._out = out
+        self.state: LinkState = "down"
+        self.router_epoch = 0
+        self._instance = ""
+        self._connect_at = 0.0
+        self._heard_at = 0.0
+        self._beat_at = 0.0
+        self._ticked_at = 0.0
+        self._seq = 0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether requests may be sent."""
+        return self.state == "up"
+
+    def start(self, now: float) -> None:
+        """Connect for the first time."""
+        self._ticked_at = now
+        self._connect(now)
+
+    def heard(self, now: float) -> None:
+        """Something came from the router."""
+        self._heard_at = now
+
+    def welcomed(self, welcome: Welcome) -> bool:
+        """Whether the welcome counts: a lower epoch of another router is one of the past."""
+        is_other = welcome.instance != self._instance
+        if self.state not in ("greeting", "up"):
+            return False
+        if is_other and welcome.router_epoch < self.router_epoch:
+            return False
+        self._advance("welcome")
+        self._instance = welcome.instance
+        self.router_epoch = max(self.router_epoch, welcome.router_epoch)
+        self._backoff.reset()
+        return True
+
+    def greet_again(self, now: float) -> None:
+        """The router does not know this connection: say hello on it again."""
+        if self.state in ("greeting", "up"):
+            self._advance("greet")
+            self._greet(now)
+
+    def failed(self, now: float) -> None:
+        """The connection is gone or mute: try a fresh one after a while."""
+        if self.state in ("greeting", "up"):
+            self._advance("fail")
+            self._connect_at = now + self._backoff.next_s()
+
+    def stop(self, *, reason: str = "") -> None:
+        """Leave for good; with a reason, say goodbye first."""
+        if self.state == "stopped":
+            return
+        if reason and self.state != "down":
+            self._send(Entry("goodbye", body=pack(Goodbye(reason))))
+        self._advance("stop")
+
+    def tick(self, now: float) -> bool:
+        """Beat, judge silence, reconnect. True if the link was up and is now given up."""
+        was_up = self.is_up
+        settings = self._settings
+        if now - self._ticked_at > settings.late_tick_s:
+            # We were frozen, and what the router said meanwhile has not been read yet.
+            self._heard_at = max(self._heard_at, now - settings.beat_s)
+        self._ticked_at = now
+        if self.state == "down" and now >= self._connect_at:
+            self._connect(now)
+        elif self.state in ("greeting", "up"):
+            if now - self._heard_at > settings.silence_s:
+                self.failed(now)
+            elif now >= self._beat_at:
+                self._beat(now)
+        return was_up and not self.is_up
+
+    def _connect(self, now: float) -> None:
+        self._advance("connect")
+        self._out.append(Connect())
+        self._heard_at = now
+        self._greet(now)
+
+    def _greet(self, now: float) -> None:
+        hello = Hello(
+            role="client",
+            name=self._identity.name,
+            boot=self._identity.boot,
+            router_epoch=self.router_epoch,
+        )
+        self._send(Entry("hello", body=pack(hello)))
+        self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        self._seq += 1
+        self._beat_at = now + self._settings.beat_s
+        self._send(Entry("client_beat", body=pack(ClientBeat(self._seq))))
+
+    def _send(self, entry: Entry) -> None:
+        self._out.append(Send(THE_LINK, entry))
+
+    def _advance(self, event: str) -> None:
+        following = LINK_LIFE[self.state].get(event)
+        if following is None:
+            raise LocalProtocolError(f"link: {event!r} cannot happen while {self.state!r}")
+        self.state = following

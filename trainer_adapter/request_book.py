@@ -1,0 +1,279 @@
+"""Every open request of one client: sent, re-sent, resumed, aborted, and ended exactly once.
+
+Spec: docs/protocol.md, "Commands".
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from bus.backoff import Chance
+from bus.effects import THE_LINK, Send
+from bus.errors import BusError, DeadlineExceeded, EngineFailed, MailboxFull, PeerLost
+from bus.ids import Attempt
+from bus.messages.delivery import Lost
+from bus.messages.endings import Problem
+from bus.messages.generation import Abort
+from trainer_adapter.acks import Acks
+from trainer_adapter.counters import ClientCounters
+from trainer_adapter.effects import Complete, Effect, Outcome
+from trainer_adapter.endings import cancelled, error_of
+from trainer_adapter.link import Link
+from trainer_adapter.requests import Ask, OpenRequest
+from trainer_adapter.settings import ClientSettings
+from trainer_adapter.timetable import Timetable
+
+Duty = Literal["resend", "deadline", "overdue", "abort"]
+Then = Callable[[Outcome, float], None]
+
+INTERNAL_DEADLINE_S = 5.0
+"""Deadline of commands that the core sends by itself."""
+ENGINE_CRASHED = "engine_crashed"
+
+
+@dataclass(slots=True)
+class Desk:
+    """What the parts of one client's core share."""
+
+    settings: ClientSettings
+    link: Link
+    chance: Chance
+    counters: ClientCounters
+    out: list[Effect]
+
+
+class RequestBook:
+    """Requests by rid, and when something must be done about each."""
+
+    def __init__(self, desk: Desk, first_n: int) -> None:
+        self._desk = desk
+        self._settings = desk.settings
+        self._counters = desk.counters
+        self._n = first_n
+        self._due: Timetable[tuple[Duty, str]] = Timetable()
+        self._then: dict[str, Then] = {}
+        self.acks = Acks(desk.out)
+        self.open: dict[str, OpenRequest] = {}
+
+    def add(self, ask: Ask, deadline_s: float, now: float, then: Then | None = None) -> OpenRequest:
+        """Open a request and send it if the link is up.
+
+        Raises:
+            MailboxFull: too many are open.
+        """
+        if len(self.open) >= self._settings.max_open and then is None:
+            raise MailboxFull(f"{len(self.open)} requests are open; wait for some of them")
+        rid = self._new_rid()
+        request = OpenRequest(rid, ask, now + deadline_s)
+        self.open[rid] = request
+        if then is not None:
+            self._then[rid] = then
+        self._due.set(("deadline", rid), request.deadline_at)
+        self._send(request, now)
+        return request
+
+    def relinked(self, now: float) -> None:
+        """A router has welcomed us: tell it everything again, it may know nothing."""
+        orphans: list[str] = []
+        for request in list(self.open.values()):
+            request.may_run |= request.state in ("sent", "queued", "running")
+            request.advance("relinked")
+            if request.abort_since is None:
+                self._send(request, now)
+            else:
+                orphans.append(request.rid)
+        if orphans:
+            self._send_abort(orphans, now)
+
+    def queued(self, rids: Iterable[str]) -> None:
+        """These wait at the router: no need to send them again."""
+        for rid in rids:
+            request = self.open.get(rid)
+            if request is not None and request.state != "deferred":
+                request.advance("queued")
+                self._due.cancel(("resend", rid))
+
+    def accepted(self, rid: str, attempt: Attempt, worker: str) -> OpenRequest | None:
+        """An execution has begun; None if it is not one that counts."""
+        request = self.open.get(rid)
+        if request is None or not request.saw(attempt, worker):
+            return None
+        if request.state != "running":
+            request.advance("accepted")
+            self._due.cancel(("resend", rid))
+        return request
+
+    def lost(self, body: Lost, now: float) -> None:
+        """Executions are gone with their worker: resume, retry or give up."""
+        for rid, attempt in body.items:
+            request = self.open.get(rid)
+            if request is None or attempt in request.dead_attempts:
+                continue
+            self._counters.lost += 1
+            if not request.bury(attempt):
+                continue
+            if body.reason == ENGINE_CRASHED:
+                request.n_crashes += 1
+            self._after_loss(request, body, now)
+
+    def go_on(self, request: OpenRequest, now: float) -> None:
+        """Send a request again whose execution is over: with what is held, or from the start."""
+        request.advance("lost")
+        request.may_run = False
+        if request.ask.on_loss == "retry" or not request.assembly.n_tokens:
+            request.assembly.begin(0)
+            self._counters.retried += 1
+        else:
+            self._counters.resumed += 1
+        self._send(request, now)
+
+    def defer(self, request: OpenRequest, problem: Problem, now: float) -> None:
+        """No worker was ready for it: send it again a little later."""
+        settings = self._settings
+        request.advance("deferred")
+        request.may_run = False
+        request.refusal = problem
+        self._counters.deferred += 1
+        bound_s = min(settings.defer_first_s * 2**request.n_tries, settings.defer_max_s)
+        request.n_tries += 1
+        wait_s = max(problem.retry_after_ms / 1000, bound_s) * (0.5 + self._desk.chance.random())
+        self._due.set(("resend", request.rid), now + wait_s)
+
+    def abort(self, rids: Iterable[str] | None, now: float) -> int:
+        """Stop generates (None: all); each still gets its own ending. How many."""
+        told: list[str] = []
+        n_aborted = 0
+        for rid in list(self.open) if rids is None else rids:
+            request = self.open.get(rid)
+            if request is None or not request.is_generate:
+                continue
+            n_aborted += 1
+            if request.is_held_here:
+                self.end(request, cancelled(request, None), now)
+            else:
+                told.append(rid)
+        if told:
+            self._send_abort(told, now)
+        return n_aborted
+
+    def end(self, request: OpenRequest, outcome: Outcome, now: float) -> None:
+        """The request is over for its caller."""
+        request.advance("ended")
+        del self.open[request.rid]
+        self._due.cancel(("resend", request.rid))
+        self._due.cancel(("deadline" if now < request.deadline_at else "overdue", request.rid))
+        if request.abort_since is not None:
+            self._due.cancel(("abort", request.rid))
+        then = self._then.pop(request.rid, None)
+        if then is not None:
+            then(outcome, now)
+            return
+        if not isinstance(outcome, BusError):
+            self._counters.finished += 1
+        self._desk.out.append(Complete(request.rid, outcome))
+
+    def end_all(self, error: BusError, now: float) -> None:
+        """Nothing will come any more."""
+        for request in list(self.open.values()):
+            self.end(request, error, now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        aborts: list[str] = []
+        for duty, rid in self._due.due(now):
+            request = self.open.get(rid)
+            if request is None:
+                continue
+            if duty == "resend":
+                self._resend(request, now)
+            elif duty == "abort":
+                self._repeat_abort(request, aborts, now)
+            else:
+                self._overdue(request, now, is_final=duty == "overdue")
+        if aborts:
+            self._send_abort(aborts, now)
+        if self._desk.link.is_up:
+            self.acks.flush()
+
+    def _new_rid(self) -> str:
+        """Never used before."""
+        self._n += 1
+        return f"{self._settings.name}/{self._n}"
+
+    def _send(self, request: OpenRequest, now: float) -> None:
+        """Send it (again), if the link is up."""
+        if not self._desk.link.is_up:
+            return
+        if request.dead_attempts:
+            # The router must see what ended before it sees the same rid again.
+            self.acks.flush()
+        lease = self._settings.lease
+        request.wait_s = (
+            min(request.wait_s * lease.resend_factor, lease.resend_max_s)
+            if request.state == "sent"
+            else lease.resend_first_s
+        )
+        self._desk.out.append(Send(THE_LINK, request.entry(now)))
+        request.advance("sent")
+        request.was_sent = True
+        self._due.set(("resend", request.rid), now + request.wait_s)
+
+    def _resend(self, request: OpenRequest, now: float) -> None:
+        if request.state == "sent" and self._desk.link.is_up:
+            self._counters.resends += 1
+        if request.abort_since is None:
+            self._send(request, now)
+
+    def _overdue(self, request: OpenRequest, now: float, *, is_final: bool) -> None:
+        """At the deadline what nobody holds ends here; the rest gets a moment for its ending."""
+        if request.is_held_here and request.refusal is not None:
+            self.end(request, error_of("refused", request.refusal, request.rid), now)
+        elif request.is_held_here:
+            error = DeadlineExceeded(
+                f"{request.ask.kind}: no router took it before its deadline",
+                outcome=None if request.was_sent else "not_started",
+            )
+            self.end(request, error, now)
+        elif not is_final:
+            self._due.set(("overdue", request.rid), now + self._settings.overtime_s)
+        else:
+            self.end(request, DeadlineExceeded(f"{request.ask.kind}: no ending in time"), now)
+            if request.is_generate:
+                self._send_abort([request.rid], now)
+
+    def _after_loss(self, request: OpenRequest, body: Lost, now: float) -> None:
+        if request.abort_since is not None:
+            self.end(request, cancelled(request, None), now)
+        elif request.n_crashes >= self._settings.max_crashes:
+            problem = Problem(
+                code=ENGINE_CRASHED,
+                message=f"The engine crashed {request.n_crashes} times while this request ran.",
+                outcome="failed",
+            )
+            self.end(request, EngineFailed(problem, rid=request.rid), now)
+        elif request.ask.on_loss == "fail" or not request.is_generate:
+            error = PeerLost(f"worker {body.worker} was lost ({body.reason}) while it ran")
+            self.end(request, error, now)
+        else:
+            self.go_on(request, now)
+
+    def _repeat_abort(self, request: OpenRequest, aborts: list[str], now: float) -> None:
+        since = request.abort_since
+        if since is not None and now - since > self._settings.abort_patience_s:
+            self.end(request, cancelled(request, None), now)
+        else:
+            aborts.append(request.rid)
+
+    def _send_abort(self, rids: list[str], now: float) -> None:
+        for rid in rids:
+            request = self.open.get(rid)
+            if request is not None:
+                request.abort_since = now if request.abort_since is None else request.abort_since
+                self._due.set(("abort", rid), now + self._settings.lease.resend_first_s)
+        if self._desk.link.is_up:
+            self.add(Ask("abort", Abort(rids)), INTERNAL_DEADLINE_S, now, _nothing)
+
+
+def _nothing(outcome: Outcome, now: float) -> None:
+    """Nobody waits for this command's ending."""
+    del outcome, now

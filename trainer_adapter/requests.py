@@ -1,0 +1,160 @@
+"""A request as its client sees it: its record and its life cycle.
+
+The client holds the truth: what was asked, what came back so far, which executions are dead.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from bus.codec import pack
+from bus.entry import Entry, Placement
+from bus.errors import LocalProtocolError
+from bus.ids import NO_ATTEMPT, Attempt
+from bus.messages.endings import Problem
+from bus.messages.generation import Generate
+from trainer_adapter.reassembly import Assembly
+from trainer_adapter.rollout import OnLoss
+
+RequestState = Literal["unsent", "sent", "queued", "running", "deferred", "ended"]
+
+REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
+    # waits for the link, or to be sent again
+    "unsent": {"sent": "sent", "relinked": "unsent", "lost": "unsent", "ended": "ended",
+               "deferred": "deferred", "queued": "queued", "accepted": "running"},
+    # nothing heard of it yet: sent again every now and then
+    "sent": {"sent": "sent", "queued": "queued", "accepted": "running", "lost": "unsent",
+             "deferred": "deferred", "relinked": "unsent", "ended": "ended"},
+    # waits at the router
+    "queued": {"queued": "queued", "accepted": "running", "lost": "unsent",
+               "deferred": "deferred", "relinked": "unsent", "ended": "ended"},
+    # a worker has begun
+    "running": {"queued": "running", "accepted": "running", "lost": "unsent",
+                "deferred": "deferred", "relinked": "unsent", "ended": "ended"},
+    # no worker was ready for it: waits here, held by nobody else
+    "deferred": {"sent": "sent", "relinked": "deferred", "lost": "deferred", "ended": "ended",
+                 "queued": "deferred", "accepted": "deferred", "deferred": "deferred"},
+    "ended": {},
+}  # fmt: skip
+"""state -> event -> state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a caller asks for, once and for all."""
+
+    kind: str
+    """A command of `bus.messages.COMMANDS`."""
+    body: msgspec.Struct
+    route: str = ""
+    place: Placement | None = None
+    """Set on a `generate`, and only there."""
+    on_loss: OnLoss = "resume"
+    retries_busy: bool = False
+    """Wait out `refused(busy)` instead of raising it."""
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """One command under way."""
+
+    rid: str
+    ask: Ask
+    deadline_at: float
+    state: RequestState = "unsent"
+    assembly: Assembly = field(default_factory=Assembly)
+    """Only a `generate` fills it."""
+    attempt: Attempt = NO_ATTEMPT
+    """The latest execution heard of."""
+    dead_attempts: set[Attempt] = field(default_factory=set[Attempt])
+    """Executions that were lost, refused or stopped: nothing of theirs counts any more."""
+    worker: str = ""
+    n_attempts: int = 0
+    n_crashes: int = 0
+    n_tries: int = 0
+    """Times it was sent since it was last known to be held by nobody."""
+    was_sent: bool = False
+    may_run: bool = False
+    """Sent over an earlier link, so that a worker may have it without its router knowing."""
+    wait_s: float = 0.0
+    """Before it is sent again."""
+    n_prefix: int = 0
+    """Tokens that the last send carried along."""
+    refusal: Problem | None = None
+    """Why it is deferred."""
+    abort_since: float | None = None
+    """When the caller first wanted it stopped."""
+
+    @property
+    def is_generate(self) -> bool:
+        """Whether it samples tokens (else it is a control command)."""
+        return self.ask.kind == "generate"
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """0 for a control command."""
+        return len(self.ask.body.prompt) // 4 if isinstance(self.ask.body, Generate) else 0
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its deltas are read by somebody."""
+        return isinstance(self.ask.body, Generate) and self.ask.body.stream
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether nobody but this client can know of it."""
+        return self.state == "deferred" or (self.state == "unsent" and not self.may_run)
+
+    def advance(self, event: str) -> None:
+        """Move along REQUEST_LIFE.
+
+        Raises:
+            LocalProtocolError: the event has no meaning in this state; nothing changed.
+        """
+        following = REQUEST_LIFE[self.state].get(event)
+        if following is None:
+            raise LocalProtocolError(
+                f"request {self.rid}: {event!r} cannot happen while {self.state!r}"
+            )
+        self.state = following
+
+    def saw(self, attempt: Attempt, worker: str) -> bool:
+        """Note an execution; False if it is dead or older than the latest."""
+        if attempt == self.attempt:
+            return attempt not in self.dead_attempts
+        if attempt < self.attempt or attempt in self.dead_attempts:
+            return False
+        self.attempt = attempt
+        self.worker = worker
+        self.n_attempts += 1
+        self.assembly.begin(self.n_prefix)
+        return True
+
+    def bury(self, attempt: Attempt) -> bool:
+        """Nothing of this execution counts any more; False if a later one is known."""
+        is_latest = attempt >= self.attempt
+        if attempt != NO_ATTEMPT:
+            self.saw(attempt, self.worker)
+            self.dead_attempts.add(attempt)
+        return is_latest
+
+    def entry(self, now: float) -> Entry:
+        """What is sent for it now: everything held goes along as a prefix."""
+        ask = self.ask
+        body, place = ask.body, ask.place
+        if isinstance(body, Generate) and self.assembly.n_tokens and ask.on_loss != "retry":
+            body = msgspec.structs.replace(body, prefix=self.assembly.prefix())
+            self.n_prefix = self.assembly.n_tokens
+        else:
+            self.n_prefix = 0
+        if place is not None and self.may_run:
+            place = msgspec.structs.replace(place, resend=True)
+        return Entry(
+            kind=ask.kind,
+            rid=self.rid,
+            route=ask.route,
+            deadline_ms=max(1, round(1000 * (self.deadline_at - now))),
+            place=place,
+            body=pack(body),
+        )

@@ -1,0 +1,128 @@
+"""What a caller gets back: rollouts, deltas, and one result per worker."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from bus.errors import BusError, LocalProtocolError, PeerLost, RequestCancelled
+from bus.messages.endings import Problem
+from bus.messages.generation import FinishReason, VersionRuns
+
+ResultT = TypeVar("ResultT", bound=msgspec.Struct)
+
+Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
+Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
+Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+OnLoss = Literal["resume", "retry", "fail"]
+"""What becomes of a request whose worker was lost: go on after the tokens held, start again, or
+raise PeerLost."""
+
+NO_TOKENS: Int32s = np.zeros(0, np.int32)
+NO_LOGPROBS: Float32s = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One finished continuation. Arrays are read-only."""
+
+    rid: str
+    tokens: Int32s
+    """int32 [n]: generated tokens only, a stop token included."""
+    logprobs: Float32s
+    """float32 [n]: natural log, after temperature and penalties, before truncation."""
+    behaviour_logprobs: Float32s
+    """float32 [n]: renormalised over the support that was sampled from; equal to `logprobs`
+    where nothing truncates."""
+    versions: VersionRuns
+    """[(version, n_tokens)]: which weights computed the logits of which tokens."""
+    finish_reason: FinishReason
+    worker: str
+    """Who finished it."""
+    n_prompt_tokens: int
+    n_attempts: int
+    """Executions begun for it, as far as this client saw."""
+    n_resumed: int
+    """Tokens kept from earlier attempts whose worker was lost or whose engine stopped them."""
+    queue_ms: float
+    """From arrival at the worker to the first engine step, in the last attempt."""
+    run_ms: float
+    """Time in the engine, in the last attempt."""
+
+    @cached_property
+    def token_versions(self) -> Int64s:
+        """int64 [n]: the version of each token."""
+        versions = np.array([version for version, _ in self.versions], np.int64)
+        return np.repeat(versions, [n_tokens for _, n_tokens in self.versions])
+
+
+class RolloutCancelled(RequestCancelled):
+    """The request was aborted; `.partial` holds what had been sampled."""
+
+    def __init__(self, problem: Problem, partial: Rollout) -> None:
+        super().__init__(problem, rid=partial.rid)
+        self.partial = partial
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The next tokens of a stream, all of one weight version."""
+
+    rid: str
+    start: int
+    """Index of the first token in the rollout. Always where the last delta ended, except after
+    lost work had to be sampled anew from an earlier point: what was held from `start` on is then
+    void."""
+    tokens: Int32s
+    """int32 [k]; k may be 0 only in the last delta."""
+    logprobs: Float32s
+    """float32 [k]."""
+    version: int
+    finish_reason: FinishReason | None = None
+    """Set in the last delta, and only there."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetResult:
+    """How a command ended on each worker it was sent to."""
+
+    by_worker: Mapping[str, msgspec.Struct | BusError]
+    """Worker -> its typed result, or the error that it answered."""
+    silent: list[str] = field(default_factory=list[str])
+    """Workers that had not answered at the deadline, or were lost while the command ran."""
+
+    @property
+    def errors(self) -> dict[str, BusError]:
+        """Those that answered with an error."""
+        return {
+            name: result for name, result in self.by_worker.items() if isinstance(result, BusError)
+        }
+
+    def check(self) -> None:
+        """Raise unless every worker did it.
+
+        Raises:
+            BusError: the first error.
+            PeerLost: no error, but somebody stayed silent.
+        """
+        for error in self.errors.values():
+            raise error
+        if self.silent:
+            raise PeerLost(f"no answer from {', '.join(self.silent)}")
+
+    def only(self, kind: type[ResultT]) -> ResultT:
+        """The one result of a command with one target.
+
+        Raises:
+            BusError: the target's error.
+            PeerLost: the target did not answer.
+        """
+        self.check()
+        for result in self.by_worker.values():
+            if isinstance(result, kind):
+                return result
+        raise LocalProtocolError(f"no {kind.__name__} among the results")

@@ -1,0 +1,28 @@
+"""`python -m trainer_adapter.store --settings-json '{…}'`: one weight store process."""
+
+import sys
+from pathlib import Path
+
+from bus.clock import BootClock
+from bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
+from trainer_adapter.store.actor import StoreActor
+from trainer_adapter.store.settings import StoreSettings
+from trainer_adapter.store.shelf import Shelf
+
+
+async def serve(settings: StoreSettings) -> ActorExit:
+    """Run a store until SIGTERM or SIGINT; its shared memory is given back at the end."""
+    shelf = Shelf(Path(settings.directory))
+    try:
+        actor = StoreActor(
+            settings, shelf, BootClock(), on_joined=lambda bulk: announce_ready(bulk=bulk)
+        )
+        on_stop_signal(actor.stop)
+        reason = await actor.run()
+    finally:
+        shelf.close()
+    return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(run_actor("trainer_adapter.store", StoreSettings, serve))

@@ -1,0 +1,274 @@
+"""The weight store's shell: sockets, threads, files and time around its pure cores."""
+
+import asyncio
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar, cast
+
+import msgspec
+
+from bus.clock import Clock
+from bus.codec import pack, unpack
+from bus.effects import Connect, Send, Stop
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.host import host_id
+from bus.ids import AttemptKey, Peer, RequestId
+from bus.manifest import first_mismatch
+from bus.member import MemberCore, MemberIdentity
+from bus.member_effects import Execute, MemberEffect
+from bus.messages.endings import Done, Problem
+from bus.messages.membership import StoreFacts
+from bus.messages.weights import (
+    Chunk,
+    PullChunk,
+    PullManifest,
+    PushChunk,
+    RecordCommit,
+    ReserveVersion,
+    SealVersion,
+)
+from bus.settings import LeaseSettings
+from bus.zmq_ports import DealerPort, RouterPort
+from trainer_adapter.store.askers import Asker, BulkAsker, MemberAsker
+from trainer_adapter.store.core import StoreCore
+from trainer_adapter.store.effects import (
+    Allocate,
+    Answer,
+    Freeze,
+    Persist,
+    Release,
+    SendChunk,
+    StoreEffect,
+    Verify,
+    WriteChunk,
+)
+from trainer_adapter.store.segments import StoreFull
+from trainer_adapter.store.settings import StoreSettings
+from trainer_adapter.store.shelf import Shelf
+
+TICK_S = 0.1
+UPKEEP_S = 1.0
+"""Between two looks at pins, lapsed reservations and silent pullers."""
+BULK_SILENCE_S = 60.0
+"""A bulk peer that said nothing for so long is forgotten; if it lives, it is learnt again."""
+GOODBYE_S = 0.05
+"""Left to the socket to get the goodbye out: closing it drops what is queued."""
+
+_SLOW = (Persist, Allocate, Verify, Release)
+"""Effects that wait for a disk or for hashing, and so run in a thread."""
+
+
+R = TypeVar("R")
+
+
+class StoreActor:
+    """One weight store process."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        shelf: Shelf,
+        clock: Clock,
+        on_joined: Callable[[str], None] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._on_joined = on_joined
+        """Called once, with the bulk endpoint, when the router has given the first lease."""
+        self._clock = clock
+        self._shelf = shelf
+        self._core = StoreCore(settings, host_id(), shelf.table)
+        identity = MemberIdentity("store", settings.name, secrets.token_hex(16))
+        self._member = MemberCore(identity, LeaseSettings(), random.SystemRandom())
+        self._link: DealerPort | None = None
+        self._bulk_peers: dict[Peer, float] = {}
+        self._is_stopping = asyncio.Event()
+        self._reason = ""
+        # One thread: appends to the ledger keep their order, and the pool needs no lock.
+        self._disk = ThreadPoolExecutor(1, "store-disk")
+
+    def stop(self) -> None:
+        """Leave the bus and give all shared memory back."""
+        self._is_stopping.set()
+
+    async def run(self) -> str:
+        """Serve until `stop`, or until the router says that another store took this name.
+
+        Returns:
+            Why it left: `shutdown`, `replaced`, or another code of a dismissal.
+        """
+        self._bulk = RouterPort([self._settings.bulk], self._bulk_arrived)
+        facts = StoreFacts(bulk=self._bulk.endpoints[0], committed=self._core.committed)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                # `committed` is the core's own dict: every later hello says what it holds then.
+                self._follow(self._member.online(facts, self._clock.now()))
+                await self._tick_until_stopped()
+                if not self._reason:
+                    self._follow(self._member.leave("shutdown"))
+                    await asyncio.sleep(GOODBYE_S)
+        finally:
+            self._disk.shutdown()
+            self._bulk.close()
+            if self._link is not None:
+                self._link.close()
+        return self._reason
+
+    async def _tick_until_stopped(self) -> None:
+        upkeep_at = 0.0
+        while not self._is_stopping.is_set():
+            now = self._clock.now()
+            self._follow([*self._member.tick(now), *self._member.flush(now)])
+            if now >= upkeep_at:
+                upkeep_at = now + UPKEEP_S
+                self._upkeep(now)
+            try:
+                await asyncio.wait_for(self._is_stopping.wait(), TICK_S)
+            except TimeoutError:
+                continue
+
+    def _upkeep(self, now: float) -> None:
+        self._carry_out(self._core.tick(now))
+        self._tasks.create_task(self._on_disk(self._shelf.pool.collect))
+        for peer, heard_at in list(self._bulk_peers.items()):
+            if now - heard_at > BULK_SILENCE_S:
+                del self._bulk_peers[peer]
+                self._bulk.forget(peer)
+
+    # --- the router's link
+
+    def _follow(self, effects: Sequence[MemberEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, entry):
+                    if self._link is not None:
+                        self._link.send(entry)
+                case Connect():
+                    if self._link is not None:
+                        self._link.close()
+                    self._link = DealerPort(self._settings.router, self._said, self._link_down)
+                case Execute(entry):
+                    self._execute(entry)
+                case Stop(reason):
+                    self._reason = reason
+                    self._is_stopping.set()
+                case _:
+                    # Work taken away goes on: it is short, harmless, and its answer is dropped.
+                    pass
+
+    def _said(self, entries: list[Entry]) -> None:
+        now = self._clock.now()
+        self._follow(self._member.receive(entries, now))
+        self._follow(self._member.flush(now))
+        if self._on_joined is not None and self._member.state == "leased":
+            self._on_joined(self._bulk.endpoints[0])
+            self._on_joined = None
+
+    def _link_down(self) -> None:
+        self._follow(self._member.link_down(self._clock.now()))
+
+    def _execute(self, entry: Entry) -> None:
+        if not entry.rid:
+            return
+        key = (RequestId(entry.rid), entry.attempt)
+        try:
+            command = unpack(entry)
+        except RemoteProtocolError as error:
+            problem = Problem(code="bad_request", message=str(error), outcome="not_started")
+            self._end("refused", key, problem)
+            return
+        if isinstance(command, ReserveVersion | SealVersion | RecordCommit):
+            self._carry_out(self._core.handle(MemberAsker(key), command, self._clock.now()))
+        elif entry.kind == "shutdown":
+            self._end("finished", key, Done())
+            self.stop()
+        else:
+            message = f"a weight store cannot {entry.kind!r}"
+            problem = Problem(code="unsupported", message=message, outcome="not_started")
+            self._end("failed", key, problem)
+
+    def _end(self, kind: str, key: AttemptKey, body: msgspec.Struct) -> None:
+        self._follow(self._member.ended(kind, key, body, self._clock.now()))
+
+    # --- the bulk socket
+
+    def _bulk_arrived(self, peer: Peer, entries: list[Entry]) -> None:
+        now = self._clock.now()
+        self._bulk_peers[peer] = now
+        for entry in entries:
+            asker = BulkAsker(peer, entry.rid)
+            try:
+                command = unpack(entry)
+            except RemoteProtocolError as error:
+                problem = Problem(code="bad_request", message=str(error), outcome="not_started")
+                self._tell(asker, "failed", problem)
+                continue
+            if isinstance(command, PullManifest | PullChunk | PushChunk):
+                self._carry_out(self._core.handle(asker, command, now))
+            else:
+                message = f"{entry.kind!r} is not said on a bulk socket"
+                problem = Problem(code="unknown_message", message=message, outcome="not_started")
+                self._tell(asker, "failed", problem)
+
+    def _tell(self, asker: Asker, kind: str, body: msgspec.Struct) -> None:
+        match asker:
+            case MemberAsker(key):
+                self._end(kind, key, body)
+            case BulkAsker(peer, rid):
+                self._bulk.send(peer, Entry(kind, rid, body=pack(body)))
+
+    # --- the core's effects
+
+    def _carry_out(self, effects: Sequence[StoreEffect]) -> None:
+        for position, effect in enumerate(effects):
+            if isinstance(effect, _SLOW):
+                self._tasks.create_task(self._carry_out_slowly(effects[position:]))
+                return
+            self._carry_out_now(effect)
+
+    def _carry_out_now(self, effect: StoreEffect) -> None:
+        pool = self._shelf.pool
+        match effect:
+            case Answer(asker, kind, body):
+                self._tell(asker, kind, body)
+            case Freeze(segment):
+                pool.freeze(segment)
+            case SendChunk(asker, segment, offset, size_bytes):
+                view = pool.content(segment).data[offset : offset + size_bytes]
+                # Encoded at once, so the view is as good as the bytes, and saves a copy of them.
+                self._tell(asker, "chunk", Chunk(offset=offset, content=cast("bytes", view)))
+            case WriteChunk(asker, segment, offset, content):
+                target = pool.content(segment).data
+                target[offset : offset + len(content)] = content
+                self._tell(asker, "finished", Done())
+            case _:
+                raise AssertionError(effect)
+
+    async def _carry_out_slowly(self, effects: Sequence[StoreEffect]) -> None:
+        pool = self._shelf.pool
+        for effect in effects:
+            match effect:
+                case Persist(record):
+                    await self._on_disk(self._shelf.ledger.append, record)
+                case Release(segment, is_reusable):
+                    await self._on_disk(partial(pool.retire, segment, is_reusable=is_reusable))
+                case Allocate(key, size_bytes):
+                    try:
+                        segment = await self._on_disk(pool.take, size_bytes)
+                    except StoreFull as error:
+                        self._carry_out(self._core.allocation_failed(key, str(error)))
+                    else:
+                        self._carry_out(self._core.allocated(key, segment, self._clock.now()))
+                case Verify(key, segment, tensors):
+                    content = pool.content(segment)
+                    wrong = await asyncio.to_thread(first_mismatch, content, tensors)
+                    name = "" if wrong is None else wrong.name
+                    self._carry_out(self._core.verified(key, name, self._clock.now()))
+                case _:
+                    self._carry_out_now(effect)
+
+    async def _on_disk(self, call: Callable[..., R], *args: object) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, call, *args)

@@ -1,0 +1,78 @@
+"""What the store core asks its shell to do; effects of one call are carried out in order."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from bus.messages.weights import Tensor
+from trainer_adapter.store.askers import Asker
+from trainer_adapter.store.records import Record
+from trainer_adapter.store.versions import VersionKey
+
+AnswerKind = Literal["finished", "failed", "refused", "manifest"]
+
+
+class Answer(NamedTuple):
+    """Tell the asker."""
+
+    asker: Asker
+    kind: AnswerKind
+    body: msgspec.Struct
+
+
+class Persist(NamedTuple):
+    """Write this down durably before going on."""
+
+    record: Record
+
+
+class Allocate(NamedTuple):
+    """Take a segment and report `allocated` or `allocation_failed`."""
+
+    key: VersionKey
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Compare the segment's bytes with the digests of `tensors`, and report `verified`."""
+
+    key: VersionKey
+    segment: str
+    tensors: list[Tensor]
+
+
+class Freeze(NamedTuple):
+    """The segment is written: let readers pin it."""
+
+    segment: str
+
+
+class Release(NamedTuple):
+    """No version lies in this segment any more."""
+
+    segment: str
+    is_reusable: bool
+    """False: somebody may still be writing to it."""
+
+
+class SendChunk(NamedTuple):
+    """Answer with these bytes of the segment."""
+
+    asker: Asker
+    segment: str
+    offset: int
+    size_bytes: int
+
+
+class WriteChunk(NamedTuple):
+    """Put bytes into the segment, then answer `finished`."""
+
+    asker: Asker
+    segment: str
+    offset: int
+    content: bytes
+
+
+StoreEffect = Answer | Persist | Allocate | Verify | Freeze | Release | SendChunk | WriteChunk

@@ -1,0 +1,64 @@
+"""What the store says when it cannot do what it is asked."""
+
+from bus.manifest import CHUNK_BYTES
+from bus.messages.endings import Problem
+from trainer_adapter.store.versions import StoredVersion
+
+MAX_POLICY_BYTES = 64
+
+
+def bad_request(field: str, message: str) -> Problem:
+    """The command itself is wrong."""
+    return Problem(code="bad_request", message=message, outcome="not_started", field=field)
+
+
+def bad_policy(policy: str) -> Problem | None:
+    """Why this cannot be a policy's name; None if it can."""
+    if 0 < len(policy.encode()) <= MAX_POLICY_BYTES and policy.isprintable():
+        return None
+    return bad_request("policy", f"a policy's name has 1 to {MAX_POLICY_BYTES} printable bytes")
+
+
+def unavailable(policy: str, version: int) -> Problem:
+    """There is no such version, or it is in no state for this."""
+    message = f"version {version} of policy {policy[:MAX_POLICY_BYTES]!r} is not here for that"
+    return Problem(
+        code="version_unavailable", message=message, outcome="not_started", field="version"
+    )
+
+
+def store_full(reason: str) -> Problem:
+    """No room for another version."""
+    message = f"{reason}; give /dev/shm more memory, or keep fewer versions"
+    return Problem(code="store_full", message=message, outcome="not_started")
+
+
+def wrong_bytes(tensor: str) -> Problem:
+    """A tensor's bytes are not those that its digest was made of."""
+    message = f"tensor {tensor!r} does not have the bytes that its digest was made of"
+    return Problem(
+        code="digest_mismatch", message=message, outcome="failed", field=f"tensors.{tensor}"
+    )
+
+
+def other_digests() -> Problem:
+    """A version is sealed once."""
+    message = "the version was sealed with other digests"
+    return Problem(code="digest_mismatch", message=message, outcome="failed", field="digests")
+
+
+def older(policy: str, version: int, last: int) -> Problem:
+    """Commits only go upward."""
+    message = f"version {last} of policy {policy!r} is committed already; {version} is older"
+    return Problem(code="stale_version", message=message, outcome="not_started", field="version")
+
+
+def bad_range(stored: StoredVersion, offset: int, size_bytes: int) -> Problem | None:
+    """Why these bytes may not be read or written; None if they may."""
+    if not 0 < size_bytes <= CHUNK_BYTES:
+        return bad_request("size_bytes", f"a chunk has 1 to {CHUNK_BYTES} bytes, not {size_bytes}")
+    if offset < 0 or offset + size_bytes > stored.size_bytes:
+        return bad_request(
+            "offset", f"{offset}+{size_bytes} is outside of {stored.size_bytes} bytes"
+        )
+    return None

@@ -1,0 +1,46 @@
+"""What the store writes down for good: one struct per fact, tagged with a literal name."""
+
+import msgspec
+
+from bus.messages.weights import Tensor
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """A store process took over the ledger."""
+
+    owner: str
+    """In the names of all segments it makes."""
+
+
+class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
+    """This number is taken for ever, whatever becomes of the version."""
+
+    policy: str
+    version: int
+
+
+class Sealed(msgspec.Struct, frozen=True, tag="sealed"):
+    """The bytes were verified and lie in this segment."""
+
+    policy: str
+    version: int
+    segment: str
+    tensors: list[Tensor]
+    """With digests."""
+
+
+class Committed(msgspec.Struct, frozen=True, tag="committed"):
+    """The router decided: this is the version that the policy is served with."""
+
+    policy: str
+    version: int
+
+
+class Retired(msgspec.Struct, frozen=True, tag="retired"):
+    """The bytes are gone."""
+
+    policy: str
+    version: int
+
+
+Record = Opened | Assigned | Sealed | Committed | Retired

@@ -1,0 +1,226 @@
+"""The store's shared-memory segments: made once, reused for version after version, swept at last.
+
+Pages of a fresh segment cost ten times the copy into it, so retired segments wait here for a
+version of their size. A segment is rewritten only under an exclusive `flock`, which a reader's
+pin denies. Which store owns a segment is in its name; the owner holds a lock file for life, so
+that anyone can tell, across process namespaces too, whose segments are left over.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bus.host import SHM_DIR
+from bus.manifest import Bytes
+from bus.shm import open_segment
+
+GRAIN_BYTES = 4 * 1024 * 1024
+"""Segment sizes are multiples of this, so that slightly different versions share segments."""
+HEADROOM_BYTES = 64 * 1024 * 1024
+"""Left free in /dev/shm for everyone else."""
+SPARE_SEGMENTS = 2
+"""Free segments kept for reuse; more go back to the system."""
+SWEEP_AGE_S = 60.0
+"""A store's lock file this old, and not locked, belongs to a store that nobody will restart."""
+
+
+class StoreFull(OSError):
+    """Shared memory has no room for another version."""
+
+
+@dataclass(slots=True)
+class _Segment:
+    name: str
+    fd: int
+    size_bytes: int
+    content: Bytes
+
+
+class SegmentPool:
+    """All segments of one store process. Not thread-safe, but `content` may be used anywhere."""
+
+    def __init__(self, directory: Path = SHM_DIR) -> None:
+        self._directory = directory
+        self.owner, self._lock_fd = _become_owner(directory)
+        """16 hex digits in the name of everything this pool makes."""
+        self._used: dict[str, _Segment] = {}
+        self._retired: list[_Segment] = []
+        self._free: list[_Segment] = []
+
+    def take(self, size_bytes: int) -> str:
+        """Name of a segment to be written, of at least `size_bytes`; nobody can pin it yet.
+
+        Raises:
+            StoreFull: there is no room.
+        """
+        self.collect()
+        segment = self._reuse(size_bytes) or self._make(size_bytes)
+        self._used[segment.name] = segment
+        return segment.name
+
+    def freeze(self, name: str) -> None:
+        """The segment is written: readers may pin it from now on."""
+        fcntl.flock(self._used[name].fd, fcntl.LOCK_UN)
+
+    def content(self, name: str) -> Bytes:
+        """All bytes of a segment in use, uint8 [at least what was asked for]."""
+        return self._used[name].content
+
+    def retire(self, name: str, *, is_reusable: bool) -> None:
+        """Take the segment back, for reuse as soon as no reader has it pinned.
+
+        One that somebody may still be writing to is not reusable: it goes back to the system.
+        """
+        segment = self._used.pop(name)
+        if is_reusable:
+            self._retired.append(segment)
+        else:
+            self._unlink(segment)
+        self.collect()
+
+    def collect(self) -> None:
+        """Move unpinned retired segments to the free ones; give back what exceeds the spares.
+
+        Called every few seconds, it also shows sweeps that this store lived until now.
+        """
+        os.utime(self._lock_fd)
+        for segment in list(self._retired):
+            if _try_lock(segment.fd):
+                # Renamed at once: a name stands for one version's bytes for ever.
+                self._rename(segment)
+                self._retired.remove(segment)
+                self._free.append(segment)
+        while len(self._free) > SPARE_SEGMENTS:
+            self._unlink(self._free.pop(0))
+
+    def adopt(self, name: str, size_bytes: int) -> str:
+        """Take over a sealed segment of a store that died; returns its new name.
+
+        Raises:
+            SegmentGone: it is not there any more.
+        """
+        segment = _map(name, open_segment(self._directory, name, size_bytes, os.O_RDWR))
+        self._rename(segment)
+        self._used[segment.name] = segment
+        return segment.name
+
+    def close(self) -> None:
+        """Unlink everything; pinned segments live on until their readers let go."""
+        for segment in [*self._used.values(), *self._retired, *self._free]:
+            self._unlink(segment)
+        self._used.clear()
+        self._retired.clear()
+        self._free.clear()
+        _lock_path(self._directory, self.owner).unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+    def _reuse(self, size_bytes: int) -> _Segment | None:
+        fitting = [each for each in self._free if _fits(size_bytes, each.size_bytes)]
+        if not fitting:
+            return None
+        segment = min(fitting, key=lambda each: each.size_bytes)
+        self._free.remove(segment)
+        return segment
+
+    def _make(self, size_bytes: int) -> _Segment:
+        rounded = -(-max(size_bytes, 1) // GRAIN_BYTES) * GRAIN_BYTES
+        if not self._has_room(rounded):
+            while self._free:
+                self._unlink(self._free.pop())
+            if not self._has_room(rounded):
+                raise StoreFull(f"{self._directory} has no room for {rounded} more bytes")
+        name = self._new_name()
+        fd = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # Takes the pages now: without it a full tmpfs would kill the writer with SIGBUS.
+            os.posix_fallocate(fd, 0, rounded)
+        except OSError as error:
+            os.close(fd)
+            (self._directory / name).unlink()
+            raise StoreFull(f"{self._directory}: {error.strerror}") from error
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return _map(name, fd)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        usage = os.statvfs(self._directory)
+        return usage.f_bavail * usage.f_frsize >= size_bytes + HEADROOM_BYTES
+
+    def _rename(self, segment: _Segment) -> None:
+        name = self._new_name()
+        (self._directory / segment.name).rename(self._directory / name)
+        segment.name = name
+
+    def _new_name(self) -> str:
+        return f"rolloutbus-{self.owner}-{secrets.token_hex(8)}"
+
+    def _unlink(self, segment: _Segment) -> None:
+        (self._directory / segment.name).unlink(missing_ok=True)
+        os.close(segment.fd)
+
+
+def sweep(
+    directory: Path = SHM_DIR,
+    *,
+    min_age_s: float = SWEEP_AGE_S,
+    dead_owners: frozenset[str] = frozenset(),
+) -> list[str]:
+    """Unlink the segments of this user's stores that are dead; returns the segments' names.
+
+    A store that died less than `min_age_s` ago may be about to be restarted and to adopt its
+    segments: it is left alone, unless it is in `dead_owners`.
+    """
+    swept: list[str] = []
+    for lock in directory.glob("rolloutbus-*.lock"):
+        owner = lock.name.removeprefix("rolloutbus-").removesuffix(".lock")
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # another user's, or another sweep was faster
+            continue
+        is_old = time.time() - os.fstat(fd).st_mtime >= min_age_s
+        if (is_old or owner in dead_owners) and _try_lock(fd):
+            for path in sorted(directory.glob(f"rolloutbus-{owner}-*")):
+                path.unlink(missing_ok=True)
+                swept.append(path.name)
+            lock.unlink(missing_ok=True)
+        os.close(fd)
+    return swept
+
+
+def _become_owner(directory: Path) -> tuple[str, int]:
+    while True:
+        owner = secrets.token_hex(8)
+        path = _lock_path(directory, owner)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # A sweep may have taken the new file for a dead owner's: then it is locked or gone.
+        if _try_lock(fd) and path.exists():
+            return owner, fd
+        os.close(fd)
+        path.unlink(missing_ok=True)
+
+
+def _lock_path(directory: Path, owner: str) -> Path:
+    return directory / f"rolloutbus-{owner}.lock"
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _map(name: str, fd: int) -> _Segment:
+    size_bytes = os.fstat(fd).st_size
+    content = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
+    return _Segment(name, fd, size_bytes, content)
+
+
+def _fits(wanted_bytes: int, size_bytes: int) -> bool:
+    return wanted_bytes <= size_bytes <= wanted_bytes + wanted_bytes // 4 + GRAIN_BYTES

@@ -1,0 +1,32 @@
+"""What a weight store is told when it starts."""
+
+import msgspec
+
+from bus.errors import SettingsError
+
+
+class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Built once, in `__main__`."""
+
+    router: str
+    """Endpoint of the router's backend."""
+    directory: str
+    """Holds the durable record; one store at a time."""
+    bulk: str = "tcp://127.0.0.1:0"
+    """Where manifests and chunks are served; port 0 picks a free one."""
+    name: str = "store"
+    keep_committed: int = 3
+    """Committed versions of each policy whose bytes are kept."""
+    keep_sealed: int = 2
+    """Versions sealed but not (yet) committed that are kept, of each policy."""
+    reservation_s: float = 300.0
+    """A reserved version that nobody writes or seals for so long is given up."""
+    pull_grace_s: float = 6.0
+    """A version is kept for so long after its last chunk was asked for; a puller that got no
+    answer asks again after 5 s. Readers of a mapped segment hold it by themselves."""
+    exit_with_parent: bool = False
+    """Leave when the process that started this one dies."""
+
+    def __post_init__(self) -> None:
+        if self.keep_committed < 1 or self.keep_sealed < 1:
+            raise SettingsError("keep_committed and keep_sealed must be at least 1")

@@ -1,0 +1,156 @@
+"""Life of a weight version in the store: the table of its states, and the versions there are."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from bus.errors import LocalProtocolError
+from bus.manifest import total_bytes
+from bus.messages.weights import Tensor
+from trainer_adapter.store.askers import Asker
+from trainer_adapter.store.records import Assigned, Committed, Opened, Record, Retired, Sealed
+
+VersionState = Literal["reserving", "reserved", "verifying", "sealed", "committed", "retired"]
+VersionEvent = Literal["allocated", "seal", "verified", "mismatch", "commit", "give_up", "outdated"]
+VersionKey = tuple[str, int]
+"""(policy, version)."""
+
+VERSION_LIFE: dict[VersionState, dict[VersionEvent, VersionState]] = {
+    # its number is taken; a segment is being made for it
+    "reserving": {"allocated": "reserved", "give_up": "retired"},
+    # the trainer writes
+    "reserved": {"seal": "verifying", "give_up": "retired"},
+    # its bytes are being compared with the trainer's digests
+    "verifying": {"verified": "sealed", "mismatch": "reserved"},
+    # immutable; may be pulled
+    "sealed": {"commit": "committed", "outdated": "retired"},
+    # what its policy is, or was, served with; may be pulled
+    "committed": {"commit": "committed", "outdated": "retired"},
+    "retired": {},
+}
+"""state -> event -> state."""
+
+PULLABLE: frozenset[VersionState] = frozenset({"sealed", "committed"})
+
+
+@dataclass(slots=True)
+class StoredVersion:
+    """One version and where its bytes lie."""
+
+    policy: str
+    number: int
+    tensors: list[Tensor]
+    """Without digests until it is being verified."""
+    state: VersionState = "reserving"
+    segment: str = ""
+    used_at: float = 0.0
+    """When it was last reserved, written or refused a seal; seconds of the core's clock."""
+    pulled_until: float = 0.0
+    """A worker that asked for it may ask for more until then."""
+    askers: list[Asker] = field(default_factory=list[Asker])
+    """Who waits for the step under way: the reservation, or the seal."""
+
+    @property
+    def key(self) -> VersionKey:
+        """(policy, version)."""
+        return (self.policy, self.number)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors, with the gaps between them."""
+        return total_bytes(self.tensors)
+
+    @property
+    def is_pullable(self) -> bool:
+        """Whether its bytes are whole and will not change."""
+        return self.state in PULLABLE
+
+    def on(self, event: VersionEvent) -> None:
+        """Take the table's step.
+
+        Raises:
+            LocalProtocolError: the event has no meaning in this state, which stays.
+        """
+        after = VERSION_LIFE[self.state].get(event)
+        if after is None:
+            raise LocalProtocolError(f"{event!r} cannot happen to a version that is {self.state!r}")
+        self.state = after
+
+    def take_digests(self, digests: list[int]) -> None:
+        """What the trainer says the bytes are."""
+        self.tensors = [
+            msgspec.structs.replace(tensor, digest=digest)
+            for tensor, digest in zip(self.tensors, digests, strict=True)
+        ]
+
+
+class VersionTable:
+    """All versions that have or will have bytes, numbers taken, and what is committed."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[VersionKey, StoredVersion] = {}
+        self.assigned: dict[str, int] = {}
+        """Highest number taken, per policy."""
+        self.committed: dict[str, int] = {}
+        """Last committed version, per policy."""
+
+    def restore(self, records: Iterable[Record]) -> None:
+        """Become what earlier processes wrote down."""
+        for record in records:
+            match record:
+                case Assigned():
+                    self._raise_to(self.assigned, record.policy, record.version)
+                case Sealed():
+                    stored = StoredVersion(record.policy, record.version, record.tensors, "sealed")
+                    stored.segment = record.segment
+                    self.by_key[stored.key] = stored
+                case Committed():
+                    self._raise_to(self.committed, record.policy, record.version)
+                    if (stored := self.by_key.get((record.policy, record.version))) is not None:
+                        stored.on("commit")
+                case Retired():
+                    self.by_key.pop((record.policy, record.version), None)
+                case Opened():
+                    pass
+
+    def snapshot(self) -> list[Record]:
+        """The shortest record from which `restore` makes this table again."""
+        records: list[Record] = [Assigned(*each) for each in self.assigned.items()]
+        for stored in self.pullable():
+            records.append(Sealed(*stored.key, stored.segment, stored.tensors))
+            if stored.state == "committed":
+                records.append(Committed(*stored.key))
+        records += [Committed(*each) for each in self.committed.items()]
+        return records
+
+    def pullable(self) -> list[StoredVersion]:
+        """Versions whose bytes are whole."""
+        return [each for each in self.by_key.values() if each.is_pullable]
+
+    def assign(self, policy: str, tensors: list[Tensor]) -> StoredVersion:
+        """A new version with the next number."""
+        number = self.assigned.get(policy, 0) + 1
+        self.assigned[policy] = number
+        stored = StoredVersion(policy, number, tensors)
+        self.by_key[stored.key] = stored
+        return stored
+
+    def outdated(
+        self, policy: str, *, keep_committed: int, keep_sealed: int
+    ) -> list[StoredVersion]:
+        """What need not be kept: all but the newest committed ones, and the newest after those."""
+        last = self.committed.get(policy, 0)
+        mine = sorted(
+            (each for each in self.pullable() if each.policy == policy),
+            key=lambda each: each.number,
+        )
+        committed = [each for each in mine if each.state == "committed"]
+        ahead = [each for each in mine if each.state == "sealed" and each.number > last]
+        kept = {each.key for each in committed[-keep_committed:] + ahead[-keep_sealed:]}
+        return [each for each in mine if each.key not in kept]
+
+    @staticmethod
+    def _raise_to(numbers: dict[str, int], policy: str, number: int) -> None:
+        numbers[policy] = max(number, numbers.get(policy, 0))

@@ -1,0 +1,128 @@
+"""Watching streams without being their client: what recorders, viewers and replay tools use."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, cast
+
+from bus.codec import topic_of, unpack
+from bus.entry import Entry
+from bus.errors import ActorStopped, RemoteProtocolError
+from bus.ids import Attempt
+from bus.messages.generation import FinishReason
+from bus.messages.stream import Deltas
+from bus.ports import SubscriptionPort
+from trainer_adapter.connection import ZMQ_PORTS, Ports
+from trainer_adapter.endings import floats, ints
+from trainer_adapter.rollout import Float32s, Int32s
+from trainer_adapter.stream_reader import rows_of
+
+MAX_WAITING_ROWS = 100_000
+"""Rows kept for a slow reader; older ones make room, counted in `n_dropped`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """Consecutive tokens of one attempt at one request."""
+
+    worker: str
+    rid: str
+    attempt: Attempt
+    seq: int
+    """Index of the first token in the rollout; a jump means that rows were lost on the way."""
+    tokens: Int32s
+    """int32 [k]."""
+    logprobs: Float32s
+    """float32 [k]."""
+    behaviour_logprobs: Float32s
+    """float32 [k]."""
+    version: int
+    finish: FinishReason | None
+    """Set in the last row of an attempt."""
+
+
+class StreamSubscriber:
+    """An async iterator of the rows that workers publish. An async context manager.
+
+    Nothing is repaired: what a slow or late subscriber misses shows as a jump of `seq`.
+    """
+
+    def __init__(
+        self, endpoints: Iterable[str] = (), *, client: str = "", ports: Ports = ZMQ_PORTS
+    ) -> None:
+        """Listen to these workers' stream endpoints; `client` empty means everybody's rows."""
+        self._waiting_endpoints = set(endpoints)
+        self._connected: set[str] = set()
+        self._topic = topic_of(client) if client else b""
+        self._ports = ports
+        self._port: SubscriptionPort | None = None
+        self._rows: asyncio.Queue[StreamRow] = asyncio.Queue(MAX_WAITING_ROWS)
+        self.n_dropped = 0
+        """Rows that a reader was too slow for."""
+        self.n_malformed = 0
+
+    async def __aenter__(self) -> Self:
+        self._port = self._ports.subscription(self._on_batch, [self._topic])
+        self.follow(self._waiting_endpoints)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+    def follow(self, endpoints: Iterable[str]) -> None:
+        """Listen to exactly these endpoints from now on, e.g. those of a client's members."""
+        wanted = set(endpoints)
+        if self._port is None:
+            self._waiting_endpoints = wanted
+            return
+        for gone in self._connected - wanted:
+            self._port.disconnect(gone)
+        for new in wanted - self._connected:
+            self._port.connect(new)
+        self._connected = wanted
+
+    def __aiter__(self) -> AsyncIterator[StreamRow]:
+        return self
+
+    async def __anext__(self) -> StreamRow:
+        if self._port is None and self._rows.empty():
+            raise ActorStopped("the subscriber is not open; use `async with`")
+        return await self._rows.get()
+
+    def _on_batch(self, _: bytes, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.kind != "deltas":
+                continue
+            try:
+                self._take(entry)
+            except RemoteProtocolError:
+                self.n_malformed += 1
+
+    def _take(self, entry: Entry) -> None:
+        deltas = cast("Deltas", unpack(entry))
+        finishes = dict(deltas.finishes)
+        for index, (rid, attempt, row) in enumerate(rows_of(deltas)):
+            if self._rows.full():
+                self._rows.get_nowait()
+                self.n_dropped += 1
+            self._rows.put_nowait(
+                StreamRow(
+                    worker=entry.route,
+                    rid=rid,
+                    attempt=attempt,
+                    seq=row.start,
+                    tokens=ints(row.tokens),
+                    logprobs=floats(row.logprobs),
+                    behaviour_logprobs=floats(row.behaviour_logprobs or row.logprobs),
+                    version=row.versions[0][0],
+                    finish=cast("FinishReason | None", finishes.get(index)),
+                )
+            )

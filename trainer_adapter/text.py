@@ -1,0 +1,98 @@
+"""Text and chat on top of token ids, for whoever brings a tokenizer.
+
+Nothing here knows a tokenizer library: `Tokenizer` says what is asked of one, and those of
+transformers have it.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Unpack
+
+from bus.messages.generation import Sampling
+from trainer_adapter.client import RolloutClient
+from trainer_adapter.rollout import Rollout
+from trainer_adapter.rollouts import GenerateOptions
+
+Message = Mapping[str, str]
+"""`role` and `content`."""
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that is used."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text."""
+        ...
+
+    # The keyword arguments of chat templates differ from model to model.
+    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any:  # noqa: ANN401
+        """The conversation as one text, with `tokenize=False`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextRollout:
+    """A rollout and what it says."""
+
+    text: str
+    """Without special tokens."""
+    rollout: Rollout
+
+
+class TextClient:
+    """Generates from text and from conversations through a RolloutClient."""
+
+    def __init__(self, client: RolloutClient, tokenizer: Tokenizer) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+
+    async def generate(
+        self, text: str, sampling: Sampling, **options: Unpack[GenerateOptions]
+    ) -> TextRollout:
+        """Continue `text`; raises as `RolloutClient.generate`."""
+        prompt = self._tokenizer.encode(text, add_special_tokens=True)
+        return self._said(await self._client.generate(prompt, sampling, **options))
+
+    async def chat(
+        self, messages: Sequence[Message], sampling: Sampling, **options: Unpack[GenerateOptions]
+    ) -> TextRollout:
+        """Answer a conversation; raises as `RolloutClient.generate`."""
+        prompt = self.chat_prompt(messages)
+        return self._said(await self._client.generate(prompt, sampling, **options))
+
+    async def stream(
+        self, text: str, sampling: Sampling, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[str]:
+        """Stream the continuation of `text` in pieces that join to the whole.
+
+        A piece is held back while its last character may still change. After lost work that had
+        to be sampled anew, what was said already stays said.
+        """
+        prompt = self._tokenizer.encode(text, add_special_tokens=True)
+        tokens: list[int] = []
+        said = ""
+        async for delta in self._client.stream(prompt, sampling, **options):
+            tokens[delta.start :] = delta.tokens.tolist()
+            now = self._tokenizer.decode(tokens, skip_special_tokens=True)
+            is_whole = delta.finish_reason is not None or not now.endswith(
+                "\N{REPLACEMENT CHARACTER}"
+            )
+            if is_whole and len(now) > len(said):
+                yield now[len(said) :]
+                said = now
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn."""
+        text = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
+        # The template has written the special tokens already.
+        return self._tokenizer.encode(str(text), add_special_tokens=False)
+
+    def _said(self, rollout: Rollout) -> TextRollout:
+        text = self._tokenizer.decode(rollout.tokens.tolist(), skip_special_tokens=True)
+        return TextRollout(text, rollout)
