@@ -161,5 +161,3 @@ class Load:
 
 def _nobody(_number: int) -> None:
     """Nothing was asked yet."""
-
-

@@ -123,9 +123,7 @@ def _report(router: Side, proxy: Side, options: argparse.Namespace) -> dict[str,
         ratios = [ours / theirs for ours, theirs in pairs]
         report[f"ratio_{case}"] = round(statistics.median(ratios), 3)
         report[f"ratios_{case}"] = [round(ratio, 3) for ratio in ratios]
-    report["entries_per_frame"] = round(
-        statistics.median(router.entries_per_frame["window256"]), 1
-    )
+    report["entries_per_frame"] = round(statistics.median(router.entries_per_frame["window256"]), 1)
     report["entries_per_frame_256_clients"] = round(
         statistics.median(router.entries_per_frame["256_clients"]), 1
     )

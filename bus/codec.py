@@ -42,7 +42,7 @@ def decode_batch(frame: bytes | memoryview) -> list[Entry]:
     Raises:
         RemoteProtocolError: not our protocol, not our version, or not well formed.
     """
-    if bytes(frame[:3]) != SIGNATURE:
+    if frame[:3] != SIGNATURE:
         if bytes(frame[:2]) == SIGNATURE[:2]:
             msg = f"protocol version {bytes(frame[2:3])!r} is not spoken here"
             raise RemoteProtocolError(msg)

@@ -333,6 +333,7 @@ def _hello(
         boot=who.boot,
         epoch=holder.epoch,
         router_epoch=holder.router_epoch,
+        router_instance=holder.instance,
         worker=facts if isinstance(facts, WorkerFacts) else None,
         store=facts if isinstance(facts, StoreFacts) else None,
     )

@@ -35,8 +35,11 @@ MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 TOKEN_BYTES = 4
 """Tokens are int32, logprobs float32, both little endian."""
 
+RID_NUMBER = r"(?:0|[1-9][0-9]{0,19})"
+"""Pattern of the n in `<client>/<n>`: canonical decimals, so that two texts are two requests."""
+
 _NAME = re.compile(r"[!-?A-~]+")  # printable ASCII without space and @
-_RID = re.compile(r"(?P<client>[!-?A-~]+)/(?:0|[1-9][0-9]{0,19})")
+_RID = re.compile(r"(?P<client>[!-?A-~]+)/" + RID_NUMBER)
 
 
 def check_name(name: str, *, field: str = "name") -> Problem | None:

@@ -68,6 +68,11 @@ class WorkerActor:
         self._apply(self.core.stop(self._clock.now()))
 
     def _apply(self, effects: list[WorkerEffect]) -> None:
+        # Before anything is sent: the core's last words of this tick then go out in the same
+        # frame, ahead of the port's own flush.
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
         for effect in effects:
             match effect:
                 case Send(_, entry):
@@ -88,9 +93,6 @@ class WorkerActor:
                         self._host.kill()
                 case Stop(reason):
                     self._stop(reason)
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         effects = self.core.flush(self._clock.now())

@@ -27,7 +27,7 @@ from examples.tiny_model import build_tiny_model, load_tiny_model
 from examples.training import Training
 
 HELD_OUT_WORDS = 100
-MIN_MID_GENERATION = 8
+MIN_MID_GENERATION = 5
 """The kill waits until the victim is in the middle of this many rollouts."""
 STATUS_EVERY_S = 0.5
 EVALUATION_DEADLINE_S = 30.0
@@ -171,7 +171,7 @@ async def _started(options: DemoOptions, view: DemoView) -> AsyncGenerator[DemoR
             model=str(model_path),
             workers=options.workers,
             engine="transformers",
-            engine_options={"threads": 1, "slots": 16},
+            engine_options={"threads": 1, "slots": 6},
         ) as fleet,
         rolloutbus.connect(fleet.address, name="demo") as client,
     ):

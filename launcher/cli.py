@@ -1,26 +1,16 @@
 """The `rolloutbus` command: all groups of commands under one name."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
 from launcher.commands import actors, control, demo, generate, status, up
-
-DISTRIBUTION = "rolloutbus"
+from launcher.version import DISTRIBUTION, installed_version
 
 HELP = """A message bus between RL trainers and inference engines.
 
 Exit status: 0 done, 1 failed, 2 usage, 3 no router answers, 130 Ctrl-C, 143 SIGTERM.
 """
-
-
-def installed_version() -> str:
-    """Of the distribution; `unknown` when the code runs without having been installed."""
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _print_version(wanted: bool) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from enum import IntEnum
 from typing import Any, NoReturn, TypeVar
@@ -44,6 +44,14 @@ class Unreachable(BusError):
     """No router answers; nothing was asked."""
 
     default_outcome = "not_started"
+
+
+def checked(build: Callable[[], T]) -> T:
+    """What `build` makes; ends the program with one line if a setting is wrong."""
+    try:
+        return build()
+    except SettingsError as error:
+        fail(str(error), ExitStatus.USAGE)
 
 
 def run(work: Coroutine[Any, Any, T], *, terminated: ExitStatus = ExitStatus.TERMINATED) -> T:

@@ -45,12 +45,15 @@ class Dispatcher:
             self._context.count("bad_requests")
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
             return
-        if self._table.waiting.is_full:
+        waiting = self._table.waiting
+        if not waiting.is_empty and waiting.is_full:
             self._refuse_busy(client, entry)
             return
         request = self._admit(client, entry, now)
-        waiting = self._table.waiting
-        if request.state == "parked" or waiting.has_lane(request) or not self._place(request, now):
+        must_wait = request.state == "parked" or (
+            not waiting.is_empty and waiting.has_lane(request)
+        )
+        if must_wait or not self._place(request, now):
             waiting.add(request)
 
     def acked(self, client: ClientRecord, entry: Entry, body: Ack) -> None:
@@ -117,7 +120,7 @@ class Dispatcher:
     def dispatch_waiting(self, now: float) -> None:
         """Place whoever can be placed, in order."""
         waiting, placer = self._table.waiting, self._table.placer
-        if not placer.has_changed:
+        if waiting.is_empty or not placer.has_changed:
             return  # whoever waits was turned down by these very workers
         placer.has_changed = False
         for key in waiting.lanes():

@@ -1,6 +1,6 @@
 """Workers and stores as the router sees them: their records, leases and life cycle."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from bus.errors import LocalProtocolError
@@ -117,17 +117,13 @@ class Members:
     def __init__(self) -> None:
         self._by_name: dict[str, MemberRecord] = {}
         self._by_peer: dict[Peer, MemberRecord] = {}
+        self.named: Callable[[str], MemberRecord | None] = self._by_name.get
+        """The member with this name; the dict's own method, asked for each ending."""
+        self.at: Callable[[Peer], MemberRecord | None] = self._by_peer.get
+        """The member on this connection."""
 
     def __iter__(self) -> Iterator[MemberRecord]:
         return iter(self._by_name.values())
-
-    def named(self, name: str) -> MemberRecord | None:
-        """The member with this name."""
-        return self._by_name.get(name)
-
-    def at(self, peer: Peer) -> MemberRecord | None:
-        """The member on this connection."""
-        return self._by_peer.get(peer)
 
     def workers(self, policy: str | None = None) -> list[MemberRecord]:
         """Workers, in the order they joined; of one policy if given."""

@@ -110,11 +110,11 @@ class Placer:
             serving[worker.name] = worker
         else:
             serving.pop(worker.name, None)
+        self.has_changed = True
         self.refresh(worker)
 
     def refresh(self, worker: MemberRecord) -> None:
         """Note that a worker has become full, or is no longer."""
-        self.has_changed = True
         free = self._free.get(worker.policy)
         if free is None:
             free = self._free[worker.policy] = FreeList()

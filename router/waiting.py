@@ -20,6 +20,8 @@ class WaitingRoom:
         self._limit = limit
         self._lanes: dict[LaneKey, list[tuple[int, int, Request]]] = {}
         self._waiting: dict[str, Request] = {}
+        self.is_empty = True
+        """Nobody waits; an attribute, because each `generate` asks."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -34,17 +36,19 @@ class WaitingRoom:
 
     def has_lane(self, request: Request) -> bool:
         """Whether others with the same needs wait already."""
-        return bool(self._waiting) and _lane_key(request) in self._lanes
+        return _lane_key(request) in self._lanes
 
     def add(self, request: Request) -> None:
         """Wait; a request that comes back keeps its old place in line."""
         lane = self._lanes.setdefault(_lane_key(request), [])
         heapq.heappush(lane, (-request.place.priority, request.order, request))
         self._waiting[request.rid] = request
+        self.is_empty = False
 
     def remove(self, request: Request) -> None:
         """Stop waiting, if it does."""
         self._waiting.pop(request.rid, None)
+        self.is_empty = not self._waiting
 
     def lanes(self) -> list[LaneKey]:
         """Lanes that may hold somebody."""

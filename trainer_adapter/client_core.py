@@ -23,6 +23,11 @@ from trainer_adapter.settings import ClientSettings
 from trainer_adapter.stream_reader import StreamReader
 from trainer_adapter.verdicts import Verdicts
 
+LEAVE_AFTER_S = 10.0
+"""A worker's stream is listened to this long after the worker left the list: a restarted router
+does not know yet who is there, and they go on publishing meanwhile."""
+NEVER = float("inf")
+
 
 class ClientCore:
     """Pure: every method takes `now` (seconds) and returns effects, in the order to apply them."""
@@ -38,7 +43,8 @@ class ClientCore:
         self._book = RequestBook(desk, first_n=int(boot[:8], 16) << 31)
         self._verdicts = Verdicts(desk, self._book)
         self._streams = StreamReader(desk, self._book)
-        self._endpoints: set[str] = set()
+        self._endpoints: dict[str, float] = {}
+        """Streams listened to -> when to leave them; NEVER while their worker is here."""
         self.members: tuple[Member, ...] = ()
         """Live workers, as the router last told."""
         self.bulk = ""
@@ -102,6 +108,9 @@ class ClientCore:
             self._book.acks.drop()
             self.counters.reconnects += 1
         self._book.tick(now)
+        for endpoint in [each for each, leave_at in self._endpoints.items() if leave_at <= now]:
+            del self._endpoints[endpoint]
+            self._out.append(Unsubscribe(endpoint))
         return self._drain()
 
     def close(self, now: float) -> list[Effect]:
@@ -130,7 +139,7 @@ class ClientCore:
                 self._welcome(cast("Welcome", unpack(entry)), now)
             case "members":
                 body = cast("Members", unpack(entry))
-                self._update_members(body.members, body.bulk)
+                self._update_members(body.members, body.bulk, now)
             case "dismissed":
                 self._dismissed(cast("Dismissed", unpack(entry)), now)
             case _:
@@ -139,7 +148,7 @@ class ClientCore:
     def _welcome(self, body: Welcome, now: float) -> None:
         if not self._link.welcomed(body):
             return
-        self._update_members(body.members, body.bulk)
+        self._update_members(body.members, body.bulk, now)
         self._out.append(Welcomed(body.router_epoch))
         self._book.relinked(now)
 
@@ -160,13 +169,17 @@ class ClientCore:
         self._book.acks.drop()
         self.counters.reconnects += 1
 
-    def _update_members(self, members: Sequence[Member], bulk: str) -> None:
+    def _update_members(self, members: Sequence[Member], bulk: str, now: float) -> None:
         self.members = tuple(members)
         self.bulk = bulk
-        endpoints = {member.stream for member in members if member.stream}
-        self._out.extend(Unsubscribe(gone) for gone in sorted(self._endpoints - endpoints))
-        self._out.extend(Subscribe(new) for new in sorted(endpoints - self._endpoints))
-        self._endpoints = endpoints
+        present = {member.stream for member in members if member.stream}
+        for endpoint, leave_at in self._endpoints.items():
+            if endpoint not in present and leave_at == NEVER:
+                self._endpoints[endpoint] = now + LEAVE_AFTER_S
+        for endpoint in sorted(present):
+            if endpoint not in self._endpoints:
+                self._out.append(Subscribe(endpoint))
+            self._endpoints[endpoint] = NEVER
 
     def _drain(self) -> list[Effect]:
         effects = self._out[:]

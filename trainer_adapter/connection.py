@@ -53,7 +53,7 @@ class Ports(NamedTuple):
 ZMQ_PORTS = Ports(DealerPort, SubPort)
 
 Inbox = asyncio.Queue[Delta | None]
-"""The deltas of one stream; None after the last."""
+"""The deltas of one stream, at most one per token asked for; None after the last."""
 
 
 class Connection:
@@ -96,10 +96,12 @@ class Connection:
         """
         loop = asyncio.get_running_loop()
         self._welcome = loop.create_future()
-        self._streams = self._ports.subscription(self._on_stream, [topic_of(self.settings.name)])
-        self._apply(self._core.start(self._clock.now()))
-        self._ticker = loop.call_later(TICK_S, self._tick)
         try:
+            self._streams = self._ports.subscription(
+                self._on_stream, [topic_of(self.settings.name)]
+            )
+            self._apply(self._core.start(self._clock.now()))
+            self._ticker = loop.call_later(TICK_S, self._tick)
             async with asyncio.timeout(self.settings.connect_timeout_s):
                 await self._welcome
         except TimeoutError:

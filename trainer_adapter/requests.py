@@ -102,6 +102,14 @@ class OpenRequest:
         return isinstance(self.ask.body, Generate) and self.ask.body.stream
 
     @property
+    def is_truncated(self) -> bool:
+        """Whether its tokens are drawn from less than the whole vocabulary."""
+        if not isinstance(self.ask.body, Generate):
+            return False
+        sampling = self.ask.body.sampling
+        return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+
+    @property
     def is_held_here(self) -> bool:
         """Whether nobody but this client can know of it."""
         return self.state == "deferred" or (self.state == "unsent" and not self.may_run)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from bus.endpoints import require_local
 from bus.errors import SettingsError
 from bus.messages.endings import Problem
 from bus.settings import LeaseSettings
@@ -41,5 +42,4 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         problem = check_name(self.name)
         if isinstance(problem, Problem):
             raise SettingsError(f"client name: {problem.message}")
-        if not self.router:
-            raise SettingsError("router: the address of a router is needed")
+        require_local(self.router)

@@ -143,6 +143,8 @@ class StreamReader:
         if {len(row.tokens), len(row.logprobs)} != {TOKEN_BYTES * n_tokens}:
             self._counters.malformed_in += 1
             return
+        if row.tokens and request.is_truncated and not row.behaviour_logprobs:
+            return  # as a prefix it would be wrong: better wait for the result
         request.assembly.add(row)
         if not request.assembly.has_gap:
             request.assembly.n_repairs = 0

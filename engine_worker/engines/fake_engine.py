@@ -167,7 +167,7 @@ class FakeEngine:
     """Implements `Engine`, `WeightSink`, `MemoryTiers` and `PrefixCache`.
 
     Once it hangs on request, `pause`, `install` and `close` hang with it, as they would with a
-    stuck device.
+    stuck device. `weights` is what was installed last, zeros before.
     """
 
     def __init__(self, settings: FakeSettings, sink: StepSink) -> None:
@@ -178,7 +178,9 @@ class FakeEngine:
             slots=settings.slots,
             eos_token_ids=(FAKE_EOS,),
         )
-        self._weights = {spec.name: bytes(spec.size_bytes) for spec in FAKE_SPECS}
+        self.weights: Mapping[str, bytes] = {
+            spec.name: bytes(spec.size_bytes) for spec in FAKE_SPECS
+        }
         self._asleep: set[str] = set()
         self._batch = FakeBatch(settings)
         self._loop = StepLoop(self._batch, sink, "fake-engine")
@@ -187,11 +189,6 @@ class FakeEngine:
     def facts(self) -> EngineFacts:
         """See `Engine`."""
         return self._facts
-
-    @property
-    def weights(self) -> Mapping[str, bytes]:
-        """What was installed last, zeros before."""
-        return self._weights
 
     def generate(self, work: Sequence[Work]) -> None:
         """See `Engine`. A request without a seed has seed 0."""
@@ -250,7 +247,7 @@ class FakeEngine:
             raise EngineBusy("paused with requests running: finish_old would never end")
         n_aborted = self._loop.end_running() if in_flight == "abort" else 0
         n_retracted = self._loop.retract() if in_flight == "retract" else 0
-        self._weights = {name: raw.tobytes() for name, raw in tensors.items()}
+        self.weights = {name: raw.tobytes() for name, raw in tensors.items()}
         self._batch.change_weights(version)
         stall_ms = (time.perf_counter() - started) * 1e3
         return WeightSwap(version, stall_ms, n_retracted, n_aborted)

@@ -203,7 +203,8 @@ async def _pull_chunk(link: BulkLink, ask: PullChunk, content: Bytes) -> None:
     content.data[ask.offset : ask.offset + ask.size_bytes] = chunk.content
 
 
-def _wrong_tensor(name: str, message: str) -> Problem:
+def _wrong_tensor(name: str, reason: str) -> Problem:
+    message = f"tensor {name!r}: {reason}"
     return Problem(
         code="bad_request", message=message, outcome="not_started", field=f"tensors.{name}"
     )

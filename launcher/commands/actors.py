@@ -8,12 +8,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bus.errors import SettingsError
 from engine_worker.settings import WorkerSettings
 from launcher.options import EngineOptions, example, parse_engine_options
 from launcher.plan import command, environment
 from launcher.settings import EngineKind, FleetSettings, engine_options
-from launcher.terminal import ExitStatus, fail
+from launcher.terminal import checked
 from router.settings import RouterSettings
 from trainer_adapter.store.settings import StoreSettings
 
@@ -39,10 +38,9 @@ def router(
     ] = 10_000,
 ) -> None:
     """Run a router. Prints one JSON line with its endpoints when it is ready."""
-    try:
-        settings = RouterSettings(frontend=frontend, backend=backend, queue_limit=queue_limit)
-    except SettingsError as error:
-        fail(str(error), ExitStatus.USAGE)
+    settings = checked(
+        lambda: RouterSettings(frontend=frontend, backend=backend, queue_limit=queue_limit)
+    )
     _become("router", settings)
 
 
@@ -57,10 +55,9 @@ def store(
     ] = "tcp://127.0.0.1:0",
 ) -> None:
     """Run a weight store. Prints one JSON line with its endpoint when it is ready."""
-    try:
-        settings = StoreSettings(router=router, directory=str(directory.absolute()), bulk=bulk)
-    except SettingsError as error:
-        fail(str(error), ExitStatus.USAGE)
+    settings = checked(
+        lambda: StoreSettings(router=router, directory=str(directory.absolute()), bulk=bulk)
+    )
     _become("trainer_adapter.store", settings)
 
 
@@ -78,14 +75,11 @@ def worker(
     ] = "tcp://127.0.0.1:0",
 ) -> None:
     """Run a worker with its engine. Prints one JSON line when it has joined its router."""
-    try:
-        alone = FleetSettings(
-            model=model,
-            workers=1,
-            engine=engine,
-            engine_options=parse_engine_options(engine_option),
-        )
-        settings = WorkerSettings(
+    own_options = parse_engine_options(engine_option)
+
+    def settings() -> WorkerSettings:
+        alone = FleetSettings(model=model, workers=1, engine=engine, engine_options=own_options)
+        return WorkerSettings(
             name=name,
             router=router,
             policy=policy,
@@ -93,9 +87,8 @@ def worker(
             engine=engine,
             engine_options=engine_options(alone),
         )
-    except SettingsError as error:
-        fail(str(error), ExitStatus.USAGE)
-    _become("engine_worker", settings)
+
+    _become("engine_worker", checked(settings))
 
 
 def _become(module: str, settings: msgspec.Struct) -> None:

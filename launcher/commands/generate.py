@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from bus.messages.generation import Sampling
 from launcher.options import Address, Deadline, example
-from launcher.terminal import ExitStatus, connected, fail, run
+from launcher.terminal import ExitStatus, checked, connected, fail, run
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import Rollout
 from trainer_adapter.rollouts import GenerateOptions
@@ -61,7 +62,7 @@ def generate(
     """Sample continuations of a prompt. Tokens go to stdout, one line per sample."""
     if stream and (n > 1 or as_json):
         fail("--stream shows one sample as it comes: leave out --n and --json", ExitStatus.USAGE)
-    loaded = load_tokenizer(tokenizer) if tokenizer else None
+    loaded = checked(partial(load_tokenizer, tokenizer)) if tokenizer else None
     job = Job(
         prompt=_prompt(prompt_ids, text, loaded),
         sampling=Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed),

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bus.errors import BusError, SettingsError
+from bus.errors import BusError
 from bus.messages.control import FleetStatus
 from bus.supervisor import ProcessEvent
 from launcher.fleet import Fleet, up
 from launcher.options import EngineOptions, example, parse_engine_options
 from launcher.settings import EngineKind, Transport, UpOptions
-from launcher.terminal import ExitStatus, connected, fail, run
+from launcher.terminal import ExitStatus, checked, connected, run
 
 STATUS_EVERY_S = 1.0
 
@@ -63,10 +63,7 @@ def up_command(
         if event.kind != "started":
             console.print(f"{event.name} {event.what}", highlight=False, markup=False)
 
-    try:
-        fleet = up(tell, **options)
-    except SettingsError as error:
-        fail(str(error), ExitStatus.USAGE)
+    fleet = checked(lambda: up(tell, **options))
     run(_stay_up(fleet, console), terminated=ExitStatus.OK)
 
 

@@ -46,7 +46,8 @@ class StoreHarness:
 
     async def start(self, **settings: object) -> None:
         self._leased.clear()
-        whole = {"router": self.endpoint, "directory": f"{self.run_dir}/store", **settings}
+        whole = {"router": self.endpoint, "directory": f"{self.run_dir}/store"}
+        whole |= {"exit_with_parent": True, **settings}
         command = ["-m", "trainer_adapter.store", "--settings-json", json.dumps(whole)]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.DEVNULL

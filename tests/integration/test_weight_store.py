@@ -161,23 +161,31 @@ async def test_bytes_changed_after_the_seal_are_not_staged(
         receiver.staged(version)
 
 
+def _with(specs: list[TensorSpec], first: TensorSpec) -> list[TensorSpec]:
+    return [first, *specs[1:]]
+
+
+SPECS = specs_of(TiedModel(0))
+EXTRA = TensorSpec("extra", "F32", (1,), 4)
+
+
 @pytest.mark.parametrize(
-    ("change", "field"),
+    ("specs", "field"),
     [
-        (lambda specs: specs[1:], "tensors.embed"),
-        (lambda specs: [*specs, TensorSpec("extra", "F32", (1,), 4)], "tensors.extra"),
-        (lambda specs: [TensorSpec("embed", "F32", (257, 1031), 0), *specs[1:]], "tensors.embed"),
-        (lambda specs: [TensorSpec("embed", "F16", (1031, 257), 0), *specs[1:]], "tensors.embed"),
+        (SPECS[1:], "tensors.embed"),
+        ([*SPECS, EXTRA], "tensors.extra"),
+        (_with(SPECS, TensorSpec("embed", "F32", (257, 1031), 0)), "tensors.embed"),
+        (_with(SPECS, TensorSpec("embed", "F16", (1031, 257), 0)), "tensors.embed"),
     ],
     ids=["unknown", "missing", "shape", "dtype"],
 )
 async def test_weights_of_another_model_are_refused_naming_the_tensor(
-    tmp_path: Path, seed: int, change: object, field: str
+    tmp_path: Path, seed: int, specs: list[TensorSpec], field: str
 ) -> None:
     model = TiedModel(seed)
     async with store_harness(tmp_path) as harness:
         version = (await WeightPublisher(harness).publish(model, deadline_s=30.0)).version
-        receiver = WeightReceiver(change(specs_of(model)))  # type: ignore[operator]
+        receiver = WeightReceiver(specs)
         with pytest.raises(Refused) as caught:
             await receiver.pull(prepare(harness, version), timeout_s=30.0)
     assert (caught.value.code, caught.value.field) == ("bad_request", field)
@@ -223,10 +231,14 @@ async def test_a_cast_applies_to_floating_point_tensors_only(tmp_path: Path) -> 
 async def test_leaving_an_update_by_an_error_publishes_nothing(tmp_path: Path, seed: int) -> None:
     async with store_harness(tmp_path) as harness:
         publisher = WeightPublisher(harness)
-        with pytest.raises(ZeroDivisionError):
+
+        async def fail_in_the_middle() -> None:
             async with publisher.begin(deadline_s=30.0) as update:
                 await update.put_all(TiedModel(seed))
                 raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail_in_the_middle()
         async with publisher.begin(deadline_s=30.0) as second:
             assert await second.put_all(TiedModel(seed)) == 2
         assert second.published is not None

@@ -6,6 +6,7 @@ import sys
 
 import msgspec
 
+from bus.allocator import keep_freed_memory
 from bus.manifest import digest_of
 from bus.messages.weights import PrepareUpdate
 from engine_worker.engine import TensorSpec
@@ -13,6 +14,7 @@ from engine_worker.weights.receiver import WeightReceiver
 
 
 async def main() -> None:
+    keep_freed_memory()
     prepare = msgspec.convert(json.loads(sys.argv[1]), PrepareUpdate)
     specs = [
         TensorSpec(name, dtype, tuple(shape), n)

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from bus.allocator import keep_freed_memory
 from bus.clock import BootClock
 from bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
 from trainer_adapter.store.actor import StoreActor
@@ -12,6 +13,7 @@ from trainer_adapter.store.shelf import Shelf
 
 async def serve(settings: StoreSettings) -> ActorExit:
     """Run a store until SIGTERM or SIGINT; its shared memory is given back at the end."""
+    keep_freed_memory()
     shelf = Shelf(Path(settings.directory))
     try:
         actor = StoreActor(

@@ -262,6 +262,13 @@ def test_binding_only_goes_upward(leased: Bench) -> None:
     assert leased.core.counters.old_routers == 1
 
 
+def test_hello_names_the_router_obeyed_so_that_a_new_one_can_outrank_it(leased: Bench) -> None:
+    leased.pass_time(1.7, answered=False)
+    hello = unpack(leased.sent("hello")[-1])
+    assert isinstance(hello, Hello)
+    assert (hello.router_epoch, hello.router_instance) == (1, "r1")
+
+
 def test_offline_says_goodbye_and_online_begins_a_new_epoch(leased: Bench) -> None:
     old = leased.core.epoch
     leased.say(leased.generate("c/1"))

@@ -250,8 +250,11 @@ def test_a_frozen_client_reads_before_it_judges_silence(bench: Bench, frozen_s: 
     assert bench.n_connects == 1
 
 
-def test_streams_of_members_are_followed_as_they_come_and_go(bench: Bench) -> None:
+def test_streams_of_members_are_followed_and_left_some_time_after_them(bench: Bench) -> None:
     member = bench.core.members[0]
     bench.say("members", Members([type(member)("w1", "b.1", "ipc:///w1", "live", 0, "default")]))
+    bench.pass_time(5.0)
+    assert not any(isinstance(effect, Unsubscribe) for effect in bench.effects)
+    bench.pass_time(6.0)
     followed = [e for e in bench.effects if isinstance(e, (Subscribe, Unsubscribe))]
-    assert followed == [Subscribe("ipc:///w0"), Unsubscribe("ipc:///w0"), Subscribe("ipc:///w1")]
+    assert followed == [Subscribe("ipc:///w0"), Subscribe("ipc:///w1"), Unsubscribe("ipc:///w0")]

@@ -1,0 +1,205 @@
+"""Weight updates of the transformers engine: every logprob is true at its token's version."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from bus.messages.generation import Prefix, Sampling
+from engine_worker.engine import Bytes, InFlight, Work
+from engine_worker.engines.step_loop import EngineBusy
+from engine_worker.engines.transformers_engine import TransformersEngine
+from tests.step_log import StepLog, key
+from tests.tiny_models import (
+    TOLERANCE,
+    Build,
+    changed,
+    check_fresh,
+    engines,
+    fresh,
+    make_model,
+    save_models,
+    work,
+)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def log() -> StepLog:
+    return StepLog()
+
+
+@pytest.fixture
+def build(log: StepLog, paths: dict[str, Path]) -> Iterator[Build]:
+    with engines(log, paths) as build:
+        yield build
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(2)
+    yield pool
+    pool.shutdown(wait=False)
+
+
+def swap_midway(
+    engine: TransformersEngine, log: StepLog, jobs: list[Work], update: Callable[[], object]
+) -> None:
+    """Run `jobs` and call `update` from another thread after the fifth step."""
+    with ThreadPoolExecutor(1) as pool:
+        log.hold(5)
+        engine.generate(jobs)
+        log.wait_held()
+        swapped = pool.submit(update)
+        log.release()
+        swapped.result(20)
+        log.wait_finished(*[job.key[0] for job in jobs])
+
+
+@torch.no_grad()
+def by_runs(models: dict[int, Any], w: Work, tokens: list[int], versions: list[int]) -> list[float]:
+    """Logprobs with KV built run by run: each token is fed at the version of the next."""
+    cache = cast("Any", transformers.DynamicCache)()
+    feed, logprobs = torch.as_tensor(w.prompt, dtype=torch.int64)[None], list[float]()
+    for token, version in zip(tokens, versions, strict=True):
+        output = models[version](input_ids=feed, past_key_values=cache, use_cache=True)
+        logprobs.append(float(torch.log_softmax(output.logits[0, -1].float(), -1)[token]))
+        feed = torch.tensor([[token]])
+    return logprobs
+
+
+@pytest.mark.parametrize("in_flight", ["finish_old", "in_place", "retract", "abort"])
+def test_logprobs_are_true_across_an_update(
+    build: Build, log: StepLog, in_flight: InFlight
+) -> None:
+    old, new = make_model("llama", 0), make_model("llama", 0)
+    tensors = changed(new, 1)
+    models = {0: old, 4: new}
+    engine = build(block_size=4)
+    jobs = [work(f"r{i}", 150, 4 + 5 * i) for i in range(6)]
+    swap_midway(engine, log, jobs, lambda: engine.install(4, tensors, in_flight))
+    # The prompt of r0 again: nothing of the old weights' KV may be reused.
+    after = Work(key("after"), jobs[0].prompt, jobs[0].sampling)
+    engine.generate([after])
+    log.wait_finished("after")
+    check_fresh(log, after, new)
+    assert set(log["after"].versions) == {4}
+    for job in jobs:
+        emitted = log[job.key[0]]
+        tokens = np.concatenate([job.prompt, np.array(emitted.tokens, np.int32)])
+        if in_flight == "in_place":
+            want = by_runs(models, job, emitted.tokens, emitted.versions)
+        else:
+            each = {v: fresh(model, tokens, len(job.prompt)) for v, model in models.items()}
+            want = [each[v][i] for i, v in enumerate(emitted.versions)]
+        np.testing.assert_allclose(emitted.logprobs, want, atol=TOLERANCE, rtol=0)
+        crosses = in_flight in ("in_place", "retract")
+        assert set(emitted.versions) == ({0, 4} if crosses else {0})
+        assert emitted.finishes == (["abort"] if in_flight == "abort" else ["length"])
+
+
+def test_no_turn_reuses_kv_that_spans_an_update(build: Build, log: StepLog) -> None:
+    new = make_model("llama", 0)
+    tensors = changed(new, 1)
+    engine = build(block_size=4)
+    job = work("first", 150)
+    swap_midway(engine, log, [job], lambda: engine.install(1, tensors, "in_place"))
+    said = np.concatenate([job.prompt, np.array(log["first"].tokens, np.int32)])
+    turn = Work(key("second"), said, Sampling(8, seed=0))
+    engine.generate([turn])
+    log.wait_finished("second")
+    check_fresh(log, turn, new)
+
+
+def test_a_prompt_half_computed_at_an_in_place_update_starts_again(
+    build: Build, log: StepLog
+) -> None:
+    new = make_model("llama", 0)
+    tensors = changed(new, 1)
+    engine = build(prefill_tokens=8, block_size=4)
+    jobs = [work("short", 150, 3), work("long", 5, 200)]
+    swap_midway(engine, log, jobs, lambda: engine.install(1, tensors, "in_place"))
+    assert set(log["long"].versions) == {1}
+    check_fresh(log, jobs[1], new)
+
+
+def test_aborted_at_an_update_and_resumed_is_true_at_each_version(
+    build: Build, log: StepLog
+) -> None:
+    old, new = make_model("llama", 0), make_model("llama", 0)
+    tensors = changed(new, 1)
+    engine = build()
+    job = work("a", 150)
+    swap_midway(engine, log, [job], lambda: engine.install(1, tensors, "abort"))
+    first = log["a"].tokens
+    kept = Prefix(np.array(first, "<i4").tobytes(), bytes(4 * len(first)), [(0, len(first))])
+    engine.generate([Work(key("b"), job.prompt, job.sampling, kept)])
+    log.wait_finished("b")
+    tokens = np.concatenate([job.prompt, np.array(first + log["b"].tokens, np.int32)])
+    n, n_first = len(job.prompt), len(first)
+    want = fresh(old, tokens, n)[:n_first] + fresh(new, tokens, n)[n_first:]
+    got = log["a"].logprobs + log["b"].logprobs
+    assert len(got) == 150
+    np.testing.assert_allclose(got, want, atol=TOLERANCE, rtol=0)
+
+
+def test_an_update_that_does_not_fit_names_why_and_touches_nothing(
+    build: Build, log: StepLog
+) -> None:
+    engine = build("qwen2")
+    names = [spec.name for spec in engine.weight_specs()]
+    assert "lm_head.weight" not in names, "tied weights appear once"
+    good = changed(make_model("qwen2", 0), 1)
+    norm = "model.norm.weight"
+    nan = np.full(64, np.nan, np.float32).view(np.uint8)
+    bad = {
+        "unknown: extra": {**good, "extra": good[norm]},
+        f"missing: {norm}": {n: t for n, t in good.items() if n != norm},
+        f"{norm}: 128 bytes": {**good, norm: good[norm][:128]},
+        f"{norm}: holds infinity or NaN": {**good, norm: nan},
+    }
+    for message, tensors in bad.items():
+        with pytest.raises(ValueError, match=message):
+            engine.install(1, tensors, "in_place")
+    job = work("a")
+    engine.generate([job])
+    log.wait_finished("a")
+    assert set(log["a"].versions) == {0}
+    check_fresh(log, job, make_model("qwen2", 0))
+
+
+def test_read_only_and_unaligned_bytes_are_installed(build: Build, log: StepLog) -> None:
+    model = make_model("qwen2", 0)
+    tensors: dict[str, Bytes] = {}
+    for name, raw in changed(model, 1).items():
+        shifted = np.frombuffer(b"x" + raw.tobytes(), np.uint8)[1:]
+        tensors[name] = cast("Bytes", shifted)
+    engine = build("qwen2")
+    assert engine.install(2, tensors, "in_place").version == 2
+    job = work("a")
+    engine.generate([job])
+    log.wait_finished("a")
+    check_fresh(log, job, model)
+
+
+def test_finish_old_is_refused_while_paused_with_requests_running(
+    build: Build, log: StepLog, pool: ThreadPoolExecutor
+) -> None:
+    engine = build()
+    log.hold(3)
+    engine.generate([work("a", 200)])
+    log.wait_held()
+    paused = pool.submit(engine.pause, "in_place")
+    log.release()
+    paused.result(10)
+    with pytest.raises(EngineBusy):
+        engine.install(1, changed(make_model("llama", 0), 1), "finish_old")

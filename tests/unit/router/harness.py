@@ -1,0 +1,266 @@
+"""A router core with peers that a test plays by hand.
+
+Every entry crosses the codec. Peers whose `is_alive` is set beat by themselves when time passes.
+"""
+
+from random import Random
+from typing import Any
+
+import msgspec
+
+from bus.codec import decode_batch, encode_batch, pack, unpack, unpack_fleet
+from bus.effects import Send
+from bus.entry import NO_BODY, Entry, Placement
+from bus.ids import NO_ATTEMPT, Attempt, Peer
+from bus.messages.control import FleetOutcome
+from bus.messages.delivery import Accepted, Ack
+from bus.messages.endings import Problem
+from bus.messages.membership import Beat, ClientBeat, Hello, StoreFacts, WorkerFacts
+from router.core import RouterCore
+from router.outgoing import Effect
+from router.settings import RouterSettings
+
+TICK_S = 0.25
+
+
+class Bus:
+    """One router core, its clock, and its peers."""
+
+    def __init__(self, *, recovered: bool = True, queue_limit: int = 100, seed: int = 1) -> None:
+        settings = RouterSettings("ipc:///r/front", "ipc:///r/back", queue_limit=queue_limit)
+        self.core = RouterCore(settings, "router-a", Random(seed))
+        self.now = 1000.0
+        self.peers: dict[Peer, SimPeer] = {}
+        self.n_peers = 0
+        self.apply(self.core.tick(self.now))
+        if recovered:
+            self.advance(4.0)
+
+    def deliver(self, peer: Peer, entries: list[Entry]) -> None:
+        """A batch arrives at the router."""
+        self.apply(self.core.receive(peer, decode_batch(encode_batch(entries)), self.now))
+
+    def apply(self, effects: list[Effect]) -> None:
+        """Hand what the router sent to whom it was sent."""
+        for effect in effects:
+            if isinstance(effect, Send) and effect.peer in self.peers:
+                entry = decode_batch(encode_batch([effect.entry]))[0]
+                self.peers[effect.peer].heard.append(entry)
+
+    def advance(self, seconds: float) -> None:
+        """Time passes in ticks; living peers beat twice a second."""
+        for step in range(round(seconds / TICK_S)):
+            self.now += TICK_S
+            for peer in list(self.peers.values()):
+                if peer.is_alive and step % 2 == 0:
+                    peer.beat()
+            self.apply(self.core.tick(self.now))
+
+    def freeze(self, seconds: float) -> None:
+        """The router process stands still; everybody else goes on, unheard."""
+        self.now += seconds
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the router counted."""
+        return self.core.context.counters
+
+    def client(self, name: str = "trainer") -> "SimClient":
+        """A client that has said hello."""
+        return SimClient(self, name)
+
+    def worker(self, name: str = "w0", *, slots: int = 4, version: int = 0) -> "SimWorker":
+        """A worker that has said hello and beaten once."""
+        return SimWorker(self, name, slots, version)
+
+    def store(self, committed: dict[str, int] | None = None) -> "SimStore":
+        """A weight store that has said hello and beaten once."""
+        return SimStore(self, committed or {})
+
+
+class SimPeer:
+    """One connection."""
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        self.bus = bus
+        self.name = name
+        self.is_alive = True
+        self.heard: list[Entry] = []
+        self.connect()
+
+    def connect(self) -> None:
+        """A fresh connection; the router does not know it yet."""
+        self.bus.n_peers += 1
+        self.peer = Peer(self.bus.n_peers.to_bytes(16, "big"))
+        self.bus.peers[self.peer] = self
+
+    def say(self, *entries: Entry) -> None:
+        """Send one batch."""
+        self.bus.deliver(self.peer, list(entries))
+
+    def take(self, *kinds: str) -> list[Entry]:
+        """What was heard of these kinds, once."""
+        taken = [entry for entry in self.heard if entry.kind in kinds]
+        self.heard = [entry for entry in self.heard if entry.kind not in kinds]
+        return taken
+
+    def take_body(self, kind: str) -> Any:  # noqa: ANN401 - the struct that this kind has
+        """The body of the only entry of this kind."""
+        (entry,) = self.take(kind)
+        return unpack(entry)
+
+    def beat(self) -> None:
+        """Say that it lives."""
+        raise NotImplementedError
+
+
+class SimClient(SimPeer):
+    """A client."""
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        super().__init__(bus, name)
+        self._n = 0
+        self._n_beats = 0
+        self.hello()
+
+    def hello(self, boot: str = "c" * 32) -> None:
+        """Introduce itself."""
+        self.say(Entry("hello", body=pack(Hello("client", self.name, boot))))
+
+    def beat(self) -> None:
+        self._n_beats += 1
+        self.say(Entry("client_beat", body=pack(ClientBeat(self._n_beats))))
+
+    def ask(
+        self, kind: str, body: msgspec.Struct | None = None, route: str = "", deadline_s: float = 10
+    ) -> str:
+        """Any command; returns its rid."""
+        rid = self.next_rid()
+        raw = pack(body) if body is not None else NO_BODY
+        self.say(Entry(kind, rid, NO_ATTEMPT, "", route, int(deadline_s * 1000), None, raw))
+        return rid
+
+    def generate(self, versions: str = "any", deadline_s: float = 10, **place: Any) -> str:  # noqa: ANN401 - fields of Placement
+        """Submit one request; returns its rid."""
+        rid = self.next_rid()
+        self.submit(rid, deadline_s, versions=versions, **place)
+        return rid
+
+    def submit(self, rid: str, deadline_s: float = 10, **place: Any) -> None:  # noqa: ANN401 - fields of Placement
+        """Submit one request under a rid, again maybe."""
+        where = Placement(**{"policy": "default", "cost": 10, **place})
+        self.say(
+            Entry("generate", rid, deadline_ms=int(deadline_s * 1000), place=where, body=NO_BODY)
+        )
+
+    def next_rid(self) -> str:
+        """A rid never used before."""
+        self._n += 1
+        return f"{self.name}/{self._n}"
+
+    def acknowledge(self, ending: Entry) -> None:
+        """The ending arrived."""
+        body = pack(Ack([(ending.rid, ending.attempt)]))
+        self.say(Entry("ack", route=f"worker:{ending.route}", body=body))
+
+    def ending(self) -> tuple[str, str]:
+        """(kind, problem code or nothing) of the only ending heard."""
+        (entry,) = self.take("finished", "failed", "cancelled", "expired", "refused")
+        if entry.kind in {"finished", "cancelled"}:
+            return entry.kind, ""
+        body = unpack(entry)
+        assert isinstance(body, Problem)
+        return entry.kind, body.code
+
+    def problem(self) -> Problem:
+        """The body of the only ending heard, which has one."""
+        (entry,) = self.take("failed", "expired", "refused")
+        body = unpack(entry)
+        assert isinstance(body, Problem)
+        return body
+
+    def outcome(self) -> FleetOutcome:
+        """The result of the only fleet command that finished."""
+        (entry,) = self.take("finished")
+        return unpack_fleet(entry)
+
+
+class SimMember(SimPeer):
+    """A worker or a store."""
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        super().__init__(bus, name)
+        self.boot = f"{bus.n_peers:032x}"
+        self.lease_no = 1
+        self.seq = 0
+        self.version = 0
+        self.state = "ready"
+        self.running: list[tuple[str, Attempt, str]] = []
+        self.outbox: list[tuple[str, Attempt, str]] = []
+
+    @property
+    def epoch(self) -> str:
+        """Its present lease."""
+        return f"{self.boot}.{self.lease_no}"
+
+    def beat(self) -> None:
+        self.seq += 1
+        beat = Beat(self.seq, self.version, self.state, running=self.running, outbox=self.outbox)
+        self.say(Entry("beat", epoch=self.epoch, body=pack(beat)))
+
+    def command(self, kind: str) -> Entry:
+        """The only command of this kind that came, however often it was sent."""
+        first, *again = self.take(kind)
+        assert {(each.rid, each.attempt) for each in again} <= {(first.rid, first.attempt)}
+        return first
+
+    def accept(self, *commands: Entry) -> None:
+        """Begin these."""
+        self.running += [(each.rid, each.attempt, each.route) for each in commands]
+        body = pack(Accepted([(each.rid, each.attempt) for each in commands]))
+        self.say(Entry("accepted", epoch=self.epoch, body=body))
+
+    def end(
+        self, command: Entry, kind: str = "finished", body: msgspec.Struct | None = None
+    ) -> None:
+        """End one."""
+        self.running = [each for each in self.running if each[0] != command.rid]
+        raw = pack(body) if body is not None else NO_BODY
+        self.say(Entry(kind, command.rid, command.attempt, self.epoch, command.route, body=raw))
+
+
+class SimWorker(SimMember):
+    """A worker."""
+
+    def __init__(self, bus: Bus, name: str, slots: int, version: int) -> None:
+        super().__init__(bus, name)
+        self.slots = slots
+        self.version = version
+        self.hello()
+        self.beat()
+
+    def hello(self, router_epoch: int = 0, router_instance: str = "") -> None:
+        """Introduce itself, or come back."""
+        facts = WorkerFacts("default", "ipc:///s", self.slots, 4096, 100, "fake", ["generate"])
+        hello = Hello(
+            "worker",
+            self.name,
+            self.boot,
+            self.epoch,
+            router_epoch,
+            router_instance,
+            worker=facts,
+        )
+        self.say(Entry("hello", body=pack(hello)))
+
+
+class SimStore(SimMember):
+    """A weight store."""
+
+    def __init__(self, bus: Bus, committed: dict[str, int]) -> None:
+        super().__init__(bus, "store")
+        facts = StoreFacts("tcp://127.0.0.1:9", committed)
+        self.say(
+            Entry("hello", body=pack(Hello("store", "store", self.boot, self.epoch, store=facts)))
+        )
+        self.beat()

@@ -1,0 +1,124 @@
+"""Commands to members: one result from each, and who stayed silent."""
+
+from bus.messages.control import Pause, Resume
+from bus.messages.endings import Done, Problem
+from tests.unit.router.harness import Bus
+
+
+def test_fleet_command_returns_one_result_per_worker() -> None:
+    bus = Bus()
+    workers = [bus.worker("w0"), bus.worker("w1")]
+    client = bus.client()
+    client.ask("pause", Pause(), "fleet")
+    for worker in workers:
+        worker.end(*worker.take("pause"), body=Done())
+        assert len(worker.take("ack")) == 1
+    outcome = client.outcome()
+    assert sorted(each.worker for each in outcome.results) == ["w0", "w1"]
+    assert outcome.silent == []
+
+
+def test_answer_waits_for_the_last_worker() -> None:
+    bus = Bus()
+    first, _second = bus.worker("w0"), bus.worker("w1")
+    client = bus.client()
+    client.ask("pause", Pause(), "fleet")
+    first.end(*first.take("pause"), body=Done())
+    assert client.take("finished") == []
+
+
+def test_worker_that_does_not_answer_is_silent_at_the_deadline() -> None:
+    bus = Bus()
+    first, _second = bus.worker("w0"), bus.worker("w1")
+    client = bus.client()
+    client.ask("pause", Pause(), "fleet", deadline_s=3)
+    first.end(*first.take("pause"), body=Done())
+    bus.advance(3.5)
+    outcome = client.outcome()
+    assert [each.worker for each in outcome.results] == ["w0"]
+    assert outcome.silent == ["w1"]
+
+
+def test_lost_worker_is_silent_at_once() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.ask("pause", Pause(), "worker:w0", deadline_s=300)
+    worker.is_alive = False
+    bus.advance(4)
+    assert client.outcome().silent == ["w0"]
+
+
+def test_workers_own_refusal_is_a_result() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.ask("pause", Pause(), "worker:w0")
+    problem = Problem("unsupported", "it cannot", "not_started")
+    worker.end(*worker.take("pause"), "failed", problem)
+    assert [each.kind for each in client.outcome().results] == ["failed"]
+
+
+def test_fleet_command_without_workers_finishes_empty() -> None:
+    bus = Bus()
+    client = bus.client()
+    client.ask("resume", Resume(), "fleet")
+    outcome = client.outcome()
+    assert (outcome.results, outcome.silent) == ([], [])
+
+
+def test_unknown_worker_is_refused_naming_the_route() -> None:
+    bus = Bus()
+    client = bus.client()
+    client.ask("pause", Pause(), "worker:nobody")
+    problem = client.problem()
+    assert (problem.code, problem.field) == ("unknown_worker", "route")
+
+
+def test_store_that_is_not_there_is_refused() -> None:
+    bus = Bus()
+    client = bus.client()
+    client.ask("resume", Resume(), "store")
+    assert client.problem().code == "no_store"
+
+
+def test_command_is_sent_again_until_it_is_accepted() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.ask("pause", Pause(), "fleet", deadline_s=60)
+    (first,) = worker.take("pause")
+    bus.advance(2)
+    (second,) = worker.take("pause")
+    assert second.attempt == first.attempt
+    worker.accept(second)
+    bus.advance(6)
+    assert worker.take("pause") == []
+
+
+def test_same_command_again_is_answered_again_and_not_repeated() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    rid = client.ask("pause", Pause(), "fleet")
+    worker.end(*worker.take("pause"), body=Done())
+    client.outcome()
+    client._n -= 1
+    assert client.ask("pause", Pause(), "fleet") == rid
+    assert worker.take("pause") == []
+    assert len(client.outcome().results) == 1
+
+
+def test_body_that_breaks_its_type_is_refused_naming_the_field() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.ask("pause", Done("no mode"), "fleet")
+    assert client.problem().code == "bad_request"
+    assert worker.take("pause") == []
+
+
+def test_ending_sent_again_is_acknowledged_again() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.ask("pause", Pause(), "fleet")
+    (command,) = worker.take("pause")
+    worker.end(command, body=Done())
+    worker.end(command, body=Done())
+    assert len(worker.take("ack")) == 2
+    assert len(client.outcome().results) == 1

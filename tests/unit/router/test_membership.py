@@ -1,0 +1,181 @@
+"""Who is on the bus, for how long, and what clients are told."""
+
+from bus.codec import pack
+from bus.entry import Entry
+from bus.messages.membership import (
+    ClientBeat,
+    Dismissed,
+    Goodbye,
+    Hello,
+    Lease,
+    Members,
+    Welcome,
+    WorkerFacts,
+)
+from tests.unit.router.harness import Bus, SimPeer
+
+
+def _dismissal(peer: SimPeer) -> str:
+    body = peer.take_body("dismissed")
+    assert isinstance(body, Dismissed)
+    return body.code
+
+
+def test_hello_is_welcomed_and_a_client_is_told_the_workers() -> None:
+    bus = Bus()
+    bus.worker()
+    welcome = bus.client().take_body("welcome")
+    assert isinstance(welcome, Welcome)
+    assert [(each.name, each.state) for each in welcome.members] == [("w0", "ready")]
+
+
+def test_clients_hear_when_a_worker_comes_and_goes() -> None:
+    bus = Bus()
+    client = bus.client()
+    worker = bus.worker()
+    client.take("members")
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("done"))))
+    members = client.take_body("members")
+    assert isinstance(members, Members)
+    assert members.members == []
+
+
+def test_every_beat_is_answered_with_its_number() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    lease = worker.take_body("lease")
+    assert isinstance(lease, Lease)
+    assert lease.seq == worker.seq
+    client.take("lease")
+    client.say(Entry("client_beat", body=pack(ClientBeat(41))))
+    lease = client.take_body("lease")
+    assert isinstance(lease, Lease)
+    assert lease.seq == 41
+
+
+def test_lease_ends_three_seconds_after_the_last_beat() -> None:
+    bus = Bus()
+    worker = bus.worker()
+    worker.is_alive = False
+    bus.advance(2.75)
+    assert len(bus.core.status(bus.now).workers) == 1
+    bus.advance(0.5)
+    assert bus.core.status(bus.now).workers == []
+
+
+def test_beat_of_another_epoch_or_an_old_one_renews_nothing() -> None:
+    bus = Bus()
+    worker = bus.worker()
+    worker.take("lease")
+    worker.lease_no += 1
+    worker.beat()
+    worker.lease_no -= 1
+    worker.seq -= 2
+    worker.beat()
+    assert worker.take("lease") == []
+    assert bus.counters["stale_beats"] == 2
+
+
+def test_same_epoch_on_a_fresh_connection_loses_nothing() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.generate(deadline_s=60)
+    (command,) = worker.take("generate")
+    worker.accept(command)
+    worker.connect()
+    worker.hello()
+    worker.end(command)
+    assert client.take("lost") == []
+    assert len(client.take("finished")) == 1
+
+
+def test_new_epoch_of_a_worker_loses_what_the_old_one_ran() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.generate(deadline_s=60)
+    worker.accept(*worker.take("generate"))
+    worker.connect()
+    worker.lease_no += 1
+    worker.hello()
+    assert len(client.take("lost")) == 1
+
+
+def test_newer_process_with_the_same_name_replaces_the_older() -> None:
+    bus = Bus()
+    old = bus.worker()
+    bus.worker()
+    assert _dismissal(old) == "replaced"
+
+
+def test_unknown_peer_is_told_to_say_hello_again() -> None:
+    bus = Bus()
+    worker = bus.worker()
+    worker.connect()
+    worker.beat()
+    assert _dismissal(worker) == "unknown-peer"
+
+
+def test_whatever_follows_a_goodbye_in_one_batch_is_from_an_unknown_peer() -> None:
+    bus = Bus()
+    worker = bus.worker()
+    bye = Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye()))
+    worker.say(bye, Entry("beat", epoch=worker.epoch))
+    assert _dismissal(worker) == "unknown-peer"
+
+
+def test_hello_and_first_request_may_share_a_batch() -> None:
+    bus = Bus()
+    client = bus.client()
+    client.connect()
+    hello = Entry("hello", body=pack(Hello("client", "late", "d" * 32)))
+    client.say(hello, Entry("client_beat", body=pack(ClientBeat(1))))
+    assert len(client.take("lease")) == 1
+
+
+def test_protocol_that_is_not_spoken_is_dismissed() -> None:
+    bus = Bus()
+    client = bus.client()
+    client.connect()
+    client.say(Entry("hello", body=pack(Hello("client", "new", "d" * 32, protocol=(2, 3)))))
+    assert _dismissal(client) == "protocol"
+
+
+def test_bad_hello_is_dismissed() -> None:
+    bus = Bus()
+    client = bus.client()
+    client.say(Entry("hello", body=pack(Hello("client", "a name", "d" * 32))))
+    assert _dismissal(client) == "bad-hello"
+    client.say(Entry("hello", body=pack(Hello("worker", "w1", "d" * 32, "e.1"))))
+    assert _dismissal(client) == "bad-hello"
+
+
+def test_malformed_body_is_counted_and_hurts_nobody() -> None:
+    bus = Bus()
+    worker = bus.worker()
+    worker.say(Entry("beat", epoch=worker.epoch))
+    assert bus.counters["malformed"] == 1
+    assert len(bus.core.status(bus.now).workers) == 1
+
+
+def test_router_that_was_frozen_judges_nobody_before_they_could_speak() -> None:
+    bus = Bus()
+    worker = bus.worker()
+    bus.freeze(10)
+    bus.apply(bus.core.tick(bus.now))
+    assert len(bus.core.status(bus.now).workers) == 1
+    bus.advance(3)
+    assert len(bus.core.status(bus.now).workers) == 1
+    assert bus.counters["own_pauses"] == 1
+    worker.is_alive = False
+    bus.advance(4)
+    assert bus.core.status(bus.now).workers == []
+
+
+def test_joining_worker_gets_no_requests_before_its_first_beat() -> None:
+    bus = Bus()
+    client, peer = bus.client(), bus.client("peer")
+    peer.connect()
+    facts = WorkerFacts("default", "ipc:///s", 4, 4096, 100, "fake", [])
+    peer.say(Entry("hello", body=pack(Hello("worker", "w9", "d" * 32, "d.1", worker=facts))))
+    client.generate()
+    assert peer.take("generate") == []

@@ -1,0 +1,147 @@
+"""Which worker gets a request."""
+
+from collections import Counter
+
+from bus.entry import Entry
+from tests.unit.router.harness import Bus, SimWorker
+
+
+def _generates(worker: SimWorker) -> list[Entry]:
+    return worker.take("generate")
+
+
+def test_requests_of_one_session_go_to_one_worker() -> None:
+    bus = Bus()
+    workers = [bus.worker(f"w{number}") for number in range(4)]
+    client = bus.client()
+    for _ in range(4):
+        client.generate(session="chat")
+    assert sorted(len(_generates(worker)) for worker in workers) == [0, 0, 0, 4]
+
+
+def test_samples_of_one_group_go_to_one_worker() -> None:
+    bus = Bus()
+    workers = [bus.worker(f"w{number}", slots=8) for number in range(4)]
+    client = bus.client()
+    for _ in range(8):
+        client.generate(group="prompt-1")
+    assert sorted(len(_generates(worker)) for worker in workers) == [0, 0, 0, 8]
+
+
+def test_session_moves_when_its_worker_is_gone() -> None:
+    bus = Bus()
+    client, first = bus.client(), bus.worker("w0")
+    client.generate(session="chat")
+    first.accept(*_generates(first))
+    second = bus.worker("w1")
+    first.is_alive = False
+    bus.advance(4)
+    client.generate(session="chat")
+    assert len(_generates(second)) == 1
+    assert bus.core.status(bus.now).counters["sessions_moved"] == 1
+
+
+def test_session_leaves_a_worker_whose_version_does_not_do() -> None:
+    bus = Bus()
+    client, old = bus.client(), bus.worker("w0", version=0)
+    client.generate(session="chat")
+    new = bus.worker("w1", version=5)
+    client.generate("min:5", session="chat")
+    assert len(_generates(old)) == 1
+    assert len(_generates(new)) == 1
+
+
+def test_worker_gets_no_more_than_its_slots_and_a_small_queue() -> None:
+    bus = Bus()
+    client, worker = bus.client(), bus.worker(slots=4)
+    for _ in range(20):
+        client.generate()
+    assert len(_generates(worker)) == 6
+
+
+def test_session_waits_for_its_worker_up_to_twice_its_capacity() -> None:
+    bus = Bus()
+    client, worker = bus.client(), bus.worker(slots=4)
+    for _ in range(20):
+        client.generate(session="chat")
+    assert len(_generates(worker)) == 12
+
+
+def test_load_is_spread_by_outstanding_tokens(seed: int) -> None:
+    bus = Bus(seed=seed)
+    workers = [bus.worker(f"w{number}", slots=100) for number in range(8)]
+    client = bus.client()
+    for _ in range(80):
+        client.generate(cost=100)
+    loads = [len(_generates(worker)) for worker in workers]
+    assert sum(loads) == 80
+    assert max(loads) <= 20
+
+
+def test_worker_with_expensive_requests_gets_fewer(seed: int) -> None:
+    bus = Bus(seed=seed)
+    client, busy = bus.client(), bus.worker("w0", slots=400)
+    client.generate(cost=1_000_000)
+    idle = bus.worker("w1", slots=400)
+    for _ in range(100):
+        client.generate(cost=10)
+    assert len(_generates(idle)) > len(_generates(busy))
+
+
+def test_exact_version_goes_only_to_workers_that_have_it() -> None:
+    bus = Bus()
+    client = bus.client()
+    workers = {version: bus.worker(f"w{version}", version=version) for version in (1, 2, 3)}
+    for _ in range(3):
+        client.generate("exact:2")
+    counts = Counter({version: len(_generates(worker)) for version, worker in workers.items()})
+    assert counts == Counter({1: 0, 2: 3, 3: 0})
+
+
+def test_latest_is_made_concrete_for_the_worker() -> None:
+    bus = Bus()
+    bus.store({"default": 7})
+    client, worker = bus.client(), bus.worker(version=7)
+    client.generate("latest")
+    client.generate("max-staleness:2")
+    places = [command.place for command in _generates(worker)]
+    assert [place.versions for place in places if place] == ["min:7", "min:5"]
+
+
+def test_request_waits_until_a_worker_attests_its_version() -> None:
+    bus = Bus()
+    client, worker = bus.client(), bus.worker(version=1)
+    client.generate("min:2")
+    assert _generates(worker) == []
+    worker.version = 2
+    worker.beat()
+    assert len(_generates(worker)) == 1
+
+
+def test_worker_below_the_committed_version_gets_nothing() -> None:
+    bus = Bus()
+    bus.store({"default": 3})
+    client, stale = bus.client(), bus.worker(version=2)
+    client.generate()
+    assert _generates(stale) == []
+
+
+def test_paused_worker_gets_nothing_until_it_is_ready_again() -> None:
+    bus = Bus()
+    client, worker = bus.client(), bus.worker()
+    worker.state = "paused"
+    worker.beat()
+    client.generate()
+    assert _generates(worker) == []
+    worker.state = "ready"
+    worker.beat()
+    assert len(_generates(worker)) == 1
+
+
+def test_policy_nobody_serves_waits_and_is_refused() -> None:
+    bus = Bus()
+    bus.worker()
+    client = bus.client()
+    client.generate(policy="other", deadline_s=1)
+    bus.advance(1.5)
+    assert client.ending() == ("refused", "version_unavailable")

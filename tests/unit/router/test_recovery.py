@@ -1,0 +1,100 @@
+"""A restarted router: soft state comes back from workers and clients."""
+
+from bus.entry import Entry
+from bus.messages.generation import Abort
+from tests.unit.router.harness import Bus, SimClient
+
+
+def _resend(client: SimClient) -> str:
+    rid = client.next_rid()
+    client.submit(rid, 60, resend=True)
+    return rid
+
+
+def test_new_request_is_placed_at_once() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    client.generate()
+    assert len(worker.take("generate")) == 1
+
+
+def test_resent_request_waits_until_workers_could_claim_it() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = _resend(client)
+    bus.advance(3)
+    assert worker.take("generate") == []
+    bus.advance(1)
+    assert [each.rid for each in worker.take("generate")] == [rid]
+
+
+def test_resent_request_is_placed_at_once_after_recovery() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    _resend(client)
+    assert len(worker.take("generate")) == 1
+
+
+def test_running_request_is_adopted_by_its_workers_beat() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = _resend(client)
+    worker.running = [(rid, (1, 5), "trainer")]
+    worker.beat()
+    bus.advance(5)
+    assert worker.take("generate", "fenced") == []
+    assert bus.counters["adopted"] == 1
+
+
+def test_running_request_is_adopted_before_its_client_comes_back() -> None:
+    bus = Bus(recovered=False)
+    worker = bus.worker()
+    worker.running = [("trainer/1", (1, 5), "trainer")]
+    worker.beat()
+    client = bus.client()
+    client.submit("trainer/1", 60, resend=True)
+    bus.advance(5)
+    assert len(client.take("accepted")) == 1
+    assert worker.take("generate") == []
+
+
+def test_ending_of_a_parked_request_is_forwarded_and_it_does_not_run_again() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = _resend(client)
+    worker.end(Entry("generate", rid, (1, 5), route="trainer"))
+    assert [each.rid for each in client.take("finished")] == [rid]
+    bus.advance(5)
+    assert worker.take("generate") == []
+
+
+def test_parked_request_can_be_aborted() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = _resend(client)
+    client.ask("abort", Abort([rid]))
+    assert [each.rid for each in client.take("cancelled")] == [rid]
+    bus.advance(5)
+    assert worker.take("generate") == []
+
+
+def test_parked_request_expires_at_its_deadline() -> None:
+    bus = Bus(recovered=False)
+    bus.worker()
+    client = bus.client()
+    client.submit(client.next_rid(), 1, resend=True)
+    bus.advance(2)
+    assert client.ending() == ("expired", "deadline")
+
+
+def test_router_raises_its_epoch_above_the_one_its_members_obeyed() -> None:
+    bus = Bus(recovered=False)
+    worker = bus.worker()
+    worker.hello(router_epoch=4, router_instance="router-before")
+    assert bus.core.status(bus.now).router_epoch == 5
+
+
+def test_without_a_store_the_attested_version_counts_as_committed() -> None:
+    bus = Bus(recovered=False)
+    bus.worker(version=6)
+    assert bus.core.status(bus.now).committed == {"default": 6}

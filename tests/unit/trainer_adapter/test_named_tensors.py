@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from bus.errors import SettingsError
+from trainer_adapter.named_tensors import named_tensors, published_dtype
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 3)
+        self.head = torch.nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("kind", ["module", "state_dict", "pairs"])
+def test_tied_weights_are_published_once_under_their_first_name(kind: str) -> None:
+    model = Tied()
+    pairs = list(model.named_parameters(remove_duplicate=False))
+    given = {"module": model, "state_dict": model.state_dict(), "pairs": pairs}[kind]
+    assert [name for name, _ in named_tensors(given)] == ["embed.weight"]
+
+
+def test_views_of_one_storage_that_differ_are_all_published() -> None:
+    whole = torch.zeros(4, 4)
+    pairs = [("whole", whole), ("turned", whole.t()), ("half", whole[:2]), ("empty", whole[:0])]
+    assert [name for name, _ in named_tensors(pairs)] == ["whole", "turned", "half", "empty"]
+
+
+def test_what_cannot_be_published_is_named() -> None:
+    with pytest.raises(SettingsError, match="'z'"):
+        named_tensors({"z": torch.zeros(2, dtype=torch.complex128)})
+    with pytest.raises(SettingsError, match="no tensors"):
+        named_tensors({})
+
+
+def test_a_cast_leaves_integers_alone() -> None:
+    assert published_dtype(torch.zeros(1), torch.bfloat16) == torch.bfloat16
+    assert published_dtype(torch.zeros(1, dtype=torch.int64), torch.bfloat16) == torch.int64
+    assert published_dtype(torch.zeros(1, dtype=torch.float64), None) == torch.float64
