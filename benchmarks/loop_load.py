@@ -5,6 +5,7 @@ differ only in what a message is.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -113,6 +114,7 @@ class Load:
         self._open: set[int] = set()
         self._next = 0
         self._is_on = False
+        self._drained = asyncio.Event()
         self.n_answered = 0
         self.n_doubled = 0
         """Answers to requests that were not open."""
@@ -129,9 +131,10 @@ class Load:
         await asyncio.sleep(seconds)
         rate = (self.n_answered - first) / (time.perf_counter() - begun_at)
         self._is_on = False
-        give_up_at = time.perf_counter() + DRAIN_S
-        while self._open and time.perf_counter() < give_up_at:
-            await asyncio.sleep(0.01)
+        if self._open:
+            self._drained = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), DRAIN_S)
         return rate
 
     @property
@@ -150,6 +153,8 @@ class Load:
             self.n_answered += 1
             if self._is_on:
                 self._ask(client)
+            elif not still_open:
+                self._drained.set()
 
         return answered
 

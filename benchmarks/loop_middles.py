@@ -1,11 +1,16 @@
-"""The two processes under comparison: the router with all its features, and libzmq's C proxy."""
+"""The two processes under comparison: the router with all its features, and libzmq's C proxy.
+
+Each prints its endpoints as JSON, then its usage so far for every line it reads; it leaves at the
+end of its input.
+"""
 
 import asyncio
+import json
+import sys
 import threading
 import time
-from multiprocessing.connection import Connection
-from typing import NamedTuple
 
+import msgspec
 import uvloop
 import zmq
 
@@ -13,7 +18,7 @@ from router.actor import RouterActor
 from router.settings import RouterSettings
 
 
-class Usage(NamedTuple):
+class Usage(msgspec.Struct, frozen=True):
     """What a middle process has used and carried so far."""
 
     cpu_s: float
@@ -22,50 +27,52 @@ class Usage(NamedTuple):
     """In and out together; 0 where frames are not batches."""
 
 
-def run_router(frontend: str, backend: str, pipe: Connection) -> None:
-    """Serve until the pipe closes; says its endpoints first, then a `Usage` per request."""
-    uvloop.run(_router(RouterSettings(frontend, backend), pipe))
+def _say(what: object) -> None:
+    print(json.dumps(what), flush=True)
 
 
-async def _router(settings: RouterSettings, pipe: Connection) -> None:
+async def run_router(frontend: str, backend: str) -> None:
+    """Serve until the input ends."""
     stop = asyncio.Event()
-    async with RouterActor(settings, "benchmark") as router:
-        pipe.send(router.endpoints)
+    async with RouterActor(RouterSettings(frontend, backend), "benchmark") as router:
 
         def answer() -> None:
-            try:
-                pipe.recv()
-            except EOFError:
+            if not sys.stdin.readline():
                 stop.set()
                 return
             seen = router.counters
-            pipe.send(
-                Usage(
-                    time.process_time(),
-                    seen.frames_in + seen.frames_out,
-                    seen.entries_in + seen.entries_out,
-                )
-            )
+            n_frames = seen.frames_in + seen.frames_out
+            n_entries = seen.entries_in + seen.entries_out
+            usage = Usage(time.process_time(), n_frames, n_entries)
+            _say(msgspec.to_builtins(usage))
 
-        loop = asyncio.get_running_loop()
-        loop.add_reader(pipe.fileno(), answer)
+        _say(router.endpoints)
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), answer)
         await router.run_until(stop)
-        loop.remove_reader(pipe.fileno())
 
 
-def run_proxy(frontend: str, backend: str, pipe: Connection) -> None:
-    """The same conversation around `zmq.proxy`, which does no work at all."""
+def run_proxy(frontend: str, backend: str) -> None:
+    """The same around `zmq.proxy`, which does no work at all."""
     context = zmq.Context[zmq.Socket[bytes]]()
     sides = [context.socket(zmq.ROUTER), context.socket(zmq.DEALER)]
     for side, endpoint in zip(sides, [frontend, backend], strict=True):
         side.setsockopt(zmq.LINGER, 0)
         side.setsockopt(zmq.BACKLOG, 4_096)
         side.bind(endpoint)
-    pipe.send([side.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode() for side in sides])  # type: ignore[union-attr] - bytes by libzmq's manual
+    _say([side.get_string(zmq.LAST_ENDPOINT) for side in sides])
     threading.Thread(target=zmq.proxy, args=sides, daemon=True).start()
-    while True:
-        try:
-            pipe.recv()
-        except EOFError:
-            return
-        pipe.send(Usage(time.process_time()))
+    for _ in sys.stdin:
+        _say(msgspec.to_builtins(Usage(time.process_time())))
+
+
+def main() -> None:
+    """Run the side named first between the two endpoints named next."""
+    name, frontend, backend = sys.argv[1:]
+    if name == "router":
+        uvloop.run(run_router(frontend, backend))
+    else:
+        run_proxy(frontend, backend)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,8 @@ keeps no outbox: what is measured is the middle, and a worker that costs more wo
 """
 
 import asyncio
-from collections.abc import Callable
+import secrets
+import sys
 from random import Random
 
 import msgspec
@@ -35,7 +36,7 @@ class EchoWorker:
     def __init__(self, endpoint: str, name: str) -> None:
         self._endpoint = endpoint
         self._clock = BootClock()
-        identity = MemberIdentity("worker", name, f"{hash(name) & 0xFFFFFFFF:032x}")
+        identity = MemberIdentity("worker", name, secrets.token_hex(16))
         self._core = MemberCore(identity, LeaseSettings(), Random())
         self._port: DealerPort | None = None
         facts = WorkerFacts("default", "", SLOTS, 4096, 32_000, "fake", ["generate"])
@@ -97,21 +98,14 @@ class PlainWorker:
         return True
 
 
-def run_workers(make: Callable[[str, int], object], endpoint: str, numbers: list[int]) -> None:
-    """Serve with one worker per number until the process is ended."""
-
-    async def serve() -> None:
-        _workers = [make(endpoint, number) for number in numbers]
-        await asyncio.Event().wait()
-
-    uvloop.run(serve())
-
-
-def echo_worker(endpoint: str, number: int) -> EchoWorker:
-    """A worker on the bus."""
-    return EchoWorker(endpoint, f"w{number}")
+async def serve(side: str, endpoint: str, numbers: list[str]) -> None:
+    """One worker per number, until the process is ended."""
+    _workers = [
+        EchoWorker(endpoint, f"w{number}") if side == "router" else PlainWorker(endpoint)
+        for number in numbers
+    ]
+    await asyncio.Event().wait()
 
 
-def plain_worker(endpoint: str, _number: int) -> PlainWorker:
-    """A worker behind the proxy."""
-    return PlainWorker(endpoint)
+if __name__ == "__main__":
+    uvloop.run(serve(sys.argv[1], sys.argv[2], sys.argv[3:]))

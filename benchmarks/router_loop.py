@@ -11,37 +11,37 @@ one; what shares a frame is decided by the shipped ports.
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 import zmq
 
 from benchmarks.loop_load import BusClient, Client, Load, PlainClient
-from benchmarks.loop_middles import Usage, run_proxy, run_router
-from benchmarks.loop_workers import echo_worker, plain_worker, run_workers
+from benchmarks.loop_middles import Usage
 
+ROOT = Path(__file__).resolve().parents[1]
 N_WORKERS = 8
 WORKER_PROCESSES = 2
 WINDOW = 256
 WARM_UP_S = 0.7
 
-_spawn = multiprocessing.get_context("spawn")
-
 
 class Side:
     """One middle process with its workers, and the loads that drive it."""
 
-    def __init__(self, name: str, pipe: Connection, frontend: str) -> None:
+    def __init__(self, name: str, middle: subprocess.Popen[str], frontend: str) -> None:
         self.name = name
-        self._pipe = pipe
+        self._middle = middle
         self._frontend = frontend
         self.loads: dict[str, Load] = {}
         self.rates: dict[str, list[float]] = {}
@@ -76,30 +76,41 @@ class Side:
         return PlainClient(self._frontend)
 
     def _usage(self) -> Usage:
-        self._pipe.send("usage")
-        return self._pipe.recv()
+        assert self._middle.stdin is not None
+        self._middle.stdin.write("usage\n")
+        self._middle.stdin.flush()
+        return msgspec.convert(_heard(self._middle), Usage)
 
 
 @contextmanager
 def running_side(name: str, endpoints: list[str]) -> Generator[Side]:
     """Start a middle and its workers; end them afterwards."""
-    pipe, far_pipe = _spawn.Pipe()
-    middle: Callable[..., None] = run_router if name == "router" else run_proxy
-    make = echo_worker if name == "router" else plain_worker
-    processes = [_spawn.Process(target=middle, args=(*endpoints, far_pipe), daemon=True)]
-    processes[0].start()
+    processes = [_started("loop_middles", name, *endpoints)]
     try:
-        frontend, backend = pipe.recv()
+        frontend, backend = _heard(processes[0])
         for part in range(WORKER_PROCESSES):
-            numbers = list(range(part, N_WORKERS, WORKER_PROCESSES))
-            worker = _spawn.Process(target=run_workers, args=(make, backend, numbers), daemon=True)
-            worker.start()
-            processes.append(worker)
-        yield Side(name, pipe, frontend)
+            numbers = [str(number) for number in range(part, N_WORKERS, WORKER_PROCESSES)]
+            processes.append(_started("loop_workers", name, backend, *numbers))
+        yield Side(name, processes[0], frontend)
     finally:
         for process in processes:
             process.kill()
-            process.join()
+            process.communicate()
+
+
+def _started(module: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", f"benchmarks.{module}", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _heard(process: subprocess.Popen[str]) -> Any:  # noqa: ANN401 - JSON
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
 
 
 def _endpoints(transport: str, folder: str, name: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""The shared language of all actors, and what carries it; knows nothing of models."""

@@ -58,6 +58,7 @@ class SupervisedProcess:
         self, spec: ProcessSpec, rule: RestartRule, on_event: EventHandler, clock: Clock
     ) -> None:
         self.spec = spec
+        """May be replaced; the next incarnation follows it."""
         self.endpoints: dict[str, str] = {}
         """Where it serves, as announced by the incarnation that was ready last."""
         self._rule = rule

@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 from bus.member_life import MEMBER_LINK
 from router.members import MEMBER_LIFE

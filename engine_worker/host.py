@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from bus.allocator import keep_freed_memory
 from bus.codec import pack, unpack
 from bus.entry import Entry
 from bus.ids import AttemptKey, RequestId
@@ -183,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--settings-json", required=True)
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
+    keep_freed_memory()
     # Ctrl-C goes to the whole foreground group; when to stop is the actor's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = msgspec.json.decode(options.settings_json, type=WorkerSettings)

@@ -141,8 +141,10 @@ def repaired(request: RunningRequest, repair: Repair) -> Repaired | Problem:
     if not 0 <= repair.start <= request.n_tokens:
         message = f"start is {repair.start}; the request has {request.n_tokens} tokens"
         return Problem("bad_request", message, "not_started", field="start")
-    tokens, logprobs, _ = request.columns(repair.start, request.n_tokens)
-    return Repaired(repair.start, tokens, logprobs, request.runs_from(repair.start))
+    tokens, logprobs, behaviour = request.columns(repair.start, request.n_tokens)
+    runs = request.runs_from(repair.start)
+    known = behaviour if request.has_behaviour else b""
+    return Repaired(repair.start, tokens, logprobs, runs, known)
 
 
 def repaired_from_result(result: Generated, repair: Repair) -> Repaired:
@@ -157,4 +159,5 @@ def repaired_from_result(result: Generated, repair: Repair) -> Repaired:
     counts = np.diff(edges, append=len(token_versions))
     runs = [(int(token_versions[at]), int(n)) for at, n in zip(edges, counts, strict=True)]
     part = slice(start * ITEM_BYTES, None)
-    return Repaired(start, result.tokens[part], result.logprobs[part], runs)
+    behaviour = result.behaviour_logprobs[part]
+    return Repaired(start, result.tokens[part], result.logprobs[part], runs, behaviour)

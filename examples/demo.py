@@ -15,7 +15,6 @@ from time import monotonic
 
 import numpy as np
 import torch
-from rolloutbus.errors import DeliveryError
 
 import rolloutbus
 from examples.demo_report import DemoSummary, RunDirectory, stall_ms_p50
@@ -25,6 +24,7 @@ from examples.rollouts import SAMPLING, FeedOptions, RolloutFeed
 from examples.task import as_text, best_constant_reward, draw_words, prompt_tokens, reward
 from examples.tiny_model import build_tiny_model, load_tiny_model
 from examples.training import Training
+from rolloutbus.errors import DeliveryError
 
 HELD_OUT_WORDS = 100
 MIN_MID_GENERATION = 5
@@ -38,7 +38,7 @@ class DemoOptions:
     """What can be chosen about a run."""
 
     seed: int = 0
-    steps: int = 160
+    steps: int = 140
     workers: int = 2
     groups_per_step: int = 8
     group_size: int = 8

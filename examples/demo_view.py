@@ -46,13 +46,13 @@ class DemoView:
 
     def say(self, sentence: str) -> None:
         """Print something that stays."""
-        self._console.print(sentence)
+        self._console.print(sentence, soft_wrap=True)
 
     def show_step(self, metrics: StepMetrics) -> None:
         """Show the newest step."""
         self._steps.append(metrics)
         if not self._is_live and metrics.step % LINE_EVERY_STEPS == 0:
-            self._console.print(_line(metrics))
+            self._console.print(_line(metrics), soft_wrap=True)
         self._refresh()
 
     def show_workers(self, workers: Sequence[WorkerStatus]) -> None:

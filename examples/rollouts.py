@@ -15,10 +15,10 @@ from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
-from rolloutbus.errors import BusError, Refused
 
 from examples.task import WORD_LETTERS, prompt_tokens
 from rolloutbus import Delta, Rollout, RolloutClient, Sampling
+from rolloutbus.errors import BusError, Refused
 
 SAMPLING = Sampling(max_new_tokens=WORD_LETTERS, ignore_eos=True)
 DEADLINE_S = 60.0
@@ -82,21 +82,22 @@ class InProgress:
 class BusyClock:
     """Adds up the seconds during which at least one rollout was in progress."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
         self._total_s = 0.0
         self._since: float | None = None
 
     def set_busy(self, *, is_busy: bool) -> None:
         """Note a change; saying the same again changes nothing."""
         if is_busy and self._since is None:
-            self._since = monotonic()
+            self._since = self._clock()
         elif not is_busy and self._since is not None:
-            self._total_s += monotonic() - self._since
+            self._total_s += self._clock() - self._since
             self._since = None
 
     def read_s(self) -> float:
         """Busy seconds until now."""
-        return self._total_s + (0.0 if self._since is None else monotonic() - self._since)
+        return self._total_s + (0.0 if self._since is None else self._clock() - self._since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """A router, a weight store and workers as supervised processes of this one."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -120,10 +119,7 @@ class Fleet:
     async def _start(self, plan: FleetPlan) -> None:
         [router] = self._supervisor.start(plan.router())
         await self._supervisor.wait_ready(READY_TIMEOUT_S)
-        # Ports that were chosen freely must stay what everybody has been told.
-        router.spec = dataclasses.replace(
-            router.spec, command=plan.router(router.endpoints).command
-        )
+        router.spec = plan.router(router.endpoints)
         self._router = router
         if self._settings.store:
             [self._store] = self._supervisor.start(plan.store(self.backend))

@@ -1,9 +1,9 @@
 """From the settings of a fleet to the processes that make it up."""
 
+import dataclasses
 import os
 import site
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,7 +34,12 @@ class FleetPlan:
         self.worker_names = [f"w{index}" for index in range(settings.workers)]
 
     def router(self, endpoints: dict[str, str] | None = None) -> ProcessSpec:
-        """The router; `endpoints` are those of an earlier incarnation, whose peers come back."""
+        """The router.
+
+        Args:
+            endpoints: of an earlier incarnation: what everybody has been told stays true, also
+                where ports were chosen freely.
+        """
         known = endpoints or {}
         settings = RouterSettings(
             frontend=known.get("frontend") or self._settings.address or self._endpoint("frontend"),
@@ -42,7 +47,7 @@ class FleetPlan:
             leases=self._settings.lease,
             exit_with_parent=True,
         )
-        return self._spec(ROUTER, command("router", settings), READY_TIMEOUT_S)
+        return self._spec(ROUTER, "router", settings, ready_timeout_s=READY_TIMEOUT_S)
 
     def store(self, backend: str) -> ProcessSpec:
         """The weight store."""
@@ -52,7 +57,7 @@ class FleetPlan:
             bulk=self._endpoint("bulk"),
             exit_with_parent=True,
         )
-        return self._spec(STORE, command("trainer_adapter.store", settings), READY_TIMEOUT_S)
+        return self._spec(STORE, "trainer_adapter.store", settings, ready_timeout_s=READY_TIMEOUT_S)
 
     def workers(self, backend: str) -> list[ProcessSpec]:
         """The workers, in the order of their names."""
@@ -69,26 +74,30 @@ class FleetPlan:
             lease=self._settings.lease,
             exit_with_parent=True,
         )
+        spec = self._spec(name, "engine_worker", settings)
+        return dataclasses.replace(spec, grace_s=WORKER_GRACE_S, may_leave=True)
+
+    def _spec(
+        self, name: str, module: str, settings: msgspec.Struct, *, ready_timeout_s: float = 0.0
+    ) -> ProcessSpec:
+        # In a file: a list of processes should be readable.
+        file = self._run_dir.path / f"{name}.json"
+        file.write_bytes(msgspec.json.encode(settings))
         return ProcessSpec(
             name,
-            command("engine_worker", settings),
+            [*python(module), "--settings-file", str(file)],
             self._run_dir.logs / f"{name}.log",
             environment(),
-            grace_s=WORKER_GRACE_S,
-            may_leave=True,
+            ready_timeout_s,
         )
-
-    def _spec(self, name: str, argv: Sequence[str], ready_timeout_s: float) -> ProcessSpec:
-        log = self._run_dir.logs / f"{name}.log"
-        return ProcessSpec(name, argv, log, environment(), ready_timeout_s)
 
     def _endpoint(self, name: str) -> str:
         return self._run_dir.ipc(name) if self._settings.transport == "ipc" else _ANY_PORT
 
 
-def command(module: str, settings: msgspec.Struct) -> list[str]:
-    """The command line of one actor's process."""
-    return [sys.executable, "-m", module, "--settings-json", msgspec.json.encode(settings).decode()]
+def python(module: str) -> list[str]:
+    """The command line of a module of ours; goes with `environment`."""
+    return [sys.executable, "-m", module]
 
 
 def environment() -> dict[str, str]:

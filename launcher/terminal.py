@@ -62,11 +62,10 @@ def run(work: Coroutine[Any, Any, T], *, terminated: ExitStatus = ExitStatus.TER
         terminated: exit status after SIGTERM.
     """
     try:
-        return asyncio.run(_terminable(work))
-    except KeyboardInterrupt:
-        raise typer.Exit(ExitStatus.INTERRUPTED) from None
-    except _TerminatedError:
-        raise typer.Exit(terminated) from None
+        return asyncio.run(_until_signal(work))
+    except _StoppedError as stopped:
+        is_interrupt = stopped.number == signal.SIGINT
+        raise typer.Exit(ExitStatus.INTERRUPTED if is_interrupt else terminated) from None
     except ProcessFailed as error:
         if error.log:
             sys.stderr.write(f"--- the last lines of {error.name}'s log\n{error.log}\n---\n")
@@ -110,24 +109,30 @@ async def connected(address: str) -> AsyncGenerator[RolloutClient]:
         await client.__aexit__(None, None, None)
 
 
-class _TerminatedError(Exception):
-    """SIGTERM came."""
+class _StoppedError(Exception):
+    """A signal came that orders us to stop."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
 
 
-async def _terminable(work: Coroutine[Any, Any, T]) -> T:
+async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work; a signal cancels it, and a second one cancels its cleaning up."""
     task = asyncio.current_task()
     assert task is not None
-    is_terminated = False
+    received: list[signal.Signals] = []
 
-    def terminate() -> None:
-        nonlocal is_terminated
-        is_terminated = True
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
         task.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
     try:
         return await work
     except asyncio.CancelledError:
-        if is_terminated:
-            raise _TerminatedError from None
+        if received:
+            raise _StoppedError(received[0]) from None
         raise

@@ -1,6 +1,6 @@
 """The public face: a client, a weight publisher, local fleets, and what they speak of.
 
-`WeightPublisher` needs torch, which is an optional dependency; it is imported when asked for.
+The publishers need torch, which is an optional dependency; they are imported when asked for.
 """
 
 import importlib
@@ -19,6 +19,12 @@ from trainer_adapter.text import TextClient
 
 if TYPE_CHECKING:
     from trainer_adapter.publisher import WeightPublisher
+    from trainer_adapter.sync_publisher import SyncWeightPublisher
+
+_NEED_TORCH = {
+    "SyncWeightPublisher": "trainer_adapter.sync_publisher",
+    "WeightPublisher": "trainer_adapter.publisher",
+}
 
 __version__ = installed_version()
 
@@ -32,6 +38,7 @@ __all__ = [
     "Sampling",
     "StreamSubscriber",
     "SyncRolloutClient",
+    "SyncWeightPublisher",
     "TextClient",
     "WeightPublisher",
     "WorkerStatus",
@@ -44,6 +51,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - what a module's name stands for
-    if name == "WeightPublisher":
-        return importlib.import_module("trainer_adapter.publisher").WeightPublisher
+    if name in _NEED_TORCH:
+        return getattr(importlib.import_module(_NEED_TORCH[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -77,7 +77,7 @@ class Dispatcher:
     def abort(self, client: ClientRecord, body: Abort) -> int:
         """Stop requests of a client; each gets its own ending. Returns how many were found."""
         if body.everything:
-            found = self._table.of_client(client.name)
+            found = [r for r in self._table if r.client == client.name]
         else:
             named = (self._table.get(rid) for rid in body.rids)
             found = [r for r in named if r is not None and r.client == client.name]
@@ -98,7 +98,7 @@ class Dispatcher:
     def client_gone(self, client: ClientRecord) -> None:
         """A client stayed silent too long or left: stop its work, forget its requests."""
         fenced: defaultdict[str, AttemptList] = defaultdict(list)
-        for request in self._table.of_client(client.name):
+        for request in [r for r in self._table if r.client == client.name]:
             if request.worker:
                 fenced[request.worker].append((request.rid, request.attempt))
             self._table.unload(request)
@@ -145,7 +145,7 @@ class Dispatcher:
 
     def recovered(self, now: float) -> None:
         """Nobody claimed the parked requests in time: they are queued like any other."""
-        for request in self._table.in_state("parked"):
+        for request in [r for r in self._table if r.state == "parked"]:
             request.advance("recovered")
             self._table.waiting.add(request)
         self._table.placer.has_changed = True  # nobody has tried these yet

@@ -77,7 +77,7 @@ class Executions:
     def member_lost(self, worker: MemberRecord, reason: str) -> None:
         """A lease is over: unconfirmed requests wait for another worker, the rest are `lost`."""
         self._table.placer.update(worker, is_serving=False)
-        mine = self._table.at_worker(worker.name)
+        mine = [r for r in self._table if r.worker == worker.name]
         unconfirmed = [r for r in mine if r.state == "sent"]
         self._table.lose([r for r in mine if r.state in {"running", "ended"}], worker, reason)
         for request in unconfirmed:

@@ -1,7 +1,7 @@
 """The request table: every `generate` the router knows, and what each worker carries of it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from bus.codec import pack
 from bus.entry import NO_BODY, Entry
@@ -30,17 +30,9 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def of_client(self, client: str) -> list[Request]:
-        """A client's requests, in order of arrival."""
-        return [r for r in self._requests.values() if r.client == client]
-
-    def at_worker(self, worker: str) -> list[Request]:
-        """Requests placed at a worker, ended ones included."""
-        return [r for r in self._requests.values() if r.worker == worker]
-
-    def in_state(self, state: str) -> list[Request]:
-        """Requests in one state, in order of arrival."""
-        return [r for r in self._requests.values() if r.state == state]
+    def __iter__(self) -> Iterator[Request]:
+        """In order of arrival; a copy, so that requests may be forgotten meanwhile."""
+        return iter(list(self._requests.values()))
 
     def add(self, request: Request) -> None:
         """A new request."""

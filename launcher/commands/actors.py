@@ -10,7 +10,7 @@ import typer
 
 from engine_worker.settings import WorkerSettings
 from launcher.options import EngineOptions, example, parse_engine_options
-from launcher.plan import command, environment
+from launcher.plan import environment, python
 from launcher.settings import EngineKind, FleetSettings, engine_options
 from launcher.terminal import checked
 from router.settings import RouterSettings
@@ -93,4 +93,5 @@ def worker(
 
 def _become(module: str, settings: msgspec.Struct) -> None:
     """Turn this process into the actor: signals and exit status are its own from here on."""
-    os.execve(sys.executable, command(module, settings), environment())  # noqa: S606 - no shell
+    argv = [*python(module), "--settings-json", msgspec.json.encode(settings).decode()]
+    os.execve(sys.executable, argv, environment())  # noqa: S606 - no shell

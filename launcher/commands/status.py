@@ -65,7 +65,8 @@ def report(found: FleetStatus) -> Group:
         table.add_column(name)
     for name in ("version", "running", "tokens", "beat age", "stall", "pid"):
         table.add_column(name, justify="right")
-    for each in found.workers:
+    # w10 comes after w9.
+    for each in sorted(found.workers, key=lambda each: (len(each.name), each.name)):
         table.add_row(
             each.name,
             Text(each.state, STATE_STYLES.get(each.state, "red")),

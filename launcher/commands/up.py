@@ -98,7 +98,7 @@ def state_line(status: FleetStatus) -> Text:
     """`w0 ready v3 2/32 | w1 … | 4 running, 0 queued`."""
     workers = [
         f"{each.name} {each.state} v{each.version} {each.n_running}/{each.slots}"
-        for each in status.workers
+        for each in sorted(status.workers, key=lambda each: (len(each.name), each.name))
     ]
     totals = f"{status.n_running} running, {status.n_queued} queued, {status.n_clients} clients"
     return Text(" | ".join([*workers, totals]), overflow="ellipsis", no_wrap=True)

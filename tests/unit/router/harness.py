@@ -104,6 +104,12 @@ class SimPeer:
         self.heard = [entry for entry in self.heard if entry.kind not in kinds]
         return taken
 
+    def heard_one(self, kind: str) -> Entry:
+        """The only message of this kind, however often it was sent."""
+        first, *again = self.take(kind)
+        assert {(each.rid, each.attempt) for each in again} <= {(first.rid, first.attempt)}
+        return first
+
     def take_body(self, kind: str) -> Any:  # noqa: ANN401 - the struct that this kind has
         """The body of the only entry of this kind."""
         (entry,) = self.take(kind)
@@ -132,10 +138,16 @@ class SimClient(SimPeer):
         self.say(Entry("client_beat", body=pack(ClientBeat(self._n_beats))))
 
     def ask(
-        self, kind: str, body: msgspec.Struct | None = None, route: str = "", deadline_s: float = 10
+        self,
+        kind: str,
+        body: msgspec.Struct | None = None,
+        route: str = "",
+        *,
+        deadline_s: float = 10,
+        rid: str = "",
     ) -> str:
-        """Any command; returns its rid."""
-        rid = self.next_rid()
+        """Any command, under a rid of its own unless given; returns its rid."""
+        rid = rid or self.next_rid()
         raw = pack(body) if body is not None else NO_BODY
         self.say(Entry(kind, rid, NO_ATTEMPT, "", route, int(deadline_s * 1000), None, raw))
         return rid
@@ -148,7 +160,7 @@ class SimClient(SimPeer):
 
     def submit(self, rid: str, deadline_s: float = 10, **place: Any) -> None:  # noqa: ANN401 - fields of Placement
         """Submit one request under a rid, again maybe."""
-        where = Placement(**{"policy": "default", "cost": 10, **place})
+        where = msgspec.structs.replace(Placement("default", cost=10), **place)
         self.say(
             Entry("generate", rid, deadline_ms=int(deadline_s * 1000), place=where, body=NO_BODY)
         )
@@ -207,12 +219,6 @@ class SimMember(SimPeer):
         self.seq += 1
         beat = Beat(self.seq, self.version, self.state, running=self.running, outbox=self.outbox)
         self.say(Entry("beat", epoch=self.epoch, body=pack(beat)))
-
-    def command(self, kind: str) -> Entry:
-        """The only command of this kind that came, however often it was sent."""
-        first, *again = self.take(kind)
-        assert {(each.rid, each.attempt) for each in again} <= {(first.rid, first.attempt)}
-        return first
 
     def accept(self, *commands: Entry) -> None:
         """Begin these."""

@@ -26,8 +26,8 @@ def test_ack_passes_to_the_worker_and_the_request_is_forgotten() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
     client.generate()
-    worker.end(*worker.take("generate"))
-    client.acknowledge(*client.take("finished"))
+    worker.end(worker.heard_one("generate"))
+    client.acknowledge(client.heard_one("finished"))
     assert len(worker.take("ack")) == 1
     assert len(bus.core.table) == 0
 
@@ -36,8 +36,8 @@ def test_ack_for_the_request_of_another_client_frees_nothing() -> None:
     bus = Bus()
     worker, client, thief = bus.worker(), bus.client(), bus.client("thief")
     client.generate()
-    worker.end(*worker.take("generate"))
-    thief.acknowledge(*client.take("finished"))
+    worker.end(worker.heard_one("generate"))
+    thief.acknowledge(client.heard_one("finished"))
     assert worker.take("ack") == []
     assert len(bus.core.table) == 1
 
@@ -258,7 +258,7 @@ def test_aborting_an_ended_request_changes_nothing() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
     rid = client.generate()
-    worker.end(*worker.take("generate"))
+    worker.end(worker.heard_one("generate"))
     client.take("finished")
     client.ask("abort", Abort([rid]))
     assert worker.take("abort") == []

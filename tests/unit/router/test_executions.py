@@ -57,7 +57,7 @@ def test_requeued_request_moves_to_a_living_worker() -> None:
     dying.is_alive = False
     other = bus.worker("w1")
     bus.advance(4)
-    assert other.command("generate").rid == rid
+    assert other.heard_one("generate").rid == rid
 
 
 def test_ended_but_unacknowledged_result_of_a_dead_worker_is_lost() -> None:
@@ -159,7 +159,7 @@ def test_place_is_free_again_after_an_ending() -> None:
         client.generate()
         (command,) = worker.take("generate")
         worker.end(command)
-        client.acknowledge(*client.take("finished"))
+        client.acknowledge(client.heard_one("finished"))
     record = bus.core.context.members.named("w0")
     assert record is not None
     assert (len(record.requests), record.outstanding_cost) == (0, 0)

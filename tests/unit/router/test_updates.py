@@ -14,16 +14,16 @@ def _publish(client: SimClient, version: int = 1, require: str = "any") -> str:
 
 
 def _prepare(worker: SimWorker, version: int = 1) -> None:
-    worker.end(worker.command("prepare_update"), body=Prepared(version, 1, "shm", 1.0))
+    worker.end(worker.heard_one("prepare_update"), body=Prepared(version, 1, "shm", 1.0))
 
 
 def _record(store: SimStore) -> None:
-    store.end(store.command("record_commit"), body=Done())
+    store.end(store.heard_one("record_commit"), body=Done())
 
 
 def _commit(worker: SimWorker, version: int = 1) -> None:
     worker.version = version
-    worker.end(worker.command("commit_update"), body=Committed(version, 2.5))
+    worker.end(worker.heard_one("commit_update"), body=Committed(version, 2.5))
 
 
 def _published(client: SimClient) -> Published:
@@ -65,7 +65,7 @@ def test_worker_that_failed_to_prepare_is_quarantined_and_the_others_go_on() -> 
     client = bus.client()
     _publish(client)
     _prepare(good)
-    bad.end(bad.command("prepare_update"), "failed", FAILED)
+    bad.end(bad.heard_one("prepare_update"), "failed", FAILED)
     _record(store)
     _commit(good)
     active = {each.worker: each.is_active for each in _published(client).workers}
@@ -81,7 +81,7 @@ def test_broken_rule_aborts_the_update_and_commits_nothing() -> None:
     client = bus.client()
     _publish(client, require="all")
     _prepare(good)
-    bad.end(bad.command("prepare_update"), "failed", FAILED)
+    bad.end(bad.heard_one("prepare_update"), "failed", FAILED)
     assert client.ending() == ("failed", "update_failed")
     assert len(good.take("abort_update")) == 1
     assert store.take("record_commit") == []
@@ -94,7 +94,7 @@ def test_quorum_needs_more_than_half() -> None:
     good, bad, client = bus.worker("w0"), bus.worker("w1"), bus.client()
     _publish(client, require="quorum")
     _prepare(good)
-    bad.end(bad.command("prepare_update"), "failed", FAILED)
+    bad.end(bad.heard_one("prepare_update"), "failed", FAILED)
     assert client.ending() == ("failed", "update_failed")
 
 
@@ -117,7 +117,7 @@ def test_store_that_refuses_to_record_aborts_the_update() -> None:
     store, worker, client = bus.store(), bus.worker(), bus.client()
     _publish(client)
     _prepare(worker)
-    store.end(store.command("record_commit"), "failed", FAILED)
+    store.end(store.heard_one("record_commit"), "failed", FAILED)
     assert client.ending() == ("failed", "update_failed")
     assert len(worker.take("abort_update")) == 1
 
@@ -147,8 +147,7 @@ def test_same_publish_again_starts_nothing() -> None:
     bus.store()
     worker, client = bus.worker(), bus.client()
     rid = _publish(client)
-    client._n -= 1
-    assert _publish(client) == rid
+    client.ask("publish_version", PublishVersion("default", 1), rid=rid)
     assert len(worker.take("prepare_update")) == 1
     assert client.take("refused") == []
 
@@ -179,6 +178,6 @@ def test_catch_up_that_failed_is_tried_again() -> None:
     bus.store({"default": 3})
     late = bus.worker(version=0)
     bus.advance(0.5)
-    late.end(late.command("prepare_update"), "failed", FAILED)
+    late.end(late.heard_one("prepare_update"), "failed", FAILED)
     bus.advance(3)
     assert len({each.rid for each in late.take("prepare_update")}) == 1

@@ -1,0 +1,137 @@
+"""What drills of a live fleet share: streams that can be watched, and waits with a deadline."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar, Unpack
+
+import numpy as np
+
+from bus.messages.control import ServerFacts
+from engine_worker.engines.fake_tokens import fake_logprob, prompt_digest, token_after
+from rolloutbus import Delta, FleetStatus, Rollout, RolloutClient, Sampling, WorkerStatus
+from trainer_adapter.rollouts import GenerateOptions, ask_of
+
+DEADLINE_S = 45.0
+"""Of every wait; a busy machine needs a fraction of it."""
+PACE_S = 0.02
+"""Between two questions to the router: a status is an answer, not an event."""
+STILL_S = 0.4
+"""Many engine steps: whatever has not moved for so long does not move."""
+FAKE_SEED = 7
+
+Found = TypeVar("Found")
+
+
+class Streamed:
+    """A stream under way, its deltas so far and the rollout that they lead to."""
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        **options: Unpack[GenerateOptions],
+    ) -> None:
+        ask = ask_of(prompt, sampling, options, stream=True)
+        deadline_s = options.get("deadline_s", DEADLINE_S)
+        self.rid, self._future, self._inbox = client.connection.submit_stream(ask, deadline_s)
+        self.deltas: list[Delta] = []
+        self._grown = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def tokens(self) -> list[int]:
+        """What came so far, in order of arrival."""
+        return [int(token) for delta in self.deltas for token in delta.tokens]
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [float(value) for delta in self.deltas for value in delta.logprobs]
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Each delta begins where the one before ended."""
+        ends = np.cumsum([0, *(len(delta.tokens) for delta in self.deltas)])
+        return [delta.start for delta in self.deltas] == ends[:-1].tolist()
+
+    async def reached(self, n_tokens: int) -> None:
+        """Wait until so many tokens came."""
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.tokens) < n_tokens:
+                assert not self._reader.done(), "the stream ended early"
+                self._grown.clear()
+                await self._grown.wait()
+
+    async def grows(self) -> bool:
+        """Whether a token comes within `STILL_S`."""
+        try:
+            async with asyncio.timeout(STILL_S):
+                await self.reached(len(self.tokens) + 1)
+        except TimeoutError:
+            return False
+        return True
+
+    async def rollout(self) -> Rollout:
+        """Its result, once the stream has ended."""
+        async with asyncio.timeout(DEADLINE_S):
+            await self._reader
+            result = await self._future
+        assert isinstance(result, Rollout)
+        return result
+
+    async def _read(self) -> None:
+        while (delta := await self._inbox.get()) is not None:
+            self.deltas.append(delta)
+            self._grown.set()
+        self._grown.set()
+
+
+async def status_when(
+    client: RolloutClient, is_so: Callable[[FleetStatus], bool], deadline_s: float = DEADLINE_S
+) -> FleetStatus:
+    """The first status of which `is_so` holds."""
+    status = await client.status()
+    try:
+        async with asyncio.timeout(deadline_s):
+            while not is_so(status):
+                await asyncio.sleep(PACE_S)
+                status = await client.status()
+    except TimeoutError:
+        raise AssertionError(f"never came true; last seen: {status}") from None
+    return status
+
+
+async def facts_when(
+    client: RolloutClient, is_so: Callable[[dict[str, ServerFacts]], bool]
+) -> dict[str, ServerFacts]:
+    """What the workers themselves say, once `is_so` holds of it."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            result = await client.server_info()
+            facts = {
+                name: each
+                for name, each in result.by_worker.items()
+                if isinstance(each, ServerFacts)
+            }
+            if is_so(facts):
+                return facts
+            await asyncio.sleep(PACE_S)
+
+
+def worker_in(status: FleetStatus, name: str) -> WorkerStatus | None:
+    """A worker's row in the router's table; None if it is not there."""
+    return next((worker for worker in status.workers if worker.name == name), None)
+
+
+def fake_sampling(n_tokens: int) -> Sampling:
+    return Sampling(max_new_tokens=n_tokens, ignore_eos=True, seed=FAKE_SEED)
+
+
+def assert_fake_rollout(prompt: Sequence[int], rollout: Rollout, n_tokens: int) -> None:
+    """Every token is the one that its prompt, seed, index and version give."""
+    digest = prompt_digest(np.array(prompt, np.int32).tobytes())
+    versions = rollout.token_versions.tolist()
+    wanted = [token_after(digest, FAKE_SEED, i, version) for i, version in enumerate(versions)]
+    assert len(wanted) == n_tokens
+    assert rollout.tokens.tolist() == wanted
+    assert rollout.logprobs.tolist() == [fake_logprob(token) for token in wanted]

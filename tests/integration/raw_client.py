@@ -1,0 +1,82 @@
+"""A client that says whatever a test wants said: entries by hand over a real socket."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from msgspec import Raw
+
+from bus.codec import pack, unpack
+from bus.entry import Entry, Placement
+from bus.messages import ENDINGS
+from bus.messages.endings import Problem
+from bus.messages.membership import Hello
+from bus.zmq_ports import DealerPort
+from tests.integration.drills import DEADLINE_S
+
+PLACE = Placement("default")
+
+
+class RawClient:
+    """Says hello, then only what it is told to; keeps every entry that comes."""
+
+    def __init__(self, address: str, name: str = "raw") -> None:
+        self.name = name
+        self.entries: list[Entry] = []
+        self._news = asyncio.Event()
+        self._port = DealerPort(address, self._arrived, None)
+
+    async def __aenter__(self) -> Self:
+        hello = Hello("client", self.name, boot="0" * 32, epoch="")
+        self._port.send(Entry("hello", body=pack(hello)))
+        await self.heard("welcome")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._port.close()
+
+    def say(
+        self, kind: str, rid: str, body: Raw, *, route: str = "", place: Placement | None = None
+    ) -> None:
+        """Send an entry with 30 seconds to live."""
+        entry = Entry(kind, rid, route=route, deadline_ms=30_000, place=place, body=body)
+        self._port.send(entry)
+
+    def send(self, entry: Entry) -> None:
+        """Send exactly this."""
+        self._port.send(entry)
+
+    async def heard(self, kind: str, rid: str = "") -> Entry:
+        """The first entry of this kind and rid."""
+        return await self._first(lambda entry: (entry.kind, entry.rid) == (kind, rid))
+
+    async def ending(self, rid: str) -> Entry:
+        """The first ending of `rid`."""
+        return await self._first(lambda entry: entry.rid == rid and entry.kind in ENDINGS)
+
+    async def problem(self, rid: str) -> Problem:
+        """Why `rid` was refused."""
+        entry = await self.ending(rid)
+        assert entry.kind == "refused", entry
+        problem = unpack(entry)
+        assert isinstance(problem, Problem)
+        return problem
+
+    async def _first(self, is_it: Callable[[Entry], bool]) -> Entry:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                found = next((entry for entry in self.entries if is_it(entry)), None)
+                if found is not None:
+                    return found
+                self._news.clear()
+                await self._news.wait()
+
+    def _arrived(self, entries: list[Entry]) -> None:
+        self.entries += entries
+        self._news.set()
