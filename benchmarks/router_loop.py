@@ -179,8 +179,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="The router against libzmq's C proxy")
     parser.add_argument("--json", action="store_true", help="only one JSON object, as last line")
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of samples per case")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a sample")
+    parser.add_argument("--rounds", type=int, default=9, help="pairs of samples per case")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a sample")
     parser.add_argument("--transport", choices=["tcp", "ipc"], default="tcp")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

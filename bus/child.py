@@ -151,9 +151,15 @@ def how_it_ended(status: int) -> str:
     """A clause for people: `exited with status 1`, `was ended by SIGKILL`."""
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
-    if status == ActorExit.ENGINE:
-        return "gave its engine up"
-    return f"exited with status {status}"
+    match status:
+        case ActorExit.STOPPED:
+            return "has left"
+        case ActorExit.REPLACED:
+            return "was replaced by another process of its name"
+        case ActorExit.ENGINE:
+            return "gave its engine up"
+        case _:
+            return f"exited with status {status}"
 
 
 def last_lines(log: Path, n_lines: int) -> list[str]:

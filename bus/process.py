@@ -15,6 +15,8 @@ import uvloop
 from bus.errors import BusError, SettingsError
 from bus.parent import die_with_parent
 
+_COMPLAINT = "error: "
+
 
 class ActorExit(IntEnum):
     """Exit status of an actor's process."""
@@ -61,6 +63,16 @@ def read_ready(line: bytes) -> dict[str, str] | None:
         return None
 
 
+def complain(sentence: str) -> None:
+    """Say on stderr why this process ends; see `complaint_in`."""
+    sys.stderr.write(f"{_COMPLAINT}{sentence}\n")
+
+
+def complaint_in(log: Sequence[str]) -> str:
+    """Why a process ended, as it said in its last line; empty if it did not."""
+    return log[-1].removeprefix(_COMPLAINT) if log and log[-1].startswith(_COMPLAINT) else ""
+
+
 def on_stop_signal(stop: Callable[[], object]) -> None:
     """Have SIGTERM and SIGINT call `stop` on the running loop."""
     loop = asyncio.get_running_loop()
@@ -89,9 +101,11 @@ def run_actor(
             die_with_parent()
         return uvloop.run(_as_coroutine(serve(settings)))
     except (msgspec.DecodeError, OSError, SettingsError) as error:
-        return _complain(name, error, ActorExit.SETTINGS)
+        complain(str(error))
+        return ActorExit.SETTINGS
     except BusError as error:
-        return _complain(name, error, ActorExit.FAILED)
+        complain(str(error))
+        return ActorExit.FAILED
 
 
 def _read_settings(
@@ -109,8 +123,3 @@ def _read_settings(
 
 async def _as_coroutine(awaitable: Awaitable[ActorExit]) -> ActorExit:
     return await awaitable
-
-
-def _complain(name: str, error: Exception, status: ActorExit) -> ActorExit:
-    sys.stderr.write(f"{name}: {error}\n")
-    return status

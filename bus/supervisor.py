@@ -14,7 +14,7 @@ from typing import Literal, Self
 from bus.child import ChildProcess, ProcessSpec, how_it_ended, last_lines
 from bus.clock import BootClock, Clock
 from bus.errors import DeadlineExceeded, ProcessFailed
-from bus.process import ActorExit
+from bus.process import ActorExit, complaint_in
 
 LOG_LINES = 12
 """Of a failed process's log, shown with its error."""
@@ -100,8 +100,8 @@ class SupervisedProcess:
             status = await self._live()
             if self._stopping.is_set():
                 return
-            if status == ActorExit.STOPPED and self.spec.may_leave:
-                self._tell("left", "left")
+            if self._is_final(status):
+                self._tell("left", how_it_ended(status))
                 return
             await self._rest(self._judge(status))
 
@@ -142,10 +142,13 @@ class SupervisedProcess:
         self._ready.set()
         self._tell("ready", "is ready")
 
+    def _is_final(self, status: int) -> bool:
+        """Whether it left on purpose, or would only fight with whoever has its name now."""
+        return status == ActorExit.REPLACED or (status == ActorExit.STOPPED and self.spec.may_leave)
+
     def _judge(self, status: int) -> float:
         """Count a death; returns the seconds to rest before the next start."""
-        is_hopeless = status == ActorExit.REPLACED or (status in _HOPELESS and not self._was_ready)
-        if is_hopeless:
+        if status in _HOPELESS and not self._was_ready:
             raise self._failure(status, "")
         now = self._clock.now()
         self._deaths.append(now)
@@ -153,9 +156,7 @@ class SupervisedProcess:
             self._deaths.popleft()
         n_deaths = len(self._deaths)
         if n_deaths > self._rule.max_deaths:
-            raise self._failure(
-                status, f", for the {n_deaths}th time in {self._rule.window_s:g} seconds"
-            )
+            raise self._failure(status, f", {n_deaths} times in {self._rule.window_s:g} seconds")
         delay_s = min(self._rule.first_s * 2 ** (n_deaths - 1), self._rule.max_s)
         self._tell("died", f"{how_it_ended(status)}; starting it again in {delay_s:g} s")
         return delay_s
@@ -163,9 +164,8 @@ class SupervisedProcess:
     def _failure(self, status: int, how_often: str) -> ProcessFailed:
         lines = last_lines(self.spec.log, LOG_LINES)
         message = how_it_ended(status) + how_often
-        if status in _HOPELESS and lines:
-            # Such an end is explained by the last line.
-            return ProcessFailed(self.spec.name, lines[-1])
+        if complaint := complaint_in(lines):
+            return ProcessFailed(self.spec.name, f"{complaint}{how_often}")
         return ProcessFailed(self.spec.name, message, "\n".join(lines))
 
     async def _rest(self, seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
+from bus.process import ActorExit, announce_ready, complain, on_stop_signal, run_actor
 from engine_worker.actor import WorkerActor
 from engine_worker.settings import WorkerSettings
 
@@ -13,7 +13,7 @@ async def serve(settings: WorkerSettings) -> ActorExit:
     on_stop_signal(actor.stop)
     reason = await actor.run()
     if reason.startswith("engine_failed"):
-        sys.stderr.write(f"engine_worker {settings.name}: {reason}\n")
+        complain(reason)
         return ActorExit.ENGINE
     return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
 

@@ -25,6 +25,7 @@ from bus.messages.control import (
 from bus.messages.endings import Done, Problem
 from bus.messages.weights import AbortUpdate, Committed, CommitUpdate, Prepared, PrepareUpdate
 from engine_worker.engine import Engine, MemoryTiers, PrefixCache, WeightSink
+from engine_worker.engines.step_loop import EngineBusy
 from engine_worker.weights.receiver import WeightReceiver
 
 Result = TypeVar("Result")
@@ -63,6 +64,8 @@ class HostCommands:
             return "finished", await self._do(unpack(entry))
         except RequestError as error:
             return "failed", error.problem
+        except EngineBusy as refusal:  # nothing was changed; an engine that works goes on
+            return "failed", Problem(code="busy", message=str(refusal), outcome="not_started")
         except (BusError, ValueError, OSError) as error:
             code = "update_failed" if entry.kind.endswith("_update") else "engine_failed"
             message = f"{type(error).__name__}: {error}"[:500]

@@ -38,7 +38,7 @@ class DemoOptions:
     """What can be chosen about a run."""
 
     seed: int = 0
-    steps: int = 140
+    steps: int = 160
     workers: int = 2
     groups_per_step: int = 8
     group_size: int = 8

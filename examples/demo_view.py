@@ -83,7 +83,8 @@ def _line(metrics: StepMetrics) -> str:
 
 
 def _curve(steps: Sequence[StepMetrics]) -> Text:
-    heights = (min(int(each.reward * len(BARS)), len(BARS) - 1) for each in steps[-CURVE_WIDTH:])
+    shown = steps[:: -(-len(steps) // CURVE_WIDTH)]  # the whole run, thinned out to fit
+    heights = (min(int(each.reward * len(BARS)), len(BARS) - 1) for each in shown)
     curve = "".join(BARS[height] for height in heights)
     return Text(f"reward {steps[-1].reward:.2f}  {curve}", style="green")
 

@@ -16,6 +16,8 @@ from examples.rollouts import Group, RolloutFeed
 from examples.task import prompt_tokens, token_rewards
 from rolloutbus import WeightPublisher
 
+PUBLISH_DEADLINE_S = 30.0
+
 
 class Training:
     """One trainer. Rollouts are sampled all the while by the engines behind `feed`."""
@@ -85,7 +87,9 @@ class Training:
         if self._publisher is None:
             return {}
         published = await self._publisher.publish(
-            self._learner.model.named_parameters(), in_flight="in_place"
+            self._learner.model.named_parameters(),
+            in_flight="in_place",
+            deadline_s=PUBLISH_DEADLINE_S,
         )
         self.version = published.version
         return published.stall_ms

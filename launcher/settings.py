@@ -113,3 +113,5 @@ def _require_model(model: str) -> None:
         raise SettingsError(f"model: {model} is not a directory")
     if not (Path(model) / "config.json").is_file():
         raise SettingsError(f"model: {model} holds no model: it has no config.json")
+    if not any(Path(model).glob("*.safetensors")):
+        raise SettingsError(f"model: {model} has no .safetensors file: other formats are not read")

@@ -18,13 +18,14 @@ from enum import IntEnum
 from typing import Any, NoReturn, TypeVar
 
 import typer
+import uvloop
 
 from bus.errors import BusError, PeerLost, ProcessFailed, SettingsError
 from launcher.discovery import current_address
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.settings import ClientSettings
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 3.0
 
 T = TypeVar("T")
 
@@ -58,11 +59,11 @@ def run(work: Coroutine[Any, Any, T], *, terminated: ExitStatus = ExitStatus.TER
     """Run the work of a command to its end; errors of ours end the program with one line.
 
     Args:
-        work: what to do; SIGINT and SIGTERM cancel it, so that it can clean up.
-        terminated: exit status after SIGTERM.
+        work: what to do; SIGINT, SIGTERM and SIGHUP cancel it, so that it can clean up.
+        terminated: exit status after the latter two.
     """
     try:
-        return asyncio.run(_until_signal(work))
+        return uvloop.run(_until_signal(work))
     except _StoppedError as stopped:
         is_interrupt = stopped.number == signal.SIGINT
         raise typer.Exit(ExitStatus.INTERRUPTED if is_interrupt else terminated) from None
@@ -128,7 +129,7 @@ async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number)
     try:
         return await work

@@ -6,7 +6,6 @@ from random import Random
 from typing import Self
 
 from bus.clock import BootClock, Clock
-from bus.effects import Send
 from bus.entry import Entry
 from bus.ids import Peer
 from bus.ports import PortCounters
@@ -68,11 +67,5 @@ class RouterActor:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _apply(self, effects: list[Effect]) -> None:
-        port = self._port
-        if port is None:
-            return
-        for effect in effects:
-            if isinstance(effect, Send):
-                port.send(effect.peer, effect.entry)
-            else:
-                port.forget(effect.peer)
+        if self._port is not None:
+            self._port.apply(effects)

@@ -3,11 +3,12 @@
 Spec: docs/protocol.md, "Limits".
 """
 
-from bus.entry import Entry, Placement
+from bus.entry import Entry
 from bus.messages.endings import Problem
 from bus.validation import MAX_COST, MAX_PRIORITY, check_placement, check_rid
 from bus.versions import VersionRule, parse_versions
 from router.clients import ClientRecord
+from router.context import check_deadline
 
 REMEMBERED = 10_000
 """The texts come from peers: after this many the memory starts afresh."""
@@ -28,14 +29,25 @@ class Admission:
         if place is None:
             return Problem("bad_request", "say where to place it", "not_started", "place")
         if entry.deadline_ms <= 0:
-            message = "a command needs a deadline of at least 1 ms"
-            return Problem("bad_request", message, "not_started", "deadline_ms")
+            return check_deadline(entry)
         if entry.route:
             message = "a generate is placed by the router; leave the route empty"
             return Problem("bad_request", message, "not_started", "route")
         if client.match_rid(entry.rid) is None:
             return check_rid(entry.rid, client=client.name)
-        return self._problem_of_placement(place)
+        key = (place.policy, place.versions, place.session, place.group)
+        if (
+            key in self._passed
+            and 0 <= place.cost <= MAX_COST
+            and -MAX_PRIORITY <= place.priority <= MAX_PRIORITY
+        ):
+            return None
+        problem = check_placement(place)
+        if problem is None:
+            if len(self._passed) >= REMEMBERED:
+                self._passed.clear()
+            self._passed.add(key)
+        return problem
 
     def rule(self, text: str) -> VersionRule | None:
         """The rule of a text that passed; None for `any`, which needs no test."""
@@ -50,18 +62,3 @@ class Admission:
                 self._rules.clear()
             rule = self._rules[text] = parsed
         return rule
-
-    def _problem_of_placement(self, place: Placement) -> Problem | None:
-        key = (place.policy, place.versions, place.session, place.group)
-        if (
-            key in self._passed
-            and 0 <= place.cost <= MAX_COST
-            and -MAX_PRIORITY <= place.priority <= MAX_PRIORITY
-        ):
-            return None
-        problem = check_placement(place)
-        if problem is None:
-            if len(self._passed) >= REMEMBERED:
-                self._passed.clear()
-            self._passed.add(key)
-        return problem

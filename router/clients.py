@@ -52,8 +52,10 @@ class Clients:
 
     def remove(self, record: ClientRecord) -> None:
         """The client is gone."""
-        self._by_name.pop(record.name, None)
-        self._by_peer.pop(record.peer, None)
+        if self._by_name.get(record.name) is record:
+            del self._by_name[record.name]
+        if self._by_peer.get(record.peer) is record:
+            del self._by_peer[record.peer]
 
     def silent_since(self, moment: float) -> list[ClientRecord]:
         """Clients not heard of since `moment`."""

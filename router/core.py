@@ -130,7 +130,11 @@ class RouterCore:
     def _receive_other(self, peer: Peer, entry: Entry, now: float) -> None:
         sender, _ = self._sender(peer)
         if entry.kind == "hello":
-            self._membership.hello(peer, cast("Hello", unpack(entry)), now)
+            hello = cast("Hello", unpack(entry))
+            self._membership.hello(peer, hello, now)
+            if hello.store is not None:
+                # Its record may say that workers taken for good are behind.
+                self._refresh_workers(now)
         elif sender is None:
             self._membership.dismiss(peer, "unknown-peer", "say hello first")
         elif entry.kind != "goodbye":
@@ -150,12 +154,17 @@ class RouterCore:
 
     def _on_beat(self, worker: MemberRecord, has_changed: bool, now: float) -> None:  # noqa: FBT001 - the signature of OnBeat
         context = self.context
-        if context.is_recovering and context.members.store() is None:
+        is_ahead = worker.version > context.committed_of(worker.policy)
+        if is_ahead and context.is_recovering and context.members.store() is None:
             # Without a store's record, what a worker attests is the best witness of a commit.
-            attested = max(worker.version, context.committed_of(worker.policy))
-            context.committed[worker.policy] = attested
+            context.committed[worker.policy] = worker.version
+            self._refresh_workers(now)
         self._executions.reconcile(worker)
         if has_changed:
+            self._dispatcher.refresh_worker(worker, now)
+
+    def _refresh_workers(self, now: float) -> None:
+        for worker in self.context.members.workers():
             self._dispatcher.refresh_worker(worker, now)
 
     def _on_lost(self, member: MemberRecord, reason: str, now: float) -> None:

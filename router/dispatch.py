@@ -63,9 +63,10 @@ class Dispatcher:
             RemoteProtocolError: one of them is not the client's own; nothing was freed.
         """
         own = client.rid_prefix
-        if not all(rid.startswith(own) for rid, _ in body.items):
-            msg = "ack: items: a client acknowledges its own requests"
-            raise RemoteProtocolError(msg)
+        for rid, _ in body.items:
+            if not rid.startswith(own):
+                msg = "ack: items: a client acknowledges its own requests"
+                raise RemoteProtocolError(msg)
         for rid, attempt in body.items:
             request = self._table.get(rid)
             if request is not None and request.attempt == attempt and request.state == "ended":
@@ -181,9 +182,9 @@ class Dispatcher:
             known.is_reported = False
 
     def _place(self, request: Request, now: float) -> bool:
-        place, table = request.place, self._table
-        committed = self._context.committed_of(place.policy)
-        worker = table.placer.choose(place, request.rule, committed)
+        place, rule, table = request.place, request.rule, self._table
+        committed = 0 if rule is None else self._context.committed_of(place.policy)
+        worker = table.placer.choose(place, rule, committed)
         if worker is None:
             return False
         request.attempt = self._context.next_attempt()

@@ -154,7 +154,8 @@ class Members:
         """The lease is over."""
         if self._by_name.get(record.name) is record:
             del self._by_name[record.name]
-        self._by_peer.pop(record.peer, None)
+        if self._by_peer.get(record.peer) is record:
+            del self._by_peer[record.peer]
 
     def expired(self, now: float) -> list[MemberRecord]:
         """Members whose lease has run out."""

@@ -91,6 +91,7 @@ class Membership:
         """A member leaves in good order."""
         reason = cast("Goodbye", unpack(entry)).reason
         self._lose(member, "goodbye", reason or "left", now)
+        self._context.out.forget(member.peer)
 
     def tick(self, now: float) -> list[ClientRecord]:
         """Judge leases; returns the clients that were silent for too long and are dropped."""
@@ -101,13 +102,18 @@ class Membership:
             context.count("own_pauses")
             for member in context.members:
                 member.expires_at = max(member.expires_at, now + OWN_PAUSE_GRACE_S)
+            latest_s = context.settings.client_grace_s - OWN_PAUSE_GRACE_S
+            for client in context.clients:
+                client.seen_at = max(client.seen_at, now - latest_s)
         self._last_tick_at = now
         for member in context.members.expired(now):
             context.count("expired_leases")
             self._lose(member, "expired", "lease expired", now)
+            context.out.forget(member.peer)
         gone = context.clients.silent_since(now - context.settings.client_grace_s)
         for client in gone:
             context.clients.remove(client)
+            context.out.forget(client.peer)
         return gone
 
     def dismiss(self, peer: Peer, code: str, message: str) -> None:
@@ -139,7 +145,7 @@ class Membership:
                 context.out.forget(old)
         else:
             if known is not None:
-                self._replace(known, hello, now)
+                self._replace(known, peer, hello, now)
             context.members.add(MemberRecord(peer, hello, expires_at))
             context.count("joins")
         if hello.store is not None:
@@ -148,16 +154,17 @@ class Membership:
         self._welcome(peer, [])
         self._tell_members()
 
-    def _replace(self, known: MemberRecord, hello: Hello, now: float) -> None:
+    def _replace(self, known: MemberRecord, peer: Peer, hello: Hello, now: float) -> None:
         if known.boot != hello.boot:
             self.dismiss(known.peer, "replaced", "a newer process has this name")
         self._lose(known, "goodbye", "replaced by a new lease", now)
+        if known.peer != peer:
+            self._context.out.forget(known.peer)
 
     def _lose(self, member: MemberRecord, event: str, reason: str, now: float) -> None:
         member.advance(event)
         self._on_lost(member, reason, now)
         self._context.members.remove(member)
-        self._context.out.forget(member.peer)
         self._tell_members()
 
     def _welcome(self, peer: Peer, members: list[Member]) -> None:

@@ -120,7 +120,8 @@ class Updates:
             return
         missing = self._missing(body.policy)
         if missing is not None:
-            wait = _Waiting(client, entry, body, now + MEMBERS_GRACE_S)
+            grace_s = min(MEMBERS_GRACE_S, entry.deadline_ms / 1000)
+            wait = _Waiting(client, entry, body, now + grace_s)
             self._waiting.setdefault(entry.rid, wait)
             return
         update = self._new(body, now + entry.deadline_ms / 1000)

@@ -1,5 +1,6 @@
 """What a generation request is made of, and how the samples of a batch are grouped."""
 
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
@@ -48,6 +49,10 @@ def ask_of(
     Raises:
         Refused: the prompt or an option is no valid value; `.field` names it.
     """
+    deadline_s = options.get("deadline_s", DEFAULT_DEADLINE_S)
+    if not 0 < deadline_s < math.inf:
+        message = f"a deadline is a number of seconds above 0, not {deadline_s}"
+        raise Refused(_bad("deadline_s", message))
     tokens = tokens_of(prompt)
     place = Placement(
         policy=options.get("policy", "default"),

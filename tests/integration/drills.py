@@ -2,14 +2,25 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar, Unpack
+from types import TracebackType
+from typing import Self, Unpack
 
 import numpy as np
 
 from bus.messages.control import ServerFacts
+from bus.messages.generation import FinishReason
 from engine_worker.engines.fake_tokens import fake_logprob, prompt_digest, token_after
-from rolloutbus import Delta, FleetStatus, Rollout, RolloutClient, Sampling, WorkerStatus
+from rolloutbus import (
+    Delta,
+    FleetStatus,
+    Rollout,
+    RolloutClient,
+    Sampling,
+    StreamSubscriber,
+    WorkerStatus,
+)
 from trainer_adapter.rollouts import GenerateOptions, ask_of
+from trainer_adapter.subscriber import StreamRow
 
 DEADLINE_S = 45.0
 """Of every wait; a busy machine needs a fraction of it."""
@@ -18,8 +29,6 @@ PACE_S = 0.02
 STILL_S = 0.4
 """Many engine steps: whatever has not moved for so long does not move."""
 FAKE_SEED = 7
-
-Found = TypeVar("Found")
 
 
 class Streamed:
@@ -135,3 +144,48 @@ def assert_fake_rollout(prompt: Sequence[int], rollout: Rollout, n_tokens: int) 
     assert len(wanted) == n_tokens
     assert rollout.tokens.tolist() == wanted
     assert rollout.logprobs.tolist() == [fake_logprob(token) for token in wanted]
+
+
+class Watcher:
+    """A subscriber that is nobody's client; keeps every row it sees. An async context manager."""
+
+    def __init__(self, client: RolloutClient) -> None:
+        endpoints = [member.stream for member in client.connection.members]
+        self._subscriber = StreamSubscriber(endpoints, client=client.connection.settings.name)
+        self.rows: dict[str, list[StreamRow]] = {}
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        await self._subscriber.__aenter__()
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._reader.cancel()
+        await self._subscriber.__aexit__(kind, error, trace)
+
+    def endings(self, rid: str) -> list[FinishReason]:
+        """How the attempts at a request ended, as far as rows said."""
+        return [row.finish for row in self.rows.get(rid, []) if row.finish]
+
+    async def seen(self, is_so: Callable[[], bool]) -> None:
+        """Wait until `is_so`, judged after each row."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_so():
+                self._news.clear()
+                await self._news.wait()
+
+    async def finished(self, rid: str) -> list[StreamRow]:
+        """All rows of a request, once the last one came."""
+        await self.seen(lambda: bool(self.endings(rid)))
+        return self.rows[rid]
+
+    async def _read(self) -> None:
+        async for row in self._subscriber:
+            self.rows.setdefault(row.rid, []).append(row)
+            self._news.set()

@@ -1,21 +1,27 @@
 """A client that says whatever a test wants said: entries by hand over a real socket."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 from msgspec import Raw
 
 from bus.codec import pack, unpack
 from bus.entry import Entry, Placement
 from bus.messages import ENDINGS
 from bus.messages.endings import Problem
-from bus.messages.membership import Hello
+from bus.messages.generation import Generate, Sampling
+from bus.messages.membership import Goodbye, Hello
 from bus.zmq_ports import DealerPort
 from tests.integration.drills import DEADLINE_S
 
 PLACE = Placement("default")
+
+
+def generate_body(prompt: Sequence[int], sampling: Sampling) -> Raw:
+    return pack(Generate(np.array(prompt, "<i4").tobytes(), sampling))
 
 
 class RawClient:
@@ -24,6 +30,7 @@ class RawClient:
     def __init__(self, address: str, name: str = "raw") -> None:
         self.name = name
         self.entries: list[Entry] = []
+        self._n = 0
         self._news = asyncio.Event()
         self._port = DealerPort(address, self._arrived, None)
 
@@ -39,7 +46,13 @@ class RawClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._port.close()
+        self._port.send(Entry("goodbye", body=pack(Goodbye())))
+        self._port.close(linger_ms=1000)
+
+    def next_rid(self) -> str:
+        """One that was not used yet."""
+        self._n += 1
+        return f"{self.name}/{self._n}"
 
     def say(
         self, kind: str, rid: str, body: Raw, *, route: str = "", place: Placement | None = None
@@ -47,6 +60,10 @@ class RawClient:
         """Send an entry with 30 seconds to live."""
         entry = Entry(kind, rid, route=route, deadline_ms=30_000, place=place, body=body)
         self._port.send(entry)
+
+    def generate(self, rid: str, body: Raw, place: Placement = PLACE) -> None:
+        """Send a `generate`, whatever its body."""
+        self.say("generate", rid, body, place=place)
 
     def send(self, entry: Entry) -> None:
         """Send exactly this."""

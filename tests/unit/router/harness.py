@@ -31,19 +31,24 @@ class Bus:
         self.core = RouterCore(settings, "router-a", Random(seed))
         self.now = 1000.0
         self.peers: dict[Peer, SimPeer] = {}
+        self.reachable: set[Peer] = set()
+        """Connections that the router's port would still send to."""
         self.n_peers = 0
         self.apply(self.core.tick(self.now))
         if recovered:
             self.advance(4.0)
 
     def deliver(self, peer: Peer, entries: list[Entry]) -> None:
-        """A batch arrives at the router."""
+        """A batch arrives at the router, which can answer from now on."""
+        self.reachable.add(peer)
         self.apply(self.core.receive(peer, decode_batch(encode_batch(entries)), self.now))
 
     def apply(self, effects: list[Effect]) -> None:
         """Hand what the router sent to whom it was sent."""
         for effect in effects:
-            if isinstance(effect, Send) and effect.peer in self.peers:
+            if not isinstance(effect, Send):
+                self.reachable.discard(effect.peer)
+            elif effect.peer in self.reachable:
                 entry = decode_batch(encode_batch([effect.entry]))[0]
                 self.peers[effect.peer].heard.append(entry)
 

@@ -3,6 +3,7 @@
 from bus.codec import pack
 from bus.entry import Entry
 from bus.messages.membership import (
+    Beat,
     ClientBeat,
     Dismissed,
     Goodbye,
@@ -115,12 +116,14 @@ def test_unknown_peer_is_told_to_say_hello_again() -> None:
     assert _dismissal(worker) == "unknown-peer"
 
 
-def test_whatever_follows_a_goodbye_in_one_batch_is_from_an_unknown_peer() -> None:
+def test_whatever_follows_a_goodbye_in_one_batch_has_no_effect() -> None:
     bus = Bus()
     worker = bus.worker()
+    worker.take("lease")
     bye = Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye()))
-    worker.say(bye, Entry("beat", epoch=worker.epoch))
-    assert _dismissal(worker) == "unknown-peer"
+    worker.say(bye, Entry("beat", epoch=worker.epoch, body=pack(Beat(9))))
+    assert worker.take("lease") == []
+    assert bus.core.status(bus.now).workers == []
 
 
 def test_hello_and_first_request_may_share_a_batch() -> None:
@@ -179,3 +182,50 @@ def test_joining_worker_gets_no_requests_before_its_first_beat() -> None:
     peer.say(Entry("hello", body=pack(Hello("worker", "w9", "d" * 32, "d.1", worker=facts))))
     client.generate()
     assert peer.take("generate") == []
+
+
+def test_new_epoch_on_the_same_connection_is_welcomed() -> None:
+    bus = Bus()
+    worker = bus.worker()
+    worker.take("welcome")
+    worker.lease_no += 1
+    worker.hello()
+    assert len(worker.take("welcome")) == 1
+
+
+def test_replaced_process_that_says_goodbye_does_not_take_its_successor_along() -> None:
+    bus = Bus()
+    old, new = bus.worker(), bus.worker()
+    old.say(Entry("goodbye", epoch=old.epoch, body=pack(Goodbye())))
+    new.take("lease")
+    new.beat()
+    assert len(new.take("lease")) == 1
+
+
+def test_router_that_was_frozen_for_long_keeps_its_clients_work() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.generate(deadline_s=600)
+    worker.accept(worker.heard_one("generate"))
+    bus.freeze(120)
+    bus.apply(bus.core.tick(bus.now))
+    bus.advance(1)
+    assert worker.take("fenced") == []
+
+
+def test_store_that_joins_late_makes_workers_stale_that_are_behind_its_record() -> None:
+    bus = Bus()
+    worker, client = bus.worker(version=2), bus.client()
+    bus.store({"default": 3})
+    client.generate()
+    assert worker.take("generate") == []
+
+
+def test_commit_learned_from_one_worker_makes_the_others_stale() -> None:
+    bus = Bus(recovered=False)
+    client, old = bus.client(), bus.worker("w0", version=5)
+    new = bus.worker("w1", version=6)
+    for _ in range(4):
+        client.generate()
+    assert old.take("generate") == []
+    assert len(new.take("generate")) == 4

@@ -1,0 +1,102 @@
+"""Nobody's work goes on: when a client leaves or dies, workers stop sampling for it."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import rolloutbus
+from bus.child import ProcessSpec
+from bus.supervisor import Supervisor
+from engine_worker.settings import WorkerSettings
+from launcher.plan import environment
+from rolloutbus import RolloutClient
+from router.settings import RouterSettings
+from tests.integration.doomed_client import N_STREAMS, N_TOKENS
+from tests.integration.drills import DEADLINE_S, Streamed, facts_when, fake_sampling, status_when
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+GRACE_S = 2.0
+DOOMED = Path(__file__).with_name("doomed_client.py")
+
+
+@asynccontextmanager
+async def small_fleet(path: Path) -> AsyncGenerator[RolloutClient]:
+    """One worker and a router that gives up silent clients soon; a client that watches them."""
+    router = RouterSettings(
+        frontend=f"ipc://{path}/f",
+        backend=f"ipc://{path}/b",
+        client_grace_s=GRACE_S,
+        exit_with_parent=True,
+    )
+    worker = WorkerSettings(
+        name="w0",
+        router=router.backend,
+        stream=f"ipc://{path}/s",
+        engine="fake",
+        engine_options={"step_s": 0.005},
+        exit_with_parent=True,
+    )
+    async with Supervisor() as supervisor:
+        supervisor.start(process_of("router", router, path))
+        supervisor.start(process_of("engine_worker", worker, path))
+        await supervisor.wait_ready(DEADLINE_S)
+        async with rolloutbus.connect(router.frontend, name="watch") as client:
+            yield client
+
+
+def process_of(module: str, settings: RouterSettings | WorkerSettings, path: Path) -> ProcessSpec:
+    described = msgspec.json.encode(settings).decode()
+    command = [sys.executable, "-m", module, "--settings-json", described]
+    return ProcessSpec(module, command, path / f"{module}.log", environment())
+
+
+async def runs_nothing(client: RolloutClient) -> None:
+    """Wait until neither the router's table nor any engine holds a request."""
+    await status_when(client, lambda status: not status.n_running and not status.n_queued)
+    await facts_when(
+        client, lambda facts: len(facts) == 1 and not any(f.n_running for f in facts.values())
+    )
+
+
+async def test_work_of_a_killed_client_is_stopped_after_its_grace(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path) as client:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(DOOMED),
+            client.connection.settings.router,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment(),
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(DEADLINE_S):
+            assert await process.stdout.readline() == b"running\n"
+        assert (await client.status()).n_running == N_STREAMS
+        process.kill()
+        await process.wait()
+
+        assert (await client.status()).n_running == N_STREAMS, "it may still come back"
+        await runs_nothing(client)
+        assert (await client.status()).n_clients == 1
+
+
+async def test_work_of_a_client_that_leaves_is_stopped_at_once(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path) as client:
+        address = client.connection.settings.router
+        async with rolloutbus.connect(address, name="leaver") as leaver:
+            streams = [
+                Streamed(leaver, [1, 2, i], fake_sampling(N_TOKENS), deadline_s=600.0)
+                for i in range(N_STREAMS)
+            ]
+            for streamed in streams:
+                await streamed.reached(1)
+        loop = asyncio.get_running_loop()
+        left_at = loop.time()
+        await runs_nothing(client)
+        assert loop.time() - left_at < GRACE_S, "it had to wait for the grace"
+        assert (await client.status()).n_clients == 1

@@ -1,0 +1,198 @@
+"""A supervisor and real processes: small scripts, each a few lines of Python."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.child import ProcessSpec
+from bus.errors import DeadlineExceeded, ProcessFailed
+from bus.supervisor import ProcessEvent, RestartRule, Supervisor
+
+pytestmark = pytest.mark.integration
+
+READY = 'print(\'{"ready": {"at": "here"}}\', flush=True)'
+SERVE = f"import signal; {READY}; signal.pause()"
+STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); {READY}\nwhile True: signal.pause()"
+DEADLINE_S = 20.0
+
+Spec = Callable[..., ProcessSpec]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    def build(name: str, script: str, **options: Any) -> ProcessSpec:  # noqa: ANN401 - as it takes
+        command = [sys.executable, "-c", script]
+        return ProcessSpec(name, command, tmp_path / f"{name}.log", **options)
+
+    return build
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_process_that_dies_is_started_again(spec: Spec) -> None:
+    async with Supervisor() as supervisor:
+        [process] = supervisor.start(spec("a", SERVE))
+        await supervisor.wait_ready(DEADLINE_S)
+        first = process.pid
+        process.kill()
+        await supervisor.wait_ready(DEADLINE_S)
+        assert process.pid not in (0, first)
+        assert process.endpoints == {"at": "here"}
+
+
+async def test_what_dies_too_often_ends_the_body_with_one_error(spec: Spec) -> None:
+    pids: list[int] = []
+
+    async def body() -> None:
+        async with Supervisor(RestartRule(max_deaths=2, first_s=0.001)) as supervisor:
+            [other] = supervisor.start(spec("b", SERVE))
+            await supervisor.wait_ready(DEADLINE_S)
+            pids.append(other.pid)
+            supervisor.start(spec("a", f"{READY}; import sys; sys.exit('no luck today')"))
+            await asyncio.Event().wait()
+
+    with pytest.raises(ProcessFailed, match="a: exited with status 1, 3 times in") as failed:
+        await body()
+    assert "no luck today" in failed.value.log
+    assert not is_alive(pids[0])
+    current = asyncio.current_task()
+    assert current is not None
+    assert not current.cancelling()
+
+
+async def test_wrong_settings_are_not_tried_again(spec: Spec) -> None:
+    script = "import sys; sys.stderr.write('error: port 7 is in use\\n'); sys.exit(2)"
+    events: list[ProcessEvent] = []
+
+    async def body() -> None:
+        async with Supervisor(on_event=events.append) as supervisor:
+            supervisor.start(spec("a", script))
+            await supervisor.wait_ready(DEADLINE_S)
+
+    with pytest.raises(ProcessFailed, match=r"^a: port 7 is in use$"):
+        await body()
+    assert [event.kind for event in events] == ["started"]
+
+
+async def test_error_of_the_body_comes_out_as_it_is(spec: Spec) -> None:
+    pids: list[int] = []
+
+    async def body() -> None:
+        async with Supervisor() as supervisor:
+            [process] = supervisor.start(spec("a", SERVE))
+            await supervisor.wait_ready(DEADLINE_S)
+            pids.append(process.pid)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await body()
+    assert not is_alive(pids[0])
+
+
+async def test_ranks_end_in_the_reverse_order_of_their_start(spec: Spec, tmp_path: Path) -> None:
+    script = (
+        "import signal, sys; signal.signal(15, lambda *_: sys.exit(0)); "
+        f"\ntry: {READY}; signal.pause()\n"
+        f"finally: open({str(tmp_path / 'order')!r}, 'a').write(NAME)"
+    )
+    async with Supervisor() as supervisor:
+        for name in "abc":
+            supervisor.start(spec(name, script.replace("NAME", repr(name))))
+        await supervisor.wait_ready(DEADLINE_S)
+    assert (tmp_path / "order").read_text() == "cba"
+
+
+async def test_process_that_ignores_sigterm_is_killed_after_its_grace(spec: Spec) -> None:
+    async with Supervisor() as supervisor:
+        [process] = supervisor.start(spec("a", STUBBORN, grace_s=0.1))
+        await supervisor.wait_ready(DEADLINE_S)
+        pid = process.pid
+    assert not is_alive(pid)
+
+
+async def test_grandchildren_end_with_the_child_that_crashed(spec: Spec, tmp_path: Path) -> None:
+    script = (
+        "import subprocess, sys, signal; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']); "
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); {READY}; signal.pause()"
+    )
+    died = asyncio.Event()
+
+    def watch(event: ProcessEvent) -> None:
+        if event.kind == "died":
+            died.set()
+
+    async with Supervisor(on_event=watch) as supervisor:
+        [process] = supervisor.start(spec("a", script))
+        await supervisor.wait_ready(DEADLINE_S)
+        grandchild = int((tmp_path / "pid").read_text())
+        os.kill(process.pid, signal.SIGKILL)
+        async with asyncio.timeout(DEADLINE_S):
+            await died.wait()
+        # SIGKILL has been sent; the pidfd tells when it has taken effect.
+        await _ended(grandchild)
+
+
+async def _ended(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("script", "may_leave"),
+    [(READY, True), (f"{READY}; import sys; sys.exit(3)", False)],
+    ids=["left", "replaced"],
+)
+async def test_process_that_left_for_good_is_not_started_again(
+    spec: Spec, script: str, *, may_leave: bool
+) -> None:
+    left = asyncio.Event()
+
+    def watch(event: ProcessEvent) -> None:
+        if event.kind == "left":
+            left.set()
+
+    async with Supervisor(on_event=watch) as supervisor:
+        [process] = supervisor.start(spec("a", script, may_leave=may_leave))
+        async with asyncio.timeout(DEADLINE_S):
+            await left.wait()
+        assert process.pid == 0
+
+
+async def test_waiting_for_what_is_never_ready_names_it(spec: Spec) -> None:
+    async with Supervisor() as supervisor:
+        supervisor.start(spec("quick", SERVE), spec("slow", "import signal; signal.pause()"))
+        with pytest.raises(DeadlineExceeded, match=r"not ready within 1 s: slow$"):
+            await supervisor.wait_ready(1.0)
+
+
+async def test_output_goes_to_the_log_and_the_ready_line_does_not(
+    spec: Spec, tmp_path: Path
+) -> None:
+    script = f"import sys; print('hello'); sys.stdout.flush(); {SERVE}"
+    async with Supervisor() as supervisor:
+        supervisor.start(spec("a", script))
+        await supervisor.wait_ready(DEADLINE_S)
+    assert (tmp_path / "a.log").read_text() == "hello\n"

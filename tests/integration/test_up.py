@@ -1,0 +1,236 @@
+"""A fleet brought up on this machine: it serves, heals, and leaves nothing behind."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+
+import rolloutbus
+from launcher.plan import environment
+from launcher.process_tree import children_of
+from launcher.settings import Transport
+from rolloutbus import Fleet, RolloutClient, Sampling
+from rolloutbus.errors import ProcessFailed, SettingsError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+DEADLINE_S = 45.0
+FIVE = Sampling(max_new_tokens=5, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def tree_of(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    return [pid, *(each for child in children_of(pid) for each in tree_of(child))]
+
+
+def leftovers(runtime_dir: Path) -> list[str]:
+    """Files of fleets; the lock that all fleets of a user share may stay."""
+    return [path.name for path in runtime_dir.glob("rolloutbus-*/*") if path.name != "lock"]
+
+
+async def five_tokens(client: RolloutClient) -> list[int]:
+    rollout = await client.generate([1, 2, 3], FIVE, deadline_s=DEADLINE_S)
+    return rollout.tokens.tolist()
+
+
+@contextlib.asynccontextmanager
+async def fake_fleet(
+    transport: Transport = "ipc",
+) -> AsyncGenerator[tuple[Fleet, RolloutClient]]:
+    async with (
+        rolloutbus.up(engine="fake", workers=2, transport=transport) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        yield fleet, client
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+async def test_fleet_serves_and_leaves_nothing(transport: Transport, runtime_dir: Path) -> None:
+    async with fake_fleet(transport=transport) as (fleet, client):
+        assert fleet.address.startswith(transport)
+        assert fleet.worker_names == ["w0", "w1"]
+        assert len(await five_tokens(client)) == 5
+        pids = tree_of(os.getpid())[1:]
+        assert set(fleet.pids.values()) <= set(pids)
+    assert not any(is_alive(pid) for pid in pids)
+    assert leftovers(runtime_dir) == []
+
+
+async def test_killed_worker_comes_back_and_serves() -> None:
+    async with fake_fleet() as (fleet, client):
+        before = fleet.pids
+        wanted = await five_tokens(client)
+        fleet.kill("w0")
+        assert await five_tokens(client) == wanted
+        await fleet.wait_ready(DEADLINE_S)
+        assert fleet.pids["w0"] not in (0, before["w0"])
+        assert fleet.pids["w1"] == before["w1"]
+        fleet.kill("w1")
+        assert await five_tokens(client) == wanted
+
+
+async def test_worker_outlives_its_engine_host() -> None:
+    async with fake_fleet() as (fleet, client):
+        before = fleet.pids
+        hosts = {name: children_of(fleet.pids[name]) for name in fleet.worker_names}
+        for name in fleet.worker_names:
+            fleet.kill_engine_host(name)
+        assert len(await five_tokens(client)) == 5
+        assert fleet.pids == before
+        with pytest.raises(SettingsError, match="no worker 'w7': there are w0, w1"):
+            fleet.kill_engine_host("w7")
+        assert not any(is_alive(host) for name in hosts for host in hosts[name])
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+async def test_requests_go_on_when_the_router_is_killed(transport: Transport) -> None:
+    async with fake_fleet(transport=transport) as (fleet, client):
+        wanted = await five_tokens(client)
+        fleet.kill_router()
+        assert await five_tokens(client) == wanted
+        status = await client.status()
+        assert status.router_epoch == 2
+        assert fleet.pids["router"] != 0
+
+
+async def test_engine_that_cannot_be_built_is_the_reason_given(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    (tmp_path / "model.safetensors").touch()
+    fleet = rolloutbus.up(model=tmp_path, workers=1)
+    with pytest.raises(ProcessFailed, match=r"^w0: engine_failed: .*nonsense"):
+        await fleet.__aenter__()
+
+
+async def test_port_in_use_is_the_reason_given(runtime_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        fleet = rolloutbus.up(engine="fake", address=address)
+        with pytest.raises(ProcessFailed, match=f"router: cannot listen on {address}: Address"):
+            await fleet.__aenter__()
+    assert leftovers(runtime_dir) == []
+
+
+# --- the command line
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "launcher.cli", *arguments]
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        command(*arguments),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def running_up(*arguments: str) -> Generator[subprocess.Popen[str]]:
+    """`rolloutbus up` with the fake engine, ready; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        command("up", "--engine", "fake", *arguments),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            said = iter(process.stdout.readline, "")
+            assert any(line.startswith("Stop with") for line in said)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_commands_find_the_fleet_that_runs_here() -> None:
+    with running_up("-n", "2"):
+        status = json.loads(call("status", "--json").stdout)
+        assert {worker["name"] for worker in status["workers"]} == {"w0", "w1"}
+        whole = call("generate", "--prompt-ids", "1,2,3", "--max-new-tokens", "5")
+        assert len(whole.stdout.strip().split(",")) == 5
+        streamed = call("generate", "--prompt-ids", "1,2,3", "--max-new-tokens", "5", "--stream")
+        assert streamed.stdout == whole.stdout
+        assert call("pause").stdout == "w0: done\nw1: done\n"
+        assert " paused " in call("status").stdout
+        assert call("resume", "--worker", "w0").stdout == "w0: done\n"
+        unknown = call("pause", "--worker", "w9")
+        assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
+        assert "w9" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=["ctrl-c", "sigterm"]
+)
+def test_up_leaves_no_process_and_no_file(
+    number: signal.Signals, status: int, runtime_dir: Path
+) -> None:
+    with running_up() as process:
+        pids = tree_of(process.pid)
+        assert len(pids) == 1 + 2 + 2 * 2
+        process.send_signal(number)
+        assert process.wait(DEADLINE_S) == status
+        assert not any(is_alive(pid) for pid in pids)
+    assert leftovers(runtime_dir) == []
+
+
+def test_killed_up_takes_its_processes_along_and_the_next_one_its_files(runtime_dir: Path) -> None:
+    with running_up() as process:
+        descriptors = [os.pidfd_open(pid) for pid in tree_of(process.pid)]
+        process.kill()
+        for descriptor in descriptors:
+            assert _ends(descriptor)
+    with running_up():
+        assert len(list(runtime_dir.glob("rolloutbus-*/run-*"))) == 1
+
+
+def _ends(descriptor: int) -> bool:
+    """Whether the process of a pidfd ends in time."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    try:
+        return bool(poll.poll(DEADLINE_S * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def test_nobody_at_the_address_is_told_from_other_failures() -> None:
+    result = call("status", "--address", "tcp://127.0.0.1:1")
+    assert result.returncode == 3
+    assert result.stderr == "error: no router answers at tcp://127.0.0.1:1\n"
+
+
+def test_port_in_use_is_one_line_on_the_command_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = call("up", "--engine", "fake", "--address", f"tcp://127.0.0.1:{port}")
+    assert result.returncode == 1
+    complaint = f"error: router: cannot listen on tcp://127.0.0.1:{port}: Address already in use"
+    assert result.stderr.startswith(complaint)
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,274 @@
+"""No request is ever served by weights that it did not allow, whatever happens to the fleet."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+import torch
+
+import rolloutbus
+from bus.messages.weights import InFlight, PublishVersion
+from rolloutbus import Fleet, FleetStatus, Rollout, RolloutClient, WeightPublisher
+from rolloutbus.errors import EngineFailed, Refused, StaleVersion
+from tests.integration.drills import (
+    DEADLINE_S,
+    Streamed,
+    assert_fake_rollout,
+    fake_sampling,
+    status_when,
+    worker_in,
+)
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+PROMPT = [4, 5, 6]
+N_TOKENS = 200
+WEIGHTS = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(4)}
+WORKERS = ["w0", "w1", "w2"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet() -> AsyncIterator[Fleet]:
+    options = {"slots": 16, "step_s": 0.005}
+    async with rolloutbus.up(
+        workers=len(WORKERS), engine="fake", engine_options=options
+    ) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(fleet: Fleet) -> AsyncIterator[RolloutClient]:
+    async with rolloutbus.connect(fleet.address, name="versions") as connected:
+        yield connected
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def current(client: RolloutClient) -> int:
+    """The last committed version, once every worker serves it."""
+    status = await status_when(client, all_serve)
+    return status.committed.get("default", 0)
+
+
+def all_serve(status: FleetStatus) -> bool:
+    """Nobody is missing, stale, paused or at an update."""
+    committed = status.committed.get("default", 0)
+    return sorted(worker.name for worker in status.workers) == WORKERS and all(
+        (worker.version, worker.state) == (committed, "ready") for worker in status.workers
+    )
+
+
+async def publish(client: RolloutClient, in_flight: InFlight = "in_place") -> int:
+    published = await WeightPublisher(client).publish(
+        WEIGHTS, in_flight=in_flight, require="all", deadline_s=DEADLINE_S
+    )
+    assert published.quarantined == {}
+    assert sorted(published.stall_ms) == WORKERS
+    return published.version
+
+
+async def sample(client: RolloutClient, versions: str, n_tokens: int = 5) -> Rollout:
+    rollout = await client.generate(
+        PROMPT, fake_sampling(n_tokens), versions=versions, deadline_s=DEADLINE_S
+    )
+    assert_fake_rollout(PROMPT, rollout, n_tokens)
+    return rollout
+
+
+async def test_a_request_for_a_coming_version_waits_until_it_is_published(
+    client: RolloutClient, current: int
+) -> None:
+    rules = [f"min:{current + 1}", f"exact:{current + 1}"] * 4
+    waiting = [asyncio.create_task(sample(client, rule)) for rule in rules]
+    await status_when(client, lambda status: status.n_queued == len(rules))
+    # A request for what is there is not kept waiting by those.
+    assert (await sample(client, "latest")).versions == [(current, 5)]
+
+    assert await publish(client) == current + 1
+
+    for task in waiting:
+        assert (await task).versions == [(current + 1, 5)]
+
+
+@pytest.mark.parametrize("rule", ["min", "exact"])
+async def test_a_request_for_a_version_that_never_comes_is_refused_at_its_deadline(
+    client: RolloutClient, current: int, rule: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    asked_at = loop.time()
+    with pytest.raises(StaleVersion) as caught:
+        await client.generate(
+            PROMPT, fake_sampling(5), versions=f"{rule}:{current + 9}", deadline_s=1.0
+        )
+    error = caught.value
+    assert (error.code, error.field) == ("version_unavailable", "place.versions")
+    assert error.outcome == "not_started"
+    assert f"{rule}:{current + 9}" in str(error)
+    assert loop.time() - asked_at >= 1.0
+
+
+async def test_a_version_that_is_gone_cannot_be_had(client: RolloutClient, current: int) -> None:
+    assert (await sample(client, f"exact:{current}")).versions == [(current, 5)]
+
+    await publish(client)
+
+    with pytest.raises(StaleVersion):
+        await client.generate(PROMPT, fake_sampling(5), versions=f"exact:{current}", deadline_s=0.5)
+
+
+async def test_a_request_for_exactly_one_version_keeps_it_through_an_update(
+    client: RolloutClient, current: int
+) -> None:
+    pinned = Streamed(client, PROMPT, fake_sampling(N_TOKENS), versions=f"exact:{current}")
+    free = Streamed(client, PROMPT, fake_sampling(N_TOKENS))
+    await pinned.reached(10)
+    await free.reached(10)
+
+    await publish(client)
+
+    rollout = await pinned.rollout()
+    assert_fake_rollout(PROMPT, rollout, N_TOKENS)
+    assert rollout.versions == [(current, N_TOKENS)]
+    assert_fake_rollout(PROMPT, await free.rollout(), N_TOKENS)
+
+
+@pytest.mark.parametrize("in_flight", ["in_place", "retract", "abort", "finish_old"])
+async def test_nobody_gets_less_than_asked_for_while_versions_change(
+    client: RolloutClient, current: int, in_flight: InFlight
+) -> None:
+    newest = current
+    is_over = asyncio.Event()
+
+    async def ask(rule: str, slack: int) -> int:
+        n_rollouts = 0
+        while not is_over.is_set():
+            lowest = newest - slack
+            rollout = await sample(client, rule.format(lowest), 20)
+            versions = rollout.token_versions.tolist()
+            assert versions == sorted(versions)
+            assert versions[0] >= lowest, rule
+            n_rollouts += 1
+        return n_rollouts
+
+    rules = [("latest", 0), ("min:{}", 0), ("max-staleness:1", 1), ("max-staleness:0", 0)]
+    askers = [asyncio.create_task(ask(*rule)) for rule in rules * 2]
+    for _ in range(3):
+        newest = await publish(client, in_flight)
+    is_over.set()
+
+    assert all([await asker > 0 for asker in askers])
+    assert newest == current + 3
+
+
+async def test_a_restarted_worker_catches_up_before_it_serves(
+    fleet: Fleet, client: RolloutClient, current: int
+) -> None:
+    version = current or await publish(client)
+    before = worker_in(await client.status(), "w0")
+    assert before is not None
+    fleet.kill("w0")
+    seen: list[Rollout] = []
+
+    async def ask(rule: str) -> None:
+        while not any(rollout.worker == "w0" and rollout.n_attempts == 1 for rollout in seen[8:]):
+            seen.append(await sample(client, rule, 2))
+
+    # Even `any` is never served by a worker that has not caught up.
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as askers:
+        for rule in ("latest", "any", "max-staleness:5", "any"):
+            askers.create_task(ask(rule))
+
+    assert {tuple(rollout.versions) for rollout in seen} == {((version, 2),)}
+    status = await status_when(client, all_serve)
+    after = worker_in(status, "w0")
+    assert after is not None
+    assert after.epoch != before.epoch
+    assert status.counters["catch_ups"] >= 1
+
+
+async def test_a_worker_killed_during_an_update_is_left_out_and_the_others_go_on(
+    fleet: Fleet, client: RolloutClient, current: int
+) -> None:
+    os.kill(fleet.pids["w1"], signal.SIGSTOP)  # it cannot answer, so the update must wait for it
+    update = asyncio.create_task(
+        WeightPublisher(client).publish(WEIGHTS, require="any", deadline_s=DEADLINE_S)
+    )
+    try:
+        # The others are prepared and serve on while the update waits.
+        assert (await sample(client, "any", 20)).worker != "w1"
+        assert not update.done()
+    finally:
+        fleet.kill("w1")
+    published = await update
+
+    assert published.version > current
+    assert list(published.quarantined) == ["w1"]
+    assert sorted(published.stall_ms) == ["w0", "w2"]
+    rollout = await sample(client, "latest")
+    assert rollout.versions == [(published.version, 5)]
+    status = await status_when(client, all_serve)
+    assert status.committed["default"] == published.version
+
+
+@pytest.mark.parametrize(
+    ("tensors", "named"),
+    [
+        ({"embed.weight": torch.ones(8, 4), "nonsense": torch.ones(4)}, "nonsense"),
+        ({"embed.weight": torch.ones(8, 4)}, "head.weight"),
+        ({"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(5)}, "head.weight"),
+        ({"embed.weight": torch.ones(8, 4).half(), "head.weight": torch.ones(4)}, "embed.weight"),
+    ],
+    ids=["unknown name", "missing name", "wrong shape", "wrong dtype"],
+)
+async def test_weights_that_do_not_fit_are_named_and_change_nothing(
+    client: RolloutClient, current: int, tensors: dict[str, torch.Tensor], named: str
+) -> None:
+    with pytest.raises(EngineFailed) as caught:
+        await WeightPublisher(client).publish(tensors, deadline_s=DEADLINE_S)
+
+    assert caught.value.code == "update_failed"
+    assert named in str(caught.value)
+    status = await client.status()
+    assert all_serve(status)
+    assert status.committed.get("default", 0) == current
+    assert (await sample(client, "latest")).versions == [(current, 5)]
+    assert await publish(client) > current
+
+
+async def test_an_older_version_cannot_be_published(client: RolloutClient, current: int) -> None:
+    await publish(client)
+
+    with pytest.raises(Refused) as caught:
+        await client.command("publish_version", PublishVersion("default", current))
+
+    assert (caught.value.code, caught.value.field) == ("stale_version", "version")
+    assert all_serve(await client.status())
+
+
+async def test_an_update_that_would_wait_for_paused_requests_fails_without_harm(
+    client: RolloutClient, current: int
+) -> None:
+    streams = [Streamed(client, PROMPT, fake_sampling(N_TOKENS)) for _ in range(12)]
+    for streamed in streams:
+        await streamed.reached(5)
+    epochs = {worker.name: worker.epoch for worker in (await client.status()).workers}
+    (await client.pause("in_place")).check()
+
+    published = await WeightPublisher(client).publish(
+        WEIGHTS, in_flight="finish_old", deadline_s=DEADLINE_S
+    )
+
+    assert sorted(published.quarantined) == WORKERS
+    (await client.resume()).check()
+    for streamed in streams:
+        rollout = await streamed.rollout()
+        assert rollout.n_attempts == 1
+    status = await status_when(client, all_serve)
+    assert {worker.name: worker.epoch for worker in status.workers} == epochs
+    assert status.committed["default"] > current

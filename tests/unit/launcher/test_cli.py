@@ -1,0 +1,77 @@
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bus.messages.control import FleetStatus, WorkerStatus
+from launcher.cli import app
+from launcher.commands.up import state_line
+from launcher.options import parse_engine_options
+
+COMMANDS = ["up", "status", "generate", "pause", "resume", "router", "store", "worker", "demo"]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return CliRunner()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_has_an_example(cli: CliRunner, command: str) -> None:
+    result = cli.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert re.search(rf"Example: rolloutbus {command}\b", result.stdout)
+
+
+def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
+    result = cli.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert all(re.search(rf"\b{command}\b", result.stdout) for command in COMMANDS)
+    assert "3 no router answers" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "complaint"),
+    [
+        ("up --model /nowhere", 2, "error: model: /nowhere is not a directory\n"),
+        ("up --engine fake -o slots", 2, "NAME=VALUE"),
+        ("up --engine fake -o slotz=3", 2, "error: engine_options: "),
+        ("up --engine fake -n 0", 2, "--workers"),
+        ("router --frontend tcp://0.0.0.0:7777", 2, "error: tcp://0.0.0.0:7777: only ipc"),
+        ("worker --name", 2, "--name"),
+        ("worker --name w@0 --engine fake", 2, "error: name: 'w@0' is no name"),
+        ("generate", 2, "error: give either --prompt-ids or --text\n"),
+        ("generate --prompt-ids 1,two", 2, "error: --prompt-ids: '1,two' is not like 1,2,3\n"),
+        ("generate --text hello", 2, "error: --text needs --tokenizer\n"),
+        ("generate --text a --tokenizer /nowhere", 2, "error: tokenizer: cannot read /nowhere"),
+        ("generate --prompt-ids 1 --stream -n 2", 2, "error: --stream shows one sample"),
+        ("pause --mode gently", 2, "gently"),
+        ("dance", 2, "dance"),
+        ("status", 3, "error: no fleet of yours runs here"),
+    ],
+)
+def test_mistakes_end_with_their_status_and_no_traceback(
+    cli: CliRunner, line: str, status: int, complaint: str
+) -> None:
+    result = cli.invoke(app, line.split())
+    assert result.exit_code == status
+    assert complaint in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_engine_options_have_the_type_that_they_look_like() -> None:
+    parsed = parse_engine_options(["slots=64", "device=cpu", "prefix_cache=false", "step_s=0.5"])
+    assert parsed == {"slots": 64, "device": "cpu", "prefix_cache": False, "step_s": 0.5}
+
+
+def test_state_line_shows_each_worker_and_the_totals() -> None:
+    def worker(name: str) -> WorkerStatus:
+        return WorkerStatus(name, "b.1", "ready", "default", 3, "fake", 32, 2, 640, 120, 0.0, 1)
+
+    status = FleetStatus(1, "i", False, [worker("w10"), worker("w9")], {}, 5, 4, 1, {})  # noqa: FBT003
+    assert str(state_line(status)) == (
+        "w9 ready v3 2/32 | w10 ready v3 2/32 | 4 running, 5 queued, 1 clients"
+    )

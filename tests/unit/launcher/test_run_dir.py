@@ -1,0 +1,71 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from bus.errors import SettingsError
+from launcher import discovery
+from launcher.run_dir import RunDirectory, user_dir
+
+
+@pytest.fixture(autouse=True)
+def own_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def test_run_directory_is_private_and_gone_afterwards() -> None:
+    with RunDirectory() as run_dir:
+        assert run_dir.path.stat().st_mode & 0o777 == 0o700
+        assert user_dir().stat().st_mode & 0o777 == 0o700
+        (run_dir.logs / "w0.log").write_text("hello")
+    assert not run_dir.path.exists()
+
+
+def test_kept_logs_survive_and_nothing_else_does() -> None:
+    with RunDirectory(keep_logs=True) as run_dir:
+        (run_dir.logs / "w0.log").write_text("hello")
+        (run_dir.path / "frontend").touch()
+    with RunDirectory():
+        left = {str(path.relative_to(run_dir.path)) for path in run_dir.path.rglob("*")}
+    assert left == {"kept", "logs", "logs/w0.log"}
+
+
+def test_directory_of_a_killed_launcher_is_swept_and_that_of_a_live_one_is_not() -> None:
+    dead = user_dir() / "run-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    with RunDirectory() as first, RunDirectory():
+        assert not dead.exists()
+        assert first.path.exists()
+
+
+def test_given_directory_must_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(SettingsError, match="is not empty"), RunDirectory(tmp_path / "mine"):
+        pass
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_link_in_place_of_the_users_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"rolloutbus-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SettingsError, match="not a directory of this user's"):
+        user_dir()
+
+
+def test_announced_fleet_is_found_until_it_is_withdrawn() -> None:
+    fleet = discovery.this_process("ipc:///x")
+    discovery.announce(fleet)
+    assert discovery.current_address() == "ipc:///x"
+    discovery.withdraw(fleet)
+    with pytest.raises(SettingsError, match="rolloutbus up"):
+        discovery.current_address()
+
+
+def test_withdrawing_leaves_a_newer_announcement() -> None:
+    older, newer = discovery.this_process("ipc:///old"), discovery.this_process("ipc:///new")
+    discovery.announce(older)
+    discovery.announce(newer)
+    discovery.withdraw(older)
+    assert discovery.current_address() == "ipc:///new"

@@ -1,0 +1,40 @@
+"""What users may import, pinned: a name that appears or goes is a decision."""
+
+import rolloutbus
+import rolloutbus.errors
+
+NAMES = [
+    "Delta",
+    "Fleet",
+    "FleetResult",
+    "FleetStatus",
+    "Rollout",
+    "RolloutClient",
+    "Sampling",
+    "StreamSubscriber",
+    "SyncRolloutClient",
+    "SyncWeightPublisher",
+    "TextClient",
+    "WeightPublisher",
+    "WorkerStatus",
+    "__version__",
+    "connect",
+    "connect_sync",
+    "errors",
+    "up",
+]
+
+
+def test_public_names_are_these_and_sorted() -> None:
+    assert rolloutbus.__all__ == NAMES
+    assert sorted(NAMES) == NAMES
+
+
+def test_all_public_names_but_those_that_need_torch_are_there_at_once() -> None:
+    assert set(NAMES) - set(vars(rolloutbus)) <= {"SyncWeightPublisher", "WeightPublisher"}
+
+
+def test_every_error_descends_from_the_root() -> None:
+    errors = [getattr(rolloutbus.errors, name) for name in rolloutbus.errors.__all__]
+    assert all(issubclass(error, rolloutbus.errors.BusError) for error in errors)
+    assert sorted(rolloutbus.errors.__all__) == rolloutbus.errors.__all__
