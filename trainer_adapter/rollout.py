@@ -84,6 +84,10 @@ class Delta:
     version: int
     finish_reason: FinishReason | None = None
     """Set in the last delta, and only there."""
+    worker: str = ""
+    """Who sampled them."""
+    rollout: Rollout | None = None
+    """The whole of it, in the last delta, and only there."""
 
 
 @dataclass(frozen=True, slots=True)

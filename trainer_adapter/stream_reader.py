@@ -152,5 +152,6 @@ class StreamReader:
             self._deliver(request)
 
     def _deliver(self, request: OpenRequest) -> None:
-        rid = request.rid
-        self._out.extend(Deliver(rid, delta_of(rid, row)) for row in request.assembly.read())
+        self._out.extend(
+            Deliver(request.rid, delta_of(request, row)) for row in request.assembly.read()
+        )

@@ -3,11 +3,13 @@
 Every ending that a worker made is acknowledged, whatever it means here.
 """
 
+from dataclasses import replace
+
 from bus.entry import Entry
 from bus.errors import EngineFailed, RemoteProtocolError
 from bus.ids import NO_ATTEMPT
 from bus.messages.endings import Problem
-from bus.messages.generation import FinishReason, Generated
+from bus.messages.generation import Generated
 from trainer_adapter.effects import Deliver
 from trainer_adapter.endings import (
     cancelled,
@@ -24,7 +26,7 @@ from trainer_adapter.endings import (
 from trainer_adapter.reassembly import Row
 from trainer_adapter.request_book import Desk, RequestBook
 from trainer_adapter.requests import OpenRequest
-from trainer_adapter.rollout import NO_LOGPROBS, NO_TOKENS, Delta
+from trainer_adapter.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
 
 DEFERRABLE = frozenset({"not_ready", "stale_version"})
 """Refusals that time heals: the request is sent again until its deadline."""
@@ -36,15 +38,15 @@ _CORRUPT = Problem(
 )
 
 
-def delta_of(rid: str, row: Row, finish_reason: FinishReason | None = None) -> Delta:
+def delta_of(request: OpenRequest, row: Row) -> Delta:
     """A row of one version as its reader sees it."""
     return Delta(
-        rid=rid,
+        rid=request.rid,
         start=row.start,
         tokens=ints(row.tokens),
         logprobs=floats(row.logprobs),
         version=row.versions[0][0],
-        finish_reason=finish_reason,
+        worker=request.worker,
     )
 
 
@@ -96,7 +98,7 @@ class Verdicts:
             return
         if request.is_streamed:
             self._hold(request, generated)
-            self._deliver_last(request, generated)
+            self._deliver_last(request, rollout_of(request, generated, entry.route))
         elif not request.assembly.agrees_with(generated.tokens):
             self._counters.stream_mismatches += 1
         self._book.end(request, rollout_of(request, generated, entry.route), now)
@@ -116,7 +118,7 @@ class Verdicts:
         self._hold(request, generated)
         if request.is_streamed:
             self._out.extend(
-                Deliver(request.rid, delta_of(request.rid, row)) for row in request.assembly.read()
+                Deliver(request.rid, delta_of(request, row)) for row in request.assembly.read()
             )
         self._book.go_on(request, now)
 
@@ -139,14 +141,13 @@ class Verdicts:
         if not assembly.replace(row_of(generated)):
             self._counters.stream_mismatches += 1
 
-    def _deliver_last(self, request: OpenRequest, generated: Generated) -> None:
-        rid, reason = request.rid, generated.finish_reason
-        rows = request.assembly.read()
-        deltas = [delta_of(rid, row) for row in rows[:-1]]
-        if rows:
-            deltas.append(delta_of(rid, rows[-1], reason))
-        else:
-            version = generated.versions[-1][0] if generated.versions else 0
+    def _deliver_last(self, request: OpenRequest, rollout: Rollout) -> None:
+        deltas = [delta_of(request, row) for row in request.assembly.read()]
+        if not deltas:
+            version = rollout.versions[-1][0] if rollout.versions else 0
             end = request.assembly.n_tokens
-            deltas.append(Delta(rid, end, NO_TOKENS, NO_LOGPROBS, version, reason))
-        self._out.extend(Deliver(rid, delta) for delta in deltas)
+            deltas.append(
+                Delta(request.rid, end, NO_TOKENS, NO_LOGPROBS, version, worker=rollout.worker)
+            )
+        deltas[-1] = replace(deltas[-1], finish_reason=rollout.finish_reason, rollout=rollout)
+        self._out.extend(Deliver(request.rid, delta) for delta in deltas)
