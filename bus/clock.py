@@ -13,7 +13,7 @@ class Clock(Protocol):
 
 
 class BootClock:
-    """CLOCK_BOOTTIME: unlike CLOCK_MONOTONIC it counts suspended time, so leases expire in sleep."""
+    """CLOCK_BOOTTIME: unlike CLOCK_MONOTONIC it counts time asleep, so leases expire meanwhile."""
 
     def now(self) -> float:
         """Seconds since boot."""
