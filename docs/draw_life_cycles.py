@@ -8,7 +8,7 @@ from typing import Any
 from bus.member_life import MEMBER_LINK
 from router.members import MEMBER_LIFE
 from router.requests import REQUEST_LIFE as ROUTER_REQUEST_LIFE
-from router.updates import UPDATE_LIFE
+from router.update import UPDATE_LIFE
 from trainer_adapter.requests import REQUEST_LIFE as CLIENT_REQUEST_LIFE
 from trainer_adapter.store.versions import VERSION_LIFE
 
@@ -40,7 +40,7 @@ TABLES: list[tuple[str, str, Table]] = [
     ),
     (
         "A weight update at the router",
-        "`router/updates.py`: the transaction that brings one version to the fleet.",
+        "`router/update.py`: the transaction that brings one version to the fleet.",
         UPDATE_LIFE,
     ),
     (

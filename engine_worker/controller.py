@@ -59,10 +59,17 @@ class Controller:
         self._released: list[str] = []
         """Memory tags released, as the host said last."""
 
-    def takes_requests(self) -> Problem | None:
-        """Why a `generate` cannot be started now; None if it can."""
+    def takes_requests(self, *, is_pinned: bool) -> Problem | None:
+        """Why a `generate` cannot be started now; None if it can.
+
+        A pinned one asks for exactly the present weights, which a commit that the engine has
+        already been told of is about to replace.
+        """
         if self._parked_commit is not None:
             message = "A weight update waits for requests that are pinned to the old version."
+            return Problem("not_ready", message, "not_started", retry_after_ms=250)
+        if is_pinned and self.state.is_updating:
+            message = "A weight update is replacing the version that is asked for."
             return Problem("not_ready", message, "not_started", retry_after_ms=250)
         return self.state.refusal("generate")
 

@@ -25,7 +25,7 @@ from engine_worker.controller import Controller, Ending, Outcomes, key_of, refus
 from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
 from engine_worker.generation import Finished, Generation, Limits, stop_in_engine
 from engine_worker.host_watch import HostWatch
-from engine_worker.requests import RunningRequest
+from engine_worker.requests import RunningRequest, is_pinned
 from engine_worker.settings import WorkerSettings
 from engine_worker.streams import StreamBatcher
 
@@ -74,6 +74,11 @@ class WorkerCore:
     def state(self) -> str:
         """As in its beats."""
         return self._controller.state.name
+
+    @property
+    def version(self) -> int:
+        """Weights that its engine has active."""
+        return self._controller.version
 
     def start(self, now: float) -> list[WorkerEffect]:
         """Begin: the bus is joined once the engine is ready."""
@@ -181,7 +186,7 @@ class WorkerCore:
     def _execute(self, entry: Entry, now: float) -> list[WorkerEffect]:
         match entry.kind:
             case "generate":
-                problem = self._controller.takes_requests()
+                problem = self._controller.takes_requests(is_pinned=is_pinned(entry))
                 started = problem or self._generation.start(entry, self._controller.version, now)
                 if isinstance(started, ToHost):
                     return [started]

@@ -26,6 +26,11 @@ def truncates(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
+def is_pinned(entry: Entry) -> bool:
+    """Whether a `generate` must end on the weights it begins with."""
+    return entry.place is not None and entry.place.versions.startswith("exact:")
+
+
 class RunningRequest:
     """Columns of all tokens so far, those of earlier attempts (the prefix) included."""
 
@@ -52,7 +57,7 @@ class RunningRequest:
         self.key: AttemptKey = (RequestId(entry.rid), entry.attempt)
         self.client = entry.route
         self.is_streamed = body.stream
-        self.is_pinned = entry.place is not None and entry.place.versions.startswith("exact:")
+        self.is_pinned = is_pinned(entry)
         """Must end on the weights it began with."""
         self.arrived_at = now
         self.deadline_at = now + entry.deadline_ms / 1000 if entry.deadline_ms > 0 else NEVER

@@ -26,6 +26,7 @@ from router.members import MemberRecord
 from router.membership import Membership
 from router.outgoing import Effect
 from router.placement import Placer
+from router.publications import Publications
 from router.settings import RouterSettings
 from router.table import RequestTable
 from router.updates import Updates
@@ -59,7 +60,10 @@ class RouterCore:
         self._fleet = Fleet(self.context)
         self._updates = Updates(self.context, self._fleet, self._dispatcher.refresh_worker)
         self._membership = Membership(self.context, self._on_beat, self._on_lost)
-        self._desk = Desk(self.context, self.table, self._dispatcher, self._fleet, self._updates)
+        self._publications = Publications(self.context, self._updates)
+        self._desk = Desk(
+            self.context, self.table, self._dispatcher, self._fleet, self._publications
+        )
         self._recovered_at: float | None = None
         self._from_client = self._client_handlers()
         self._from_member = self._member_handlers()
@@ -93,6 +97,7 @@ class RouterCore:
             context.is_recovering = False
             self._dispatcher.recovered(now)
         self._fleet.tick(now)
+        self._publications.tick(now)
         self._updates.tick(now)
         self._dispatcher.tick(now)
         return context.out.take()

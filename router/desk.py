@@ -16,8 +16,8 @@ from router.context import Context, check_deadline, refusal
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.members import MemberRecord
+from router.publications import Publications
 from router.table import RequestTable
-from router.updates import Updates
 
 
 class Desk:
@@ -29,13 +29,13 @@ class Desk:
         table: RequestTable,
         dispatcher: Dispatcher,
         fleet: Fleet,
-        updates: Updates,
+        publications: Publications,
     ) -> None:
         self._context = context
         self._table = table
         self._dispatcher = dispatcher
         self._fleet = fleet
-        self._updates = updates
+        self._publications = publications
 
     def abort(self, client: ClientRecord, entry: Entry, _now: float) -> None:
         """Stop requests of this client."""
@@ -65,8 +65,8 @@ class Desk:
         self._context.refuse(client.name, entry.rid, problem)
 
     def publish(self, client: ClientRecord, entry: Entry, now: float) -> None:
-        """Begin a fleet update."""
-        self._updates.publish(client.name, entry, cast("PublishVersion", unpack(entry)), now)
+        """Bring a sealed version to the fleet."""
+        self._publications.publish(client.name, entry, cast("PublishVersion", unpack(entry)), now)
 
     def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Pass a command to one member or to all workers."""

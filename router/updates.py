@@ -6,90 +6,32 @@ Spec: docs/protocol.md, "Weights".
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
 from bus.codec import pack, unpack, unpack_result
 from bus.entry import Entry
-from bus.errors import LocalProtocolError, RemoteProtocolError
+from bus.errors import RemoteProtocolError
 from bus.messages.control import WorkerOutcome
-from bus.messages.endings import Problem
 from bus.messages.weights import (
     AbortUpdate,
     Committed,
     CommitUpdate,
     PrepareUpdate,
-    Published,
     PublishVersion,
     RecordCommit,
-    WorkerUpdate,
 )
-from router.context import Context, refusal
+from router.context import Context
 from router.fleet import Fleet, MemberCommand, Results, problem_of
 from router.members import MemberRecord
-
-UpdateState = Literal["preparing", "recording", "committing", "committed", "aborted"]
-
-UPDATE_LIFE: dict[UpdateState, dict[str, UpdateState]] = {
-    # workers pull and verify the bytes beside the weights they serve with
-    "preparing": {"prepared": "recording", "rule_broken": "aborted"},
-    # the store writes the decision; from here on the version counts
-    "recording": {"recorded": "committing", "not_recorded": "aborted"},
-    # workers swap, each between two of its steps
-    "committing": {"done": "committed"},
-    "committed": {},
-    "aborted": {},
-}
-"""state -> event -> state of a fleet update."""
+from router.update import SILENT, Update
 
 CATCH_UP_S = 120.0
 """A single worker gets this long to pull and swap."""
-MEMBERS_GRACE_S = 10.0
-"""An update waits this long for a store and a worker: longer than they need to come back to a
-restarted router."""
 CATCH_UP_RETRY_S = 2.0
 """Before a worker that failed to catch up is tried again."""
 
 
-@dataclass(slots=True)
-class Update:
-    """One version on its way to workers."""
-
-    name: str
-    body: PublishVersion
-    deadline_at: float
-    client: str = ""
-    """Who is answered; empty for a catch-up."""
-    rid: str = ""
-    state: UpdateState = "preparing"
-    targets: list[str] = field(default_factory=list[str])
-    problems: dict[str, str] = field(default_factory=dict[str, str])
-    stalls_ms: dict[str, float] = field(default_factory=dict[str, float])
-
-    def advance(self, event: str) -> None:
-        """Move along UPDATE_LIFE.
-
-        Raises:
-            LocalProtocolError: the event has no meaning in this state; nothing changed.
-        """
-        following = UPDATE_LIFE[self.state].get(event)
-        if following is None:
-            msg = f"update {self.name}: {event!r} cannot happen while {self.state!r}"
-            raise LocalProtocolError(msg)
-        self.state = following
-
-
-class _Waiting(NamedTuple):
-    """A `publish_version` that came while no store was connected."""
-
-    client: str
-    entry: Entry
-    body: PublishVersion
-    until: float
-
-
 class Updates:
-    """The version ledger's writer: at most one update per policy at a time."""
+    """The version ledger's writer: at most one fleet update per policy at a time."""
 
     def __init__(
         self, context: Context, fleet: Fleet, on_change: Callable[[MemberRecord, float], None]
@@ -98,41 +40,28 @@ class Updates:
         self._fleet = fleet
         self._on_change = on_change
         self._current: dict[str, Update] = {}
-        self._waiting: dict[str, _Waiting] = {}
-        self._unrecorded: list[tuple[Update, list[str]]] = []
+        self._unrecorded: list[Update] = []
         """Prepared updates whose decision the store could not take yet."""
         self._n = 0
 
-    def publish(self, client: str, entry: Entry, body: PublishVersion, now: float) -> None:
-        """A trainer's `publish_version`."""
-        context = self._context
-        running = self._current.get(body.policy)
-        if running is not None:
-            if running.rid != entry.rid:
-                message = f"version {running.body.version} is on its way; wait for it"
-                problem = refusal("update_in_progress", message, retry_after_ms=100)
-                context.refuse(client, entry.rid, problem)
-            return
-        committed = context.committed_of(body.policy)
-        if body.version < committed:
-            message = f"version {body.version} is below the committed {committed}"
-            context.refuse(client, entry.rid, refusal("stale_version", message, "version"))
-            return
-        missing = self._missing(body.policy)
-        if missing is not None:
-            grace_s = min(MEMBERS_GRACE_S, entry.deadline_ms / 1000)
-            wait = _Waiting(client, entry, body, now + grace_s)
-            self._waiting.setdefault(entry.rid, wait)
-            return
-        update = self._new(body, now + entry.deadline_ms / 1000)
-        update.client, update.rid = client, entry.rid
+    def start(
+        self,
+        body: PublishVersion,
+        deadline_at: float,
+        on_end: Callable[[Update, float], None],
+        now: float,
+    ) -> None:
+        """Bring a sealed version to every worker of its policy."""
+        update = Update(self._name(), body, deadline_at, on_end)
         self._current[body.policy] = update
-        self._prepare(update, context.members.workers(body.policy), now)
+        self._prepare(update, self._context.members.workers(body.policy), now)
 
     def tick(self, now: float) -> None:
-        """Bring workers that fell behind up to date, one transaction each."""
+        """Retry what the store could not record; bring workers that fell behind up to date."""
+        unrecorded, self._unrecorded = self._unrecorded, []
+        for update in unrecorded:
+            self._record(update, now)
         context = self._context
-        self._retry_waiting(now)
         if context.members.store() is None:
             return
         for worker in context.members.workers():
@@ -143,39 +72,17 @@ class Updates:
             if is_behind and can_update and is_idle and worker.retry_update_at <= now:
                 self._catch_up(worker, committed, now)
 
-    def _retry_waiting(self, now: float) -> None:
-        """Members that are only reconnecting must not fail an update."""
-        for rid, wait in list(self._waiting.items()):
-            missing = self._missing(wait.body.policy)
-            if missing is None:
-                del self._waiting[rid]
-                self.publish(wait.client, wait.entry, wait.body, now)
-            elif wait.until <= now:
-                del self._waiting[rid]
-                self._context.refuse(wait.client, rid, refusal(*missing))
-        unrecorded, self._unrecorded = self._unrecorded, []
-        for update, ready in unrecorded:
-            self._record(update, ready, now)
-
-    def _missing(self, policy: str) -> tuple[str, str] | None:
-        """(error code, message) of what an update cannot do without; None if all is here."""
-        if self._context.members.store() is None:
-            return "no_store", "no weight store is connected; start one with `rolloutbus store`"
-        if not self._context.members.workers(policy):
-            return "not_ready", f"no worker serves policy {policy!r}; start one and publish again"
-        return None
-
     def _catch_up(self, worker: MemberRecord, version: int, now: float) -> None:
         worker.is_catching_up = True
         worker.retry_update_at = now + CATCH_UP_RETRY_S
         self._context.count("catch_ups")
-        update = self._new(PublishVersion(worker.policy, version), now + CATCH_UP_S)
+        body = PublishVersion(worker.policy, version)
+        update = Update(self._name(), body, now + CATCH_UP_S, _ignore_end, is_catch_up=True)
         self._prepare(update, [worker], now)
 
-    def _new(self, body: PublishVersion, deadline_at: float) -> Update:
+    def _name(self) -> str:
         self._n += 1
-        # Unique for ever: a member must not mistake it for an update of an earlier router.
-        return Update(f"update-{self._context.instance[:8]}-{self._n}", body, deadline_at)
+        return f"update-{self._context.instance[:8]}-{self._n}"
 
     def _prepare(self, update: Update, targets: list[MemberRecord], now: float) -> None:
         store = self._context.members.store()
@@ -191,29 +98,31 @@ class Updates:
         self._fleet.start(command, targets, now)
 
     def _prepared(self, update: Update, results: Results, silent: list[str], now: float) -> None:
-        self._note_problems(update, "prepare_update", results, silent)
-        ready = [name for name in update.targets if name not in update.problems]
-        if not _is_satisfied(update.body.require, len(ready), len(update.targets)):
-            self._abort(update, ready, now)
-        elif not update.client:  # a catch-up: the decision was recorded long ago
-            update.advance("prepared")
+        _note_problems(update, "prepare_update", results, silent)
+        if not update.satisfies_its_rule:
+            update.advance("rule_broken")
+            self._undo(update, now)
+            self._close(update, now)
+            return
+        update.advance("prepared")
+        if update.is_catch_up:
             update.advance("recorded")
-            self._commit(update, ready, now)
+            self._commit(update, now)
         else:
-            update.advance("prepared")
-            self._record(update, ready, now)
+            self._record(update, now)
 
-    def _record(self, update: Update, ready: list[str], now: float) -> None:
+    def _record(self, update: Update, now: float) -> None:
         def done(results: Results, silent: list[str], at: float) -> None:
             if silent and at < update.deadline_at:
-                self._unrecorded.append((update, ready))  # the store will be back
+                self._unrecorded.append(update)  # the store will be back
             elif silent or any(outcome.kind != "finished" for outcome in results.values()):
                 update.advance("not_recorded")
+                self._undo(update, at)
                 update.problems["store"] = "could not record the commit"
-                self._undo(update, ready, at)
+                self._close(update, at)
             else:
                 update.advance("recorded")
-                self._commit(update, ready, at)
+                self._commit(update, at)
 
         store = self._context.members.store()
         body = pack(RecordCommit(update.body.policy, update.body.version))
@@ -224,7 +133,7 @@ class Updates:
         else:
             self._fleet.start(command, [store], now)
 
-    def _commit(self, update: Update, ready: list[str], now: float) -> None:
+    def _commit(self, update: Update, now: float) -> None:
         body = update.body
         packed = pack(CommitUpdate(body.policy, body.version, body.in_flight))
 
@@ -236,8 +145,18 @@ class Updates:
 
         name = f"{update.name}.c"
         command = MemberCommand(name, "commit_update", packed, update.deadline_at, done, one)
-        named = (self._context.members.named(name) for name in ready)
-        self._fleet.start(command, [member for member in named if member is not None], now)
+        self._fleet.start(command, self._still_here(update), now)
+
+    def _still_here(self, update: Update) -> list[MemberRecord]:
+        """Prepared workers that are on the bus; who left meanwhile is noted."""
+        here: list[MemberRecord] = []
+        for name in update.ready:
+            member = self._context.members.named(name)
+            if member is None:
+                update.problems[name] = f"{SILENT} since prepare_update"
+            else:
+                here.append(member)
+        return here
 
     def _committed_one(
         self, update: Update, member: MemberRecord, outcome: WorkerOutcome, now: float
@@ -253,41 +172,18 @@ class Updates:
     def _committed_all(
         self, update: Update, results: Results, silent: list[str], now: float
     ) -> None:
-        self._note_problems(update, "commit_update", results, silent)
+        _note_problems(update, "commit_update", results, silent)
         update.advance("done")
-        body = update.body
-        if body.version > self._context.committed_of(body.policy):
-            self._context.committed[body.policy] = body.version
+        policy, version = update.body.policy, update.body.version
+        self._context.committed[policy] = max(version, self._context.committed_of(policy))
         self._close(update, now)
-        if update.client:
-            workers = [
-                WorkerUpdate(
-                    name,
-                    name not in update.problems,
-                    update.stalls_ms.get(name, 0.0),
-                    update.problems.get(name, ""),
-                )
-                for name in update.targets
-            ]
-            published = pack(Published(body.version, workers))
-            self._context.finish(update.client, update.rid, published)
 
-    def _abort(self, update: Update, ready: list[str], now: float) -> None:
-        update.advance("rule_broken")
-        self._undo(update, ready, now)
-
-    def _undo(self, update: Update, ready: list[str], now: float) -> None:
+    def _undo(self, update: Update, now: float) -> None:
+        """Drop what was staged; a worker that misses this drops it at the next update."""
         body = pack(AbortUpdate(update.body.policy, update.body.version))
         name = f"{update.name}.a"
-        command = MemberCommand(name, "abort_update", body, update.deadline_at, _ignore)
-        named = (self._context.members.named(name) for name in ready)
-        self._fleet.start(command, [member for member in named if member is not None], now)
-        self._close(update, now)
-        if update.client:
-            why = "; ".join(f"{name}: {text}" for name, text in sorted(update.problems.items()))
-            message = f"version {update.body.version} was not committed: {why or 'no worker'}"
-            problem = Problem("update_failed", message, "failed")
-            self._context.refuse(update.client, update.rid, problem, "failed")
+        command = MemberCommand(name, "abort_update", body, update.deadline_at, _ignore_done)
+        self._fleet.start(command, self._still_here(update), now)
 
     def _close(self, update: Update, now: float) -> None:
         if self._current.get(update.body.policy) is update:
@@ -299,23 +195,15 @@ class Updates:
                 member.problem = update.problems.get(name, "")
         for worker in self._context.members.workers(update.body.policy):
             self._on_change(worker, now)
-
-    def _note_problems(
-        self, update: Update, kind: str, results: Results, silent: list[str]
-    ) -> None:
-        for name in silent:
-            update.problems[name] = f"silent during {kind}"
-        for name, outcome in results.items():
-            if outcome.kind != "finished":
-                update.problems[name] = problem_of(outcome, _result(kind, outcome))
+        update.on_end(update, now)
 
 
-def _is_satisfied(rule: str, n_ready: int, n_targets: int) -> bool:
-    if rule == "all":
-        return n_ready == n_targets
-    if rule == "quorum":
-        return n_ready * 2 > n_targets
-    return n_ready > 0
+def _note_problems(update: Update, kind: str, results: Results, silent: list[str]) -> None:
+    for name in silent:
+        update.problems[name] = f"{SILENT} during {kind}"
+    for name, outcome in results.items():
+        if outcome.kind != "finished":
+            update.problems[name] = problem_of(outcome, _result(kind, outcome))
 
 
 def _result(kind: str, outcome: WorkerOutcome) -> object:
@@ -327,5 +215,9 @@ def _result(kind: str, outcome: WorkerOutcome) -> object:
         return None
 
 
-def _ignore(_results: Results, _silent: list[str], _now: float) -> None:
-    """Workers that miss an abort drop the staged bytes at the next update."""
+def _ignore_done(_results: Results, _silent: list[str], _now: float) -> None:
+    """Nobody waits for it."""
+
+
+def _ignore_end(_update: Update, _now: float) -> None:
+    """A catch-up shows in the worker's version."""

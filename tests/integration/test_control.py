@@ -1,7 +1,7 @@
 """Pauses, aborts, memory and life cycle of a real engine, commanded by a client."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 PROMPT = [3, 10, 20, 7]
-N_TOKENS = 400
+N_TOKENS = 800
 SAMPLING = Sampling(max_new_tokens=N_TOKENS, temperature=0.9, ignore_eos=True, seed=11)
 WORKERS = ["w0", "w1"]
 
@@ -60,9 +60,15 @@ async def afterwards_all_serve(client: RolloutClient) -> AsyncIterator[None]:
 
 
 async def under_way(client: RolloutClient) -> Streamed:
-    streamed = Streamed(client, PROMPT, SAMPLING)
-    await streamed.reached(20)
+    [streamed] = await all_under_way([client])
     return streamed
+
+
+async def all_under_way(clients: Sequence[RolloutClient]) -> list[Streamed]:
+    streams = [Streamed(client, PROMPT, SAMPLING) for client in clients]
+    for streamed in streams:
+        await streamed.reached(20)
+    return streams
 
 
 def assert_done(result: FleetResult, names: list[str] = WORKERS) -> None:
@@ -166,8 +172,7 @@ async def test_aborting_everything_returns_what_was_sampled_and_spares_other_cli
     fleet: rolloutbus.Fleet, client: RolloutClient, undisturbed: list[int]
 ) -> None:
     async with rolloutbus.connect(fleet.address, name="other") as other:
-        spared = await under_way(other)
-        streams = [await under_way(client) for _ in range(4)]
+        spared, *streams = await all_under_way([other, *[client] * 4])
 
         assert await client.abort() == 4
 
@@ -186,7 +191,7 @@ async def test_aborting_everything_returns_what_was_sampled_and_spares_other_cli
 async def test_aborting_one_rid_leaves_its_siblings_alone(
     client: RolloutClient, undisturbed: list[int]
 ) -> None:
-    streams = [await under_way(client) for _ in range(3)]
+    streams = await all_under_way([client] * 3)
 
     assert await client.abort([streams[1].rid, "control/1", "nonsense"]) == 1
 
@@ -274,7 +279,9 @@ async def test_a_worker_told_to_leave_finishes_what_it_runs() -> None:
         rolloutbus.up(workers=2, engine="fake", engine_options=options, store=False) as fleet,
         rolloutbus.connect(fleet.address, name="leave") as client,
     ):
-        streams = [await under_way(client) for _ in range(6)]
+        assert {worker.state for worker in (await client.status()).workers} == {"ready"}
+        # Placement is by chance: enough of them that each worker has some.
+        streams = await all_under_way([client] * 40)
 
         assert_done(await client.shutdown_worker("w0", drain=True), ["w0"])
 

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 N_WORKERS, N_REQUESTS, N_STREAMS = 3, 300, 6
-N_TOKENS = 150
+N_TOKENS = 200
 N_BEFORE = 70
 """Tokens of the streams when disaster strikes: the others have published theirs at least once."""
 PROMPTS = [[5, 6, 7, i] for i in range(N_REQUESTS)]

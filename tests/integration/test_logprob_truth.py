@@ -58,6 +58,7 @@ class Batch:
     async def run(self) -> list[tuple[list[int], Rollout]]:
         watcher = asyncio.create_task(self._watch())
         try:
+            await self.reached(1)  # it must not queue behind those it stands for
             groups = await self._client.generate_batch(
                 PROMPTS, SAMPLING, n=self._n_samples, deadline_s=120.0
             )
@@ -125,15 +126,43 @@ async def test_logprobs_are_true_across_updates(
         assert any(len(rollout.versions) > 1 for _, rollout in rollouts)
 
 
+class KillMidway:
+    """Streams many rollouts and kills the first worker that is in the middle of several."""
+
+    def __init__(self, fleet: rolloutbus.Fleet, client: RolloutClient) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._midway: dict[str, set[int]] = {}
+        self.victim = ""
+
+    async def run(self) -> list[tuple[list[int], Rollout]]:
+        prompts = [prompt for prompt in PROMPTS for _ in range(N_SAMPLES)]
+        async with asyncio.TaskGroup() as tasks:
+            streams = [
+                tasks.create_task(self._stream(number, prompt))
+                for number, prompt in enumerate(prompts)
+            ]
+        return list(zip(prompts, [stream.result() for stream in streams], strict=True))
+
+    async def _stream(self, number: int, prompt: list[int]) -> Rollout:
+        rollout = None
+        async for delta in self._client.stream(prompt, SAMPLING, deadline_s=120.0):
+            midway = self._midway.setdefault(delta.worker, set())
+            midway.add(number)
+            if delta.start + len(delta.tokens) > N_TOKENS // 2:
+                midway.discard(number)
+            if not self.victim and len(midway) > N_SAMPLES:
+                self.victim = delta.worker
+                self._fleet.kill(self.victim)
+            rollout = delta.rollout
+        assert rollout is not None
+        return rollout
+
+
 async def test_logprobs_are_true_after_a_worker_was_killed(
     fleet: rolloutbus.Fleet, client: RolloutClient, reference: Reference
 ) -> None:
-    batch = Batch(client)
-    running = asyncio.create_task(batch.run())
-
-    await batch.reached(N_TOKENS // 6)
-    fleet.kill(fleet.worker_names[0])
-    rollouts = await running
+    rollouts = await KillMidway(fleet, client).run()
     await fleet.wait_ready(60)
 
     assert_true(reference, rollouts, by_runs=False)

@@ -141,14 +141,14 @@ async def test_a_subscriber_in_another_process_sees_the_same_stream(
 
 
 async def test_a_late_subscriber_sees_the_rest_without_a_jump(client: RolloutClient) -> None:
-    streamed = Streamed(client, PROMPT, seeded(2, 600))
+    streamed = Streamed(client, PROMPT, seeded(2, 900))
     await streamed.reached(50)
 
     async with Watcher(client) as watcher:
         rollout = await streamed.rollout()
         rows = await watcher.finished(streamed.rid)
 
-    assert 0 < rows[0].seq < 600
+    assert 0 < rows[0].seq < 900
     assert_rows_are_tail(rows, rollout)
     assert_same(streamed, rollout)
 
@@ -217,9 +217,9 @@ async def test_cancelling_a_waiting_call_stops_its_request_at_the_worker(
 async def test_a_stream_goes_on_without_a_seam_when_its_worker_is_killed(
     fleet: rolloutbus.Fleet, client: RolloutClient
 ) -> None:
-    undisturbed = await client.generate(PROMPT, seeded(6, 600), deadline_s=DEADLINE_S)
+    undisturbed = await client.generate(PROMPT, seeded(6, 900), deadline_s=DEADLINE_S)
     async with Watcher(client) as watcher:
-        streamed = Streamed(client, PROMPT, seeded(6, 600))
+        streamed = Streamed(client, PROMPT, seeded(6, 900))
         await streamed.reached(40)
         await watcher.seen(lambda: streamed.rid in watcher.rows)
         victim = watcher.rows[streamed.rid][0].worker

@@ -73,12 +73,26 @@ async def publish(client: RolloutClient, in_flight: InFlight = "in_place") -> in
     return published.version
 
 
-async def sample(client: RolloutClient, versions: str, n_tokens: int = 5) -> Rollout:
+async def sample(
+    client: RolloutClient, versions: str, n_tokens: int = 5, session: str = ""
+) -> Rollout:
     rollout = await client.generate(
-        PROMPT, fake_sampling(n_tokens), versions=versions, deadline_s=DEADLINE_S
+        PROMPT,
+        fake_sampling(n_tokens),
+        versions=versions,
+        session=session,
+        deadline_s=DEADLINE_S,
     )
     assert_fake_rollout(PROMPT, rollout, n_tokens)
     return rollout
+
+
+async def session_away_from(client: RolloutClient, worker: str) -> str:
+    """A session whose requests go to another worker."""
+    for name in (f"away-{n}" for n in range(100)):
+        if (await sample(client, "any", 1, name)).worker != worker:
+            return name
+    raise AssertionError(f"all requests go to {worker}")
 
 
 async def test_a_request_for_a_coming_version_waits_until_it_is_published(
@@ -195,13 +209,15 @@ async def test_a_restarted_worker_catches_up_before_it_serves(
 async def test_a_worker_killed_during_an_update_is_left_out_and_the_others_go_on(
     fleet: Fleet, client: RolloutClient, current: int
 ) -> None:
+    session = await session_away_from(client, "w1")
     os.kill(fleet.pids["w1"], signal.SIGSTOP)  # it cannot answer, so the update must wait for it
     update = asyncio.create_task(
         WeightPublisher(client).publish(WEIGHTS, require="any", deadline_s=DEADLINE_S)
     )
     try:
-        # The others are prepared and serve on while the update waits.
-        assert (await sample(client, "any", 20)).worker != "w1"
+        # The others serve on while the update waits.
+        rollout = await sample(client, "any", 20, session)
+        assert rollout.versions == [(current, 20)]
         assert not update.done()
     finally:
         fleet.kill("w1")
@@ -254,7 +270,7 @@ async def test_an_older_version_cannot_be_published(client: RolloutClient, curre
 async def test_an_update_that_would_wait_for_paused_requests_fails_without_harm(
     client: RolloutClient, current: int
 ) -> None:
-    streams = [Streamed(client, PROMPT, fake_sampling(N_TOKENS)) for _ in range(12)]
+    streams = [Streamed(client, PROMPT, fake_sampling(3 * N_TOKENS)) for _ in range(12)]
     for streamed in streams:
         await streamed.reached(5)
     epochs = {worker.name: worker.epoch for worker in (await client.status()).workers}
