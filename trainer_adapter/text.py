@@ -24,7 +24,8 @@ class Tokenizer(Protocol):
         """Token ids."""
         ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    # Libraries annotate their results more widely than what one sequence gives: text.
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any:  # noqa: ANN401
         """Text."""
         ...
 
@@ -77,7 +78,7 @@ class TextClient:
         said = ""
         async for delta in self._client.stream(prompt, sampling, **options):
             tokens[delta.start :] = delta.tokens.tolist()
-            now = self._tokenizer.decode(tokens, skip_special_tokens=True)
+            now = self._decode(tokens)
             is_whole = delta.finish_reason is not None or not now.endswith(
                 "\N{REPLACEMENT CHARACTER}"
             )
@@ -94,5 +95,7 @@ class TextClient:
         return self._tokenizer.encode(str(text), add_special_tokens=False)
 
     def _said(self, rollout: Rollout) -> TextRollout:
-        text = self._tokenizer.decode(rollout.tokens.tolist(), skip_special_tokens=True)
-        return TextRollout(text, rollout)
+        return TextRollout(self._decode(rollout.tokens.tolist()), rollout)
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
