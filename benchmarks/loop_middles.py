@@ -33,12 +33,11 @@ def _say(what: object) -> None:
 
 async def run_router(frontend: str, backend: str) -> None:
     """Serve until the input ends."""
-    stop = asyncio.Event()
     async with RouterActor(RouterSettings(frontend, backend), "benchmark") as router:
 
         def answer() -> None:
             if not sys.stdin.readline():
-                stop.set()
+                router.stop()
                 return
             seen = router.counters
             n_frames = seen.frames_in + seen.frames_out
@@ -48,7 +47,7 @@ async def run_router(frontend: str, backend: str) -> None:
 
         _say(router.endpoints)
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), answer)
-        await router.run_until(stop)
+        await router.stopped()
 
 
 def run_proxy(frontend: str, backend: str) -> None:

@@ -9,6 +9,12 @@ from bus.ids import Epoch
 REMEMBERED_BEATS = 32
 
 
+def lease_number(epoch: str) -> int:
+    """The n of `<boot>.<n>`: later leases of one process have higher ones; 0 if there is none."""
+    number = epoch.rpartition(".")[2]
+    return int(number) if number.isdecimal() else 0
+
+
 class LeaseHolder:
     """Epochs, beats under way, the router obeyed."""
 
@@ -16,17 +22,14 @@ class LeaseHolder:
         self._boot = boot
         self._holder_s = holder_s
         self._lease_no = 0
+        self.epoch = Epoch(f"{boot}.0")
+        """`<boot>.<n>`: name of the present lease, held or asked for."""
         self._beat_seq = 0
         self._sent_at: dict[int, float] = {}
         self._until = 0.0
         self.router_epoch = 0
         self.instance = ""
         """Random name of the router obeyed; empty before the first."""
-
-    @property
-    def epoch(self) -> Epoch:
-        """`<boot>.<n>`: name of the present lease, held or asked for."""
-        return Epoch(f"{self._boot}.{self._lease_no}")
 
     def is_held(self, now: float) -> bool:
         """Whether commands may be executed and endings sent."""
@@ -35,6 +38,7 @@ class LeaseHolder:
     def renounce(self) -> None:
         """Give the lease up; the next one has a new epoch."""
         self._lease_no += 1
+        self.epoch = Epoch(f"{self._boot}.{self._lease_no}")
         self._until = 0.0
         # An answer to a beat of the old epoch must not renew the new one.
         self._sent_at.clear()

@@ -20,8 +20,9 @@ from bus.entry import Entry
 from bus.errors import RemoteProtocolError
 from bus.holder import LeaseHolder
 from bus.ids import AttemptKey, Epoch
+from bus.life import following
 from bus.member_effects import Execute, Forget, MemberEffect, StopWork
-from bus.member_life import HOLDING, LINKED, UNLINKED_TRYING, LinkEvent, LinkState, following
+from bus.member_life import HOLDING, LINKED, MEMBER_LINK, UNLINKED_TRYING, LinkEvent, LinkState
 from bus.messages import COMMANDS, ENDINGS, KINDS
 from bus.messages.delivery import Accepted, Ack, Fenced
 from bus.messages.endings import Problem
@@ -116,7 +117,6 @@ class MemberCore:
     def online(self, facts: WorkerFacts | StoreFacts, now: float) -> list[MemberEffect]:
         """There is something to offer: join under a new epoch."""
         self._facts = facts
-        self._holder.renounce()
         self._ticked_at = now
         return self._connect("online", now)
 
@@ -288,6 +288,9 @@ class MemberCore:
 
     def _greet(self, now: float) -> list[MemberEffect]:
         self._greeted_at = self._heard_at = now
+        if self._state not in HOLDING:
+            # The router may have taken an earlier hello, and given that lease up since.
+            self._holder.renounce()
         hello = _hello(self.identity, self._facts, self._holder)
         return [self._send("hello", hello), self._beat(now)]
 
@@ -321,7 +324,7 @@ class MemberCore:
         return Send(THE_LINK, Entry(kind, epoch=self._holder.epoch, body=pack(body)))
 
     def _move(self, event: LinkEvent) -> None:
-        self._state = following(self._state, event)
+        self._state = following(MEMBER_LINK, self._state, event, "this member")
 
 
 def _hello(

@@ -6,8 +6,6 @@ one combination of the two. Spec: docs/protocol.md, "Membership".
 
 from typing import Literal
 
-from bus.errors import LocalProtocolError
-
 LinkState = Literal["away", "waiting", "greeting", "leased", "relinking", "regreeting", "left"]
 LinkEvent = Literal[
     "online", "connected", "leased", "link_lost", "unknown", "lease_expired", "offline", "stopped"
@@ -61,15 +59,3 @@ UNLINKED_TRYING: frozenset[LinkState] = frozenset({"waiting", "relinking"})
 """States in which a fresh connection is due."""
 HOLDING: frozenset[LinkState] = frozenset({"leased", "relinking", "regreeting"})
 """States in which a lease was held when it was last looked at."""
-
-
-def following(state: LinkState, event: LinkEvent) -> LinkState:
-    """The state after an event.
-
-    Raises:
-        LocalProtocolError: the event has no meaning in this state.
-    """
-    after = MEMBER_LINK[state].get(event)
-    if after is None:
-        raise LocalProtocolError(f"{event!r} cannot happen to a member that is {state!r}")
-    return after

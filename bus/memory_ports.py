@@ -1,61 +1,80 @@
-"""Ports in one process: the same bytes as on a socket, carried by whatever schedules them.
+"""Ports in one process: the same bytes as on a socket, under virtual time and weather.
 
-Tests and the simulator put their own time and weather underneath; delivery is in order per
-direction of a link, and a link that breaks loses what is under way, as TCP does.
+Delivery is in order per direction of a link, and a link that breaks loses what is under way, as
+TCP does; the weather may do worse. Owners call `flush` at the end of what they do at one moment,
+as a loop tick does for real ports.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from bus.codec import decode_batch, encode_batch
 from bus.entry import Entry
 from bus.ids import Peer
 from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters, TopicBatchHandler
+from bus.testing import VirtualTime
 
-Later = Callable[[float, Callable[[], None]], None]
-"""(delay in seconds, what to do then)."""
+BREAK_AFTER_S = 3.5
+"""A link that carries nothing is found out after this long, as by transport heartbeats."""
+LOST = -1.0
+"""Instead of a delay: the message is dropped and its link stays, as at a full queue."""
+
+Tap = Callable[[str, str, list[Entry]], None]
+"""(source, target, entries) of every delivered batch."""
 
 
 class Weather(Protocol):
     """What the network does to a message now."""
 
     def delay_s(self, source: str, target: str) -> float | None:
-        """Seconds until it arrives; None: it never does, and its link breaks."""
+        """Seconds until it arrives; LOST; None: it never does, and its link dies."""
         ...
 
-    def loses_published(self, source: str, target: str) -> bool:
-        """Whether a published message is dropped on its way to one subscriber."""
+    def echo_s(self) -> float:
+        """Seconds after which a second copy arrives; 0: there is none."""
+        ...
+
+    def publish_delay_s(self, source: str, target: str) -> float:
+        """Seconds until a published message arrives at one subscriber, or LOST."""
         ...
 
 
 class FairWeather:
-    """Everything arrives at once."""
+    """Everything arrives once, at once."""
 
     def delay_s(self, source: str, target: str) -> float | None:
         """No delay."""
         del source, target
         return 0.0
 
-    def loses_published(self, source: str, target: str) -> bool:
-        """Nothing is lost."""
+    def echo_s(self) -> float:
+        """No second copies."""
+        return 0.0
+
+    def publish_delay_s(self, source: str, target: str) -> float:
+        """No delay."""
         del source, target
-        return False
+        return 0.0
 
 
 class MemoryNet:
     """All ports of one pretended network."""
 
-    def __init__(self, later: Later, weather: Weather | None = None) -> None:
-        self._later = later
-        self._weather = weather or FairWeather()
+    def __init__(
+        self, time: VirtualTime, weather: Weather | None = None, tap: Tap | None = None
+    ) -> None:
+        self.time = time
+        self.weather = weather or FairWeather()
+        self.tap = tap
         self._hubs: dict[str, MemoryHub] = {}
-        self._publishers: dict[str, MemoryPublisher] = {}
+        self._links: dict[str, MemoryLink] = {}
         self._subscribers: defaultdict[str, list[MemorySubscriber]] = defaultdict(list)
         self._n_links = 0
 
     def hub(self, endpoint: str, owner: str, on_batch: PeerBatchHandler) -> "MemoryHub":
-        """Listen; takes over from whoever listened there before."""
+        """Listen; new links come here from now on, whoever listened before keeps the old ones."""
         hub = MemoryHub(self, owner, on_batch)
         self._hubs[endpoint] = hub
         return hub
@@ -67,18 +86,29 @@ class MemoryNet:
         self._n_links += 1
         peer = Peer(b"\x01" + self._n_links.to_bytes(15, "big"))
         link = MemoryLink(self, owner, peer, on_batch, on_down)
+        self._links[owner] = link
         hub = self._hubs.get(endpoint)
         if hub is None or hub.is_closed:
-            self._later(0.0, link.break_)
+            self.time.later(0.0, link.break_)
         else:
             link.attach(hub)
         return link
 
+    def mute(self, owner: str) -> None:
+        """The owner's present link goes half-open: nothing passes, and nobody is told."""
+        link = self._links.get(owner)
+        if link is not None:
+            link.mute()
+
+    def haunt(self, source: str, target: str, frame: bytes) -> None:
+        """A frame of a link that is gone reaches the present link of its target."""
+        link = self._links.get(target)
+        if link is not None and link.is_open:
+            link.arrived(self.arrived(source, target, frame))
+
     def publisher(self, endpoint: str, owner: str) -> "MemoryPublisher":
         """Publish at an endpoint."""
-        publisher = MemoryPublisher(self, owner, endpoint)
-        self._publishers[endpoint] = publisher
-        return publisher
+        return MemoryPublisher(self, owner, endpoint)
 
     def subscriber(
         self, owner: str, on_batch: TopicBatchHandler, topics: Sequence[bytes]
@@ -96,75 +126,70 @@ class MemoryNet:
             s for s in self._subscribers[endpoint] if s is not subscriber
         ]
 
-    def carry(self, frame: bytes, way: "_Way") -> None:
-        """Bring one frame along one direction of a link, after those before it."""
-        delay_s = self._weather.delay_s(way.source, way.target)
-        if delay_s is None:
-            way.break_()
-            return
-        way.under_way.append(frame)
-        self._later(delay_s, way.arrive)
-
-    def broadcast(self, endpoint: str, owner: str, topic: bytes, frame: bytes) -> None:
-        """Bring a published frame to every subscriber of its topic."""
+    def broadcast(self, endpoint: str, owner: str, topic: bytes, entry: Entry) -> None:
+        """Bring a published entry to every subscriber of its topic."""
+        frame = b""
         for subscriber in self._subscribers[endpoint]:
-            if not subscriber.wants(topic) or self._weather.loses_published(
-                owner, subscriber.owner
-            ):
+            if not subscriber.wants(topic):
                 continue
-            delay_s = self._weather.delay_s(owner, subscriber.owner)
-            if delay_s is not None:
-                self._later(delay_s, _Arrival(subscriber, topic, frame))
+            delay_s = self.weather.publish_delay_s(owner, subscriber.owner)
+            if delay_s != LOST:
+                frame = frame or encode_batch([entry])
+                delay_s = subscriber.in_order(endpoint, self.time.now, delay_s)
+                self.time.later(delay_s, partial(subscriber.arrived, owner, topic, frame))
 
-    def flush_soon(self, flush: Callable[[], None]) -> None:
-        """Run at the end of the present moment, as a loop tick's flush."""
-        self._later(0.0, flush)
-
-
-class _Arrival:
-    def __init__(self, subscriber: "MemorySubscriber", topic: bytes, frame: bytes) -> None:
-        self._subscriber, self._topic, self._frame = subscriber, topic, frame
-
-    def __call__(self) -> None:
-        self._subscriber.arrived(self._topic, self._frame)
+    def arrived(self, source: str, target: str, frame: bytes) -> list[Entry]:
+        """The entries of a frame that has come through."""
+        self.time.record(frame)
+        entries = decode_batch(frame)
+        if self.tap is not None:
+            self.tap(source, target, entries)
+        return entries
 
 
 class _Way:
     """One direction of a link: frames under way arrive in the order they were sent."""
 
-    def __init__(
-        self, source: str, target: str, deliver: BatchHandler, break_: Callable[[], None]
-    ) -> None:
-        self.source, self.target = source, target
-        self.under_way: list[bytes] = []
+    def __init__(self, net: MemoryNet, source: str, target: str, deliver: BatchHandler) -> None:
         self.is_open = True
-        self.break_ = break_
+        self.is_mute = False
+        self.break_: Callable[[], None] = lambda: None
+        self._net = net
+        self._source, self._target = source, target
         self._deliver = deliver
+        self._under_way: deque[bytes] = deque()
 
-    def arrive(self) -> None:
+    def carry(self, entries: list[Entry]) -> None:
+        """Send one batch."""
+        net = self._net
+        if not self.is_open or self.is_mute:
+            return
+        delay_s = net.weather.delay_s(self._source, self._target)
+        if delay_s is None:
+            self.is_mute = True  # until the transport's own heartbeats notice
+            net.time.later(BREAK_AFTER_S, self.break_)
+        elif delay_s != LOST:
+            frame = encode_batch(entries)
+            self._under_way.append(frame)
+            net.time.later(delay_s, self._arrive)
+            echo_s = net.weather.echo_s()
+            if echo_s:
+                net.time.later(delay_s + echo_s, partial(self._echo, frame))
+
+    def _arrive(self) -> None:
         """One more delay is over: the oldest frame is there."""
-        if self.is_open and self.under_way:
-            self._deliver(decode_batch(self.under_way.pop(0)))
+        self._hand_over(self._under_way.popleft())
 
+    def _hand_over(self, frame: bytes) -> None:
+        if self.is_open and not self.is_mute:
+            self._deliver(self._net.arrived(self._source, self._target, frame))
 
-class _Queue:
-    """Entries of one moment, sent as one frame at its end."""
-
-    def __init__(self, net: MemoryNet, counters: PortCounters, way: _Way) -> None:
-        self._net, self._counters, self._way = net, counters, way
-        self._entries: list[Entry] = []
-
-    def put(self, entry: Entry) -> None:
-        if not self._entries:
-            self._net.flush_soon(self._flush)
-        self._entries.append(entry)
-
-    def _flush(self) -> None:
-        entries, self._entries = self._entries, []
-        if entries and self._way.is_open:
-            self._counters.frames_out += 1
-            self._counters.entries_out += len(entries)
-            self._net.carry(encode_batch(entries), self._way)
+    def _echo(self, frame: bytes) -> None:
+        """A second copy; on the target's next link if this one is gone: worse than TCP does."""
+        if self.is_open:
+            self._hand_over(frame)
+        else:
+            self._net.haunt(self._source, self._target, frame)
 
 
 class MemoryLink:
@@ -181,48 +206,71 @@ class MemoryLink:
         self.counters = PortCounters()
         self.owner = owner
         self.peer = peer
-        self.on_batch = on_batch
         self._net = net
+        self._on_batch = on_batch
         self._on_down = on_down
-        self._ways: list[_Way] = []
-        self._queue: _Queue | None = None
+        self._entries: list[Entry] = []
         self._hub: MemoryHub | None = None
+        self._out: _Way | None = None
+        self._back: _Way | None = None
         self._is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its owner still uses it."""
+        return not self._is_closed
 
     def attach(self, hub: "MemoryHub") -> None:
         """The connection stands."""
         self._hub = hub
-        out = _Way(self.owner, hub.owner, lambda es: hub.arrived(self.peer, es), self.break_)
-        back = _Way(hub.owner, self.owner, self._arrived, self.break_)
-        self._ways = [out, back]
-        self._queue = _Queue(self._net, self.counters, out)
-        hub.joined(self.peer, self, back)
+        self._out = _Way(self._net, self.owner, hub.owner, partial(hub.arrived, self.peer))
+        self._back = _Way(self._net, hub.owner, self.owner, self.arrived)
+        self._out.break_ = self._back.break_ = self.break_
+        hub.joined(self.peer, self, self._back)
 
     def send(self, entry: Entry) -> None:
         """Queue for the end of this moment."""
-        if self._queue is None or self._is_closed:
+        if self._out is None or self._is_closed:
             self.counters.dropped_out += 1
         else:
-            self._queue.put(entry)
+            self._entries.append(entry)
+
+    def flush(self) -> None:
+        """The end of this moment."""
+        if self._entries and self._out is not None and not self._is_closed:
+            entries, self._entries = self._entries, []
+            self.counters.frames_out += 1
+            self.counters.entries_out += len(entries)
+            self._out.carry(entries)
 
     def close(self, *, linger_ms: int = 0) -> None:
-        """Drop the link silently on this side; the hub notices only by silence."""
+        """Drop the link on this side; what left it already may still arrive, even late."""
         del linger_ms  # what is queued is lost, as on a socket that does not linger
         self._is_closed = True
-        for way in self._ways:
-            way.is_open = False
+        if self._back is not None:
+            self._back.is_open = False
         if self._hub is not None:
             self._hub.left(self.peer)
 
     def break_(self) -> None:
-        """The network lost the connection."""
+        """The network lost the connection, and what was under way on it."""
+        if self._out is not None:
+            self._out.is_open = False
         if not self._is_closed:
             self.close()
             self._on_down()
 
-    def _arrived(self, entries: list[Entry]) -> None:
-        self.counters.entries_in += len(entries)
-        self.on_batch(entries)
+    def mute(self) -> None:
+        """Half-open: see `MemoryNet.mute`."""
+        for way in (self._out, self._back):
+            if way is not None:
+                way.is_mute = True
+
+    def arrived(self, entries: list[Entry]) -> None:
+        """A batch from the hub."""
+        if not self._is_closed:
+            self.counters.entries_in += len(entries)
+            self._on_batch(entries)
 
 
 class MemoryHub:
@@ -235,31 +283,52 @@ class MemoryHub:
         self._net = net
         self._on_batch = on_batch
         self._links: dict[Peer, MemoryLink] = {}
-        self._queues: dict[Peer, _Queue] = {}
+        self._ways: dict[Peer, _Way] = {}
+        self._waiting: dict[Peer, list[Entry]] = {}
+
+    def has(self, peer: Peer) -> bool:
+        """Whether this connection is here."""
+        return peer in self._ways
 
     def joined(self, peer: Peer, link: MemoryLink, back: _Way) -> None:
         """A link was made."""
         self._links[peer] = link
-        self._queues[peer] = _Queue(self._net, self.counters, back)
+        self._ways[peer] = back
 
     def left(self, peer: Peer) -> None:
         """A link is gone."""
         self._links.pop(peer, None)
-        self._queues.pop(peer, None)
+        self._ways.pop(peer, None)
+        self._waiting.pop(peer, None)
 
     def send(self, peer: Peer, entry: Entry) -> None:
         """Queue for the end of this moment; dropped and counted if the peer is gone."""
-        queue = self._queues.get(peer)
-        if queue is None:
+        if peer not in self._ways:
             self.counters.dropped_out += 1
+        elif peer in self._waiting:
+            self._waiting[peer].append(entry)
         else:
-            queue.put(entry)
+            self._waiting[peer] = [entry]
 
-    def close(self) -> None:
-        """The process is gone: every link breaks."""
+    def flush(self) -> None:
+        """The end of this moment."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            for peer, entries in waiting.items():
+                way = self._ways.get(peer)
+                if way is not None:
+                    self.counters.frames_out += 1
+                    self.counters.entries_out += len(entries)
+                    way.carry(entries)
+
+    def close(self, *, is_silent: bool = False) -> None:
+        """The process is gone: every link breaks, or goes mute if its machine went with it."""
         self.is_closed = True
         for link in list(self._links.values()):
-            link.break_()
+            if is_silent:
+                link.mute()
+            else:
+                link.break_()
 
     def arrived(self, peer: Peer, entries: list[Entry]) -> None:
         """A batch from one link."""
@@ -281,7 +350,7 @@ class MemoryPublisher:
         """Send to everyone who wants this topic now."""
         if not self._is_closed:
             self.counters.entries_out += 1
-            self._net.broadcast(self.endpoint, self._owner, topic, encode_batch([entry]))
+            self._net.broadcast(self.endpoint, self._owner, topic, entry)
 
     def close(self) -> None:
         """Stop publishing."""
@@ -300,6 +369,7 @@ class MemorySubscriber:
         self._on_batch = on_batch
         self._topics = tuple(topics)
         self._is_closed = False
+        self._latest: dict[str, float] = {}
 
     def connect(self, endpoint: str) -> None:
         """Listen to one more publisher."""
@@ -315,9 +385,15 @@ class MemorySubscriber:
 
     def wants(self, topic: bytes) -> bool:
         """Whether any of the subscriptions is a prefix of this topic."""
-        return any(topic.startswith(wanted) for wanted in self._topics)
+        return not self._is_closed and topic.startswith(self._topics)
 
-    def arrived(self, topic: bytes, frame: bytes) -> None:
+    def in_order(self, endpoint: str, now: float, delay_s: float) -> float:
+        """The delay of a frame that must not overtake those before it."""
+        arrival = max(now + delay_s, self._latest.get(endpoint, 0.0))
+        self._latest[endpoint] = arrival
+        return arrival - now
+
+    def arrived(self, source: str, topic: bytes, frame: bytes) -> None:
         """A published frame."""
         if not self._is_closed:
-            self._on_batch(topic, decode_batch(frame))
+            self._on_batch(topic, self._net.arrived(source, self.owner, frame))

@@ -5,6 +5,7 @@ Two runs with the same seed make the same trace; nothing here reads a clock or w
 
 import heapq
 import random
+from array import array
 from collections.abc import Callable
 
 import xxhash
@@ -16,28 +17,30 @@ class VirtualTime:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now = 1000.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._n_events = 0
-        self._trace = xxhash.xxh3_64()
+        self.n_events = 0
+        """Events scheduled so far."""
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._times = array("d")
+        self._trace: list[bytes] = []
 
     @property
     def trace_hash(self) -> str:
-        """Digest of everything noted so far."""
-        return self._trace.hexdigest()
+        """Digest of everything recorded so far."""
+        return xxhash.xxh3_64_hexdigest(self._times.tobytes() + b"".join(self._trace))
 
     @property
-    def n_events(self) -> int:
-        """Events scheduled so far."""
-        return self._n_events
+    def moments(self) -> list[float]:
+        """When each of the things recorded so far happened."""
+        return self._times.tolist()
 
     def chance(self, name: str) -> random.Random:
         """A random source of its own for each component: one more draw here changes none there."""
         return random.Random(f"{self.seed}/{name}")  # noqa: S311 - must repeat, keeps no secret
 
-    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+    def later(self, delay_s: float, action: Callable[[], object]) -> None:
         """Do something after `delay_s` seconds; equal times keep their order."""
-        self._n_events += 1
-        heapq.heappush(self._events, (self.now + delay_s, self._n_events, action))
+        self.n_events += 1
+        heapq.heappush(self._events, (self.now + delay_s, self.n_events, action))
 
     def every(self, period_s: float, action: Callable[[], bool | None]) -> None:
         """Do something again and again, until it returns False."""
@@ -48,15 +51,15 @@ class VirtualTime:
 
         self.later(period_s, again)
 
-    def note(self, text: str) -> None:
-        """Add a line to the trace."""
-        self._trace.update(f"{self.now:.6f} {text}\n".encode())
+    def record(self, what: bytes) -> None:
+        """Add what happens now to the trace."""
+        self._times.append(self.now)
+        self._trace.append(what)
 
-    def run_until(self, moment: float, *, is_done: Callable[[], bool] | None = None) -> None:
-        """Take events in order until `moment`, or until there is nothing left to wait for."""
-        while self._events and self._events[0][0] <= moment:
-            if is_done is not None and is_done():
-                return
-            self.now, _, action = heapq.heappop(self._events)
+    def run_until(self, moment: float) -> None:
+        """Take events in order until `moment`."""
+        events, take = self._events, heapq.heappop
+        while events and events[0][0] <= moment:
+            self.now, _, action = take(events)
             action()
         self.now = max(self.now, moment)

@@ -25,6 +25,7 @@ from bus.codec import (
 from bus.endpoints import require_local
 from bus.entry import NO_BODY, Entry
 from bus.errors import RemoteProtocolError, SettingsError
+from bus.ipc_paths import is_taken
 from bus.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
 
 DRAIN_MESSAGES = 64
@@ -85,6 +86,9 @@ def bind_local(socket: zmq.Socket[bytes], endpoint: str) -> str:
         SettingsError: not a local address, or in use; the socket is closed.
     """
     require_local(endpoint)
+    if is_taken(endpoint):
+        socket.close()
+        raise SettingsError(f"cannot listen on {endpoint}: Address already in use")
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:

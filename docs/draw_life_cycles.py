@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.member_life import MEMBER_LINK
+from router.breaker import BREAKER_LIFE
 from router.members import MEMBER_LIFE
 from router.requests import REQUEST_LIFE as ROUTER_REQUEST_LIFE
 from router.update import UPDATE_LIFE
@@ -37,6 +38,11 @@ TABLES: list[tuple[str, str, Table]] = [
         "A request at the router",
         "`router/requests.py`: soft state, rebuilt from workers and clients after a restart.",
         ROUTER_REQUEST_LIFE,
+    ),
+    (
+        "A worker's breaker at the router",
+        "`router/breaker.py`: too many failures, and the worker is left alone for a while.",
+        BREAKER_LIFE,
     ),
     (
         "A weight update at the router",

@@ -75,11 +75,6 @@ class WorkerCore:
         """As in its beats."""
         return self._controller.state.name
 
-    @property
-    def version(self) -> int:
-        """Weights that its engine has active."""
-        return self._controller.version
-
     def start(self, now: float) -> list[WorkerEffect]:
         """Begin: the bus is joined once the engine is ready."""
         self._watch.started(now)

@@ -128,9 +128,12 @@ class RolloutFeed:
         self._in_progress: dict[int, InProgress] = {}
 
     def n_mid_generation(self, worker: str) -> int:
-        """Rollouts on `worker` that have sampled something and at most half of their tokens."""
+        """Rollouts on `worker` that have sampled something and at most a quarter of their tokens.
+
+        What is seen here is always a little late: the rest must last until a kill has struck.
+        """
         return sum(
-            each.worker == worker and each.n_tokens <= WORD_LETTERS // 2
+            each.worker == worker and each.n_tokens <= WORD_LETTERS // 4
             for each in self._in_progress.values()
         )
 

@@ -3,13 +3,20 @@
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
 from bus.errors import SettingsError
-from bus.supervisor import EventHandler, ProcessEvent, SupervisedProcess, Supervisor
+from bus.supervisor import (
+    EventHandler,
+    ProcessEvent,
+    RestartRule,
+    SupervisedProcess,
+    Supervisor,
+)
 from launcher import discovery
 from launcher.plan import READY_TIMEOUT_S, FleetPlan
 from launcher.process_tree import children_of, command_of
@@ -18,9 +25,17 @@ from launcher.settings import FleetSettings, UpOptions
 
 HOST_MODULE = "engine_worker.host"
 
+Wiring = Callable[[str, str], str]
+"""(worker name, the router's backend) -> where that worker is told to join."""
+
 
 def _ignore(_: ProcessEvent) -> None:
     """Nobody wants to know."""
+
+
+def _directly(_: str, backend: str) -> str:
+    """Nothing stands between a worker and the router."""
+    return backend
 
 
 class Fleet:
@@ -30,11 +45,18 @@ class Fleet:
     cancelled and ProcessFailed comes out of it.
     """
 
-    def __init__(self, settings: FleetSettings, on_event: EventHandler = _ignore) -> None:
+    def __init__(
+        self,
+        settings: FleetSettings,
+        on_event: EventHandler = _ignore,
+        *,
+        restarts: RestartRule | None = None,
+        wiring: Wiring = _directly,
+    ) -> None:
         self._settings = settings
-        self._on_event = on_event
+        self._wiring = wiring
         self._stack = AsyncExitStack()
-        self._supervisor = Supervisor(on_event=on_event)
+        self._supervisor = Supervisor(restarts, on_event)
         self._router: SupervisedProcess | None = None
         self._store: SupervisedProcess | None = None
         self._workers: dict[str, SupervisedProcess] = {}
@@ -106,10 +128,14 @@ class Fleet:
 
     def kill_engine_host(self, name: str) -> None:
         """SIGKILL the engine host of a worker; the worker starts another. A drill."""
-        for pid in children_of(self._worker(name).pid):
-            if HOST_MODULE in command_of(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for pid in self.host_pids(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def host_pids(self, name: str) -> list[int]:
+        """The engine hosts of a worker: one, or none while it is being started again."""
+        children = children_of(self._worker(name).pid)
+        return [pid for pid in children if HOST_MODULE in command_of(pid)]
 
     def kill_router(self) -> None:
         """SIGKILL the router; it is started again at the same address. A drill."""
@@ -123,7 +149,9 @@ class Fleet:
         self._router = router
         if self._settings.store:
             [self._store] = self._supervisor.start(plan.store(self.backend))
-        workers = self._supervisor.start(*plan.workers(self.backend))
+        workers = self._supervisor.start(
+            *(plan.worker(name, self._wiring(name, self.backend)) for name in plan.worker_names)
+        )
         self._workers = {worker.spec.name: worker for worker in workers}
         await self._supervisor.wait_ready(self._settings.start_timeout_s)
 

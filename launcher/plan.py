@@ -59,11 +59,8 @@ class FleetPlan:
         )
         return self._spec(STORE, "trainer_adapter.store", settings, ready_timeout_s=READY_TIMEOUT_S)
 
-    def workers(self, backend: str) -> list[ProcessSpec]:
-        """The workers, in the order of their names."""
-        return [self._worker(name, backend) for name in self.worker_names]
-
-    def _worker(self, name: str, backend: str) -> ProcessSpec:
+    def worker(self, name: str, backend: str) -> ProcessSpec:
+        """One worker, which joins at `backend`."""
         settings = WorkerSettings(
             name=name,
             router=backend,
@@ -72,6 +69,7 @@ class FleetPlan:
             engine=self._settings.engine,
             engine_options=engine_options(self._settings),
             lease=self._settings.lease,
+            host=self._settings.host,
             exit_with_parent=True,
         )
         spec = self._spec(name, "engine_worker", settings)

@@ -13,6 +13,7 @@ from bus.errors import SettingsError
 from bus.settings import LeaseSettings
 from engine_worker.engines.fake_settings import FakeSettings
 from engine_worker.engines.transformers_settings import TransformersSettings
+from engine_worker.settings import HostSettings
 
 EngineKind = Literal["transformers", "fake"]
 Transport = Literal["ipc", "tcp"]
@@ -34,6 +35,7 @@ class UpOptions(TypedDict, total=False):
     run_dir: str | os.PathLike[str] | None
     keep_logs: bool
     lease: LeaseSettings
+    host: HostSettings
     start_timeout_s: float
 
 
@@ -60,6 +62,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     keep_logs: bool = False
     """Leave the processes' logs behind."""
     lease: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
+    host: HostSettings = msgspec.field(default_factory=HostSettings)
+    """When an engine host counts as dead, and how often it may die."""
     start_timeout_s: float = 600.0
     """Until every worker has built its engine and joined."""
 

@@ -1,6 +1,5 @@
 """`python -m router --settings-json '{…}'`: one router process."""
 
-import asyncio
 import secrets
 import sys
 
@@ -11,12 +10,12 @@ from router.settings import RouterSettings
 
 async def serve(settings: RouterSettings) -> ActorExit:
     """Route until SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    on_stop_signal(stop.set)
-    async with RouterActor(settings, secrets.token_hex(16)) as router:
+    router = RouterActor(settings, secrets.token_hex(16))
+    on_stop_signal(router.stop)
+    async with router:
         frontend, backend = router.endpoints
         announce_ready(frontend=frontend, backend=backend)
-        await router.run_until(stop)
+        await router.stopped()
     return ActorExit.STOPPED
 
 

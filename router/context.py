@@ -9,7 +9,7 @@ from bus.entry import NO_BODY, Entry
 from bus.ids import Attempt
 from bus.messages.endings import Problem
 from router.clients import Clients
-from router.members import MemberRecord, Members
+from router.members import SERVING, MemberRecord, Members
 from router.outgoing import Outgoing
 from router.settings import RouterSettings
 
@@ -28,6 +28,8 @@ class Context:
     committed: dict[str, int] = field(default_factory=dict[str, int])
     """Last committed version per policy."""
     counters: dict[str, int] = field(default_factory=dict[str, int])
+    has_member_news: bool = False
+    """Clients are to be told of the members again."""
     _n_attempts: int = 0
 
     def next_attempt(self) -> Attempt:
@@ -42,6 +44,19 @@ class Context:
     def committed_of(self, policy: str) -> int:
         """Last committed version of a policy; 0 before the first."""
         return self.committed.get(policy, 0)
+
+    def is_fit(self, worker: MemberRecord) -> bool:
+        """Whether it could serve: alive, ready, not behind, and not tripped."""
+        return (
+            worker.state == "live"
+            and worker.beat.state in SERVING
+            and worker.version >= self.committed_of(worker.policy)
+            and not worker.is_tripped
+        )
+
+    def is_serving(self, worker: MemberRecord) -> bool:
+        """Whether it takes any request."""
+        return self.is_fit(worker) and not worker.is_set_aside
 
     def to_client(self, client: str, entry: Entry) -> None:
         """Send to a client by name; dropped if it is away (whoever cares re-sends)."""

@@ -18,10 +18,12 @@ from bus.messages.delivery import Accepted, Ack
 from bus.messages.membership import Hello
 from router.clients import ClientRecord
 from router.context import Context, refusal
+from router.dead_letter import DeadLetter
 from router.desk import Desk
 from router.dispatch import Dispatcher
 from router.executions import Executions
 from router.fleet import Fleet, is_share
+from router.health import Health
 from router.members import MemberRecord
 from router.membership import Membership
 from router.outgoing import Effect
@@ -55,9 +57,10 @@ class RouterCore:
     def __init__(self, settings: RouterSettings, instance: str, chance: Chance) -> None:
         self.context = Context(settings, instance)
         self.table = RequestTable(self.context, Placer(chance))
-        self._dispatcher = Dispatcher(self.context, self.table, chance)
-        self._executions = Executions(self.context, self.table)
-        self._fleet = Fleet(self.context)
+        self._health = Health(self.context, self.table)
+        self._dispatcher = Dispatcher(self.context, self.table, self._health, chance)
+        self._executions = Executions(self.context, self.table, self._health)
+        self._fleet = Fleet(self.context, self._health.worker_failed)
         self._updates = Updates(self.context, self._fleet, self._dispatcher.refresh_worker)
         self._membership = Membership(self.context, self._on_beat, self._on_lost)
         self._publications = Publications(self.context, self._updates)
@@ -99,12 +102,17 @@ class RouterCore:
         self._fleet.tick(now)
         self._publications.tick(now)
         self._updates.tick(now)
+        self._health.tick(now)
         self._dispatcher.tick(now)
         return context.out.take()
 
     def status(self, now: float) -> FleetStatus:
         """The router's table, for people and tools."""
         return self._desk.status(now)
+
+    def take_dead_letters(self) -> list[DeadLetter]:
+        """Requests that killed engines, since the last call: for the shell to keep."""
+        return self._health.take_dead_letters()
 
     def _client_handlers(self) -> Handlers:
         handlers: Handlers = {
@@ -174,6 +182,7 @@ class RouterCore:
 
     def _on_lost(self, member: MemberRecord, reason: str, now: float) -> None:
         if member.role == "worker":
+            self._health.member_lost(member, reason, now)
             self._executions.member_lost(member, reason)
         self._fleet.member_lost(member, now)
 
@@ -190,7 +199,7 @@ class RouterCore:
         if is_share(entry.rid):
             self._fleet.ended(member, entry, now)
         else:
-            self._executions.ended(member, entry)
+            self._executions.ended(member, entry, now)
 
     def _client_ack(self, client: ClientRecord, entry: Entry, now: float) -> None:
         client.seen_at = now

@@ -3,6 +3,7 @@
 Spec: docs/protocol.md, "Commands".
 """
 
+import heapq
 from collections import defaultdict
 
 from bus.backoff import Chance
@@ -15,21 +16,24 @@ from bus.versions import VersionRule
 from router.admission import Admission
 from router.clients import ClientRecord
 from router.context import Context, refusal
-from router.members import SERVING, MemberRecord
+from router.door import Door
+from router.health import Health
+from router.members import MemberRecord
 from router.requests import Request
 from router.table import RequestTable
-
-BUSY_RETRY_MS = 200
-"""A refused client waits between this and twice this."""
+from router.waiting import LaneKey
 
 
 class Dispatcher:
     """The client side of the request table, and placement."""
 
-    def __init__(self, context: Context, table: RequestTable, chance: Chance) -> None:
+    def __init__(
+        self, context: Context, table: RequestTable, health: Health, chance: Chance
+    ) -> None:
         self._context = context
         self._table = table
-        self._chance = chance
+        self._health = health
+        self._door = Door(context, table, chance)
         self._admission = Admission()
         self._resend_first_s = context.settings.leases.resend_first_s
         self._n_arrived = 0
@@ -45,15 +49,15 @@ class Dispatcher:
             self._context.count("bad_requests")
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
             return
-        waiting = self._table.waiting
-        if not waiting.is_empty and waiting.is_full:
-            self._refuse_busy(client, entry)
+        request = self._made(client, entry, now)
+        if self._health.is_watching and not self._health.admitted(request):
             return
-        request = self._admit(client, entry, now)
-        must_wait = request.state == "parked" or (
-            not waiting.is_empty and waiting.has_lane(request)
-        )
-        if must_wait or not self._place(request, now):
+        waiting = self._table.waiting
+        lane = None if waiting.is_empty else waiting.lane(request)
+        if lane is None and request.state == "queued" and self._place(request, now):
+            self._table.add(request)
+        elif waiting.is_empty or self._door.admits(request, lane, now):
+            self._table.add(request)
             waiting.add(request)
 
     def acked(self, client: ClientRecord, entry: Entry, body: Ack) -> None:
@@ -109,11 +113,8 @@ class Dispatcher:
 
     def refresh_worker(self, worker: MemberRecord, now: float) -> None:
         """A worker's state or version changed: it may serve now, or no longer."""
-        is_serving = (
-            worker.state == "live"
-            and worker.beat.state in SERVING
-            and worker.version >= self._context.committed_of(worker.policy)
-        )
+        self._health.judge(worker)
+        is_serving = self._context.is_serving(worker)
         self._table.placer.update(worker, is_serving=is_serving)
         if is_serving:
             self.dispatch_waiting(now)
@@ -124,11 +125,16 @@ class Dispatcher:
         if waiting.is_empty or not placer.has_changed:
             return  # whoever waits was turned down by these very workers
         placer.has_changed = False
-        for key in waiting.lanes():
-            request = waiting.first(key)
-            while request is not None and self._place(request, now):
-                waiting.remove(request)
-                request = waiting.first(key)
+        ranked = waiting.ranked()
+        while ranked:
+            rank, key = ranked[0]
+            now_rank = waiting.next_rank(key)
+            if now_rank is None:
+                heapq.heappop(ranked)
+            elif now_rank != rank:  # the last one of this lane went, or one of its client's
+                heapq.heapreplace(ranked, (now_rank, key))
+            elif not self._place_first(key, now):
+                heapq.heappop(ranked)
 
     def tick(self, now: float) -> None:
         """Time passes: refuse the late, report the queued, re-send the unconfirmed."""
@@ -152,7 +158,7 @@ class Dispatcher:
         self._table.placer.has_changed = True  # nobody has tried these yet
         self.dispatch_waiting(now)
 
-    def _admit(self, client: ClientRecord, entry: Entry, now: float) -> Request:
+    def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
         place = entry.place or Placement("")
         is_parked = place.resend and self._context.is_recovering
         request = Request(entry.rid, client.name, place, "parked" if is_parked else "queued")
@@ -161,15 +167,14 @@ class Dispatcher:
         request.deadline_at = now + entry.deadline_ms / 1000
         self._n_arrived += 1
         request.order = self._n_arrived
-        self._table.add(request)
         return request
 
-    def _refuse_busy(self, client: ClientRecord, entry: Entry) -> None:
-        self._context.count("refused_busy")
-        message = f"{len(self._table.waiting)} requests wait already; submit again later"
-        retry_after_ms = BUSY_RETRY_MS + int(BUSY_RETRY_MS * self._chance.random())
-        problem = refusal("busy", message, retry_after_ms=retry_after_ms)
-        self._context.refuse(client.name, entry.rid, problem)
+    def _place_first(self, key: LaneKey, now: float) -> bool:
+        request = self._table.waiting.first(key)
+        if request is None or not self._place(request, now):
+            return False
+        self._table.waiting.served(request, now)
+        return True
 
     def _submitted_again(self, known: Request, client: ClientRecord, entry: Entry) -> None:
         if known.client != client.name:
@@ -184,7 +189,10 @@ class Dispatcher:
     def _place(self, request: Request, now: float) -> bool:
         place, rule, table = request.place, request.rule, self._table
         committed = 0 if rule is None else self._context.committed_of(place.policy)
-        worker = table.placer.choose(place, rule, committed)
+        if request.is_suspect:
+            worker = self._health.isolation.choose(request)
+        else:
+            worker = table.placer.choose(place, rule, committed)
         if worker is None:
             return False
         request.attempt = self._context.next_attempt()
@@ -194,6 +202,8 @@ class Dispatcher:
         request.resend_at = now + self._resend_first_s
         table.load(request, worker)
         table.sent[request.rid] = request
+        if self._health.is_watching:
+            self._health.placed(request, worker)
         self._send(request, worker, now)
         return True
 

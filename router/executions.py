@@ -11,6 +11,7 @@ from bus.ids import NO_ATTEMPT
 from bus.messages.delivery import Accepted, AttemptList
 from router.context import Context
 from router.fleet import is_share
+from router.health import Health
 from router.members import MemberRecord
 from router.requests import Request
 from router.table import RequestTable
@@ -19,9 +20,10 @@ from router.table import RequestTable
 class Executions:
     """The worker side of the request table."""
 
-    def __init__(self, context: Context, table: RequestTable) -> None:
+    def __init__(self, context: Context, table: RequestTable, health: Health) -> None:
         self._context = context
         self._table = table
+        self._health = health
 
     def accepted(self, worker: MemberRecord, body: Accepted) -> None:
         """A worker has begun these."""
@@ -39,7 +41,7 @@ class Executions:
             self._context.to_client(client, Entry("accepted", route=worker.name, body=body_out))
         self._table.fence(worker, stale, "not the current attempt")
 
-    def ended(self, worker: MemberRecord, entry: Entry) -> None:
+    def ended(self, worker: MemberRecord, entry: Entry, now: float) -> None:
         """An ending: forward it if it is of the current attempt, else fence it."""
         request = self._table.get(entry.rid)
         if request is None:
@@ -51,6 +53,8 @@ class Executions:
                 self._table.fence(worker, [(entry.rid, entry.attempt)], "not the current attempt")
                 return
             self._table.adopt(request, worker, entry.attempt)
+        if (entry.kind == "failed" or self._health.is_watching) and request.state != "ended":
+            self._health.ended(worker, entry, now)
         self._table.finish(request)
         self._forward(worker, entry, request.client)
 

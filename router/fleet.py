@@ -20,6 +20,8 @@ Results = dict[str, WorkerOutcome]
 """By member name."""
 OnDone = Callable[[Results, list[str], float], None]
 """(results, silent members, now)."""
+OnSilent = Callable[[str, float], None]
+"""(name of a member that lives and does not answer, now)."""
 OnResult = Callable[[MemberRecord, WorkerOutcome, float], None]
 
 DONE_KEPT_S = 60.0
@@ -53,13 +55,15 @@ class _Part:
     resend_at: float
     n_sent: int = 1
     is_accepted: bool = False
+    sent_at: float = 0.0
 
 
 class Fleet:
     """All member commands under way."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, on_silent: OnSilent) -> None:
         self._context = context
+        self._on_silent = on_silent
         self._commands: dict[str, MemberCommand] = {}
         self._parts: dict[str, _Part] = {}
         self._done: dict[str, tuple[float, Entry]] = {}
@@ -125,6 +129,7 @@ class Fleet:
         for part in list(self._parts.values()):
             member = self._context.members.named(part.command.waiting.get(part.rid, ""))
             if member is None or part.deadline_at <= now:
+                self._blame(part, member, now)
                 self._settle(part, member, None, now)
             elif not part.is_accepted and part.resend_at <= now:
                 first_s = self._context.settings.leases.resend_first_s
@@ -148,10 +153,18 @@ class Fleet:
             command.body,
         )
         first_s = self._context.settings.leases.resend_first_s
-        self._parts[sub_rid] = _Part(sub_rid, command, entry, command.deadline_at, now + first_s)
+        self._parts[sub_rid] = _Part(
+            sub_rid, command, entry, command.deadline_at, now + first_s, sent_at=now
+        )
         command.waiting[sub_rid] = member.name
         member.commands.add(sub_rid)
         self._context.out.send(member.peer, entry)
+
+    def _blame(self, part: _Part, member: MemberRecord | None, now: float) -> None:
+        """A worker that had the time of a lease and said nothing is failing."""
+        had_time = now - part.sent_at >= self._context.settings.leases.lease_s
+        if member is not None and member.role == "worker" and had_time:
+            self._on_silent(member.name, now)
 
     def _settle(
         self, part: _Part, member: MemberRecord | None, outcome: WorkerOutcome | None, now: float

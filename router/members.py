@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from bus.errors import LocalProtocolError
 from bus.ids import Peer
+from bus.life import following
 from bus.messages.membership import Beat, Hello, Member
 
 MemberState = Literal["joining", "live", "gone"]
@@ -35,6 +35,8 @@ class MemberRecord:
         "free_index",
         "hello",
         "is_catching_up",
+        "is_set_aside",
+        "is_tripped",
         "name",
         "outstanding_cost",
         "peer",
@@ -69,6 +71,10 @@ class MemberRecord:
         """Member commands (sub-rids) sent and not ended."""
         self.free_index = -1
         self.is_catching_up = False
+        self.is_set_aside = False
+        """Kept for a request that must run alone."""
+        self.is_tripped = False
+        """Its breaker lets nothing through now."""
         self.retry_update_at = 0.0
         self.problem = ""
         """Why the last weight update failed here; empty when it did not."""
@@ -84,12 +90,8 @@ class MemberRecord:
         Raises:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
-        following = MEMBER_LIFE[self.state].get(event)
-        if following is None:
-            msg = f"member {self.name}: {event!r} cannot happen while {self.state!r}"
-            raise LocalProtocolError(msg)
-        self.state = following
-        return following
+        self.state = following(MEMBER_LIFE, self.state, event, f"member {self.name}")
+        return self.state
 
     def public(self, committed: int) -> Member:
         """What clients are told."""
@@ -108,6 +110,8 @@ class MemberRecord:
             return "joining"
         if self.role == "worker" and self.version < committed and self.beat.state in SERVING:
             return "stale"
+        if self.is_tripped and self.beat.state in SERVING:
+            return "tripped"
         return self.beat.state
 
 

@@ -8,6 +8,7 @@ from typing import cast
 
 from bus.codec import PROTOCOL_VERSION, pack, unpack
 from bus.entry import Entry
+from bus.holder import lease_number
 from bus.ids import Peer
 from bus.messages.membership import (
     Beat,
@@ -28,6 +29,10 @@ from router.members import MemberRecord
 OWN_PAUSE_GRACE_S = 2.0
 """Every lease gets at least this much more after the router itself was frozen."""
 
+TELL_EVERY_S = 0.1
+"""Clients hear of members at once, but not more often: when a whole fleet changes its state, a
+list for each worker's word would be work in the square of their number."""
+
 OnLost = Callable[[MemberRecord, str, float], None]
 OnBeat = Callable[[MemberRecord, bool, float], None]
 """(member, whether its state or version changed, now)."""
@@ -41,6 +46,7 @@ class Membership:
         self._on_beat = on_beat
         self._on_lost = on_lost
         self._last_tick_at: float | None = None
+        self._told_at = -TELL_EVERY_S
 
     def hello(self, peer: Peer, hello: Hello, now: float) -> None:
         """Somebody introduces themselves on a new connection, or again on the same."""
@@ -78,7 +84,7 @@ class Membership:
             has_changed = was != (member.state, beat.state, member.version)
             self._on_beat(member, has_changed, now)
             if has_changed:
-                self._tell_members()
+                self._tell_members(now)
 
     def client_beat(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """A client lives."""
@@ -110,6 +116,7 @@ class Membership:
             context.count("expired_leases")
             self._lose(member, "expired", "lease expired", now)
             context.out.forget(member.peer)
+        self._tell_if_due(now)
         gone = context.clients.silent_since(now - context.settings.client_grace_s)
         for client in gone:
             context.clients.remove(client)
@@ -128,8 +135,13 @@ class Membership:
             context.router_epoch = hello.router_epoch + 1
 
     def _client_hello(self, peer: Peer, hello: Hello, now: float) -> None:
+        known = self._context.clients.named(hello.name)
         replaced = self._context.clients.join(hello.name, hello.boot, peer, now)
-        if replaced is not None:
+        if replaced is not None and known is not None and known.boot == hello.boot:
+            # One process, two connections, and no telling which is newer: if it still uses the
+            # other one, it is told to say hello there again.
+            self._context.out.forget(replaced)
+        elif replaced is not None:
             self.dismiss(replaced, "replaced", "the same client name said hello elsewhere")
         self._welcome(peer, self._public_members())
 
@@ -137,6 +149,11 @@ class Membership:
         context = self._context
         expires_at = now + context.settings.leases.lease_s
         known = context.members.named(hello.name)
+        if known is not None and _is_outdated(hello, known):
+            # It lay unread in an older connection of this process: the newer lease stands.
+            context.count("stale_hellos")
+            context.out.forget(peer)
+            return
         if known is not None and known.epoch == hello.epoch:
             known.advance("hello")
             known.expires_at = expires_at
@@ -152,7 +169,7 @@ class Membership:
             for policy, version in hello.store.committed.items():
                 context.committed[policy] = max(version, context.committed_of(policy))
         self._welcome(peer, [])
-        self._tell_members()
+        self._tell_members(now)
 
     def _replace(self, known: MemberRecord, peer: Peer, hello: Hello, now: float) -> None:
         if known.boot != hello.boot:
@@ -165,7 +182,7 @@ class Membership:
         member.advance(event)
         self._on_lost(member, reason, now)
         self._context.members.remove(member)
-        self._tell_members()
+        self._tell_members(now)
 
     def _welcome(self, peer: Peer, members: list[Member]) -> None:
         context = self._context
@@ -174,7 +191,14 @@ class Membership:
         )
         context.out.send(peer, Entry("welcome", body=pack(welcome)))
 
-    def _tell_members(self) -> None:
+    def _tell_members(self, now: float) -> None:
+        self._context.has_member_news = True
+        self._tell_if_due(now)
+
+    def _tell_if_due(self, now: float) -> None:
+        if not self._context.has_member_news or now - self._told_at < TELL_EVERY_S:
+            return
+        self._context.has_member_news, self._told_at = False, now
         body = pack(Members(self._public_members(), self._bulk()))
         for client in self._context.clients:
             self._context.out.send(client.peer, Entry("members", body=body))
@@ -187,3 +211,8 @@ class Membership:
     def _bulk(self) -> str:
         store = self._context.members.store()
         return store.hello.store.bulk if store is not None and store.hello.store else ""
+
+
+def _is_outdated(hello: Hello, known: MemberRecord) -> bool:
+    """Whether a hello asks for a lease that its own process has given up since."""
+    return hello.boot == known.boot and lease_number(hello.epoch) < lease_number(known.epoch)

@@ -124,6 +124,10 @@ class Placer:
         else:
             free.remove(worker)
 
+    def serving(self, policy: str) -> list[MemberRecord]:
+        """Workers of a policy that take requests."""
+        return list(self._serving.get(policy, {}).values())
+
     def has_serving(self, policy: str, rule: VersionRule | None, committed: int) -> bool:
         """Whether any worker, free or full, could ever serve this now."""
         workers = self._serving.get(policy, {}).values()

@@ -4,35 +4,52 @@ A record exists from the first `generate` (or from a worker's claim after a rest
 client has acknowledged its ending, or until it is declared lost; the client holds the truth.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Raw
 
 from bus.entry import NO_BODY, Placement
-from bus.errors import LocalProtocolError
 from bus.ids import NO_ATTEMPT, Attempt
+from bus.life import following
 from bus.versions import VersionRule
+
+if TYPE_CHECKING:
+    from router.lane import Lane
 
 RequestState = Literal["parked", "queued", "sent", "running", "ended", "gone"]
 
 REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
     # a re-sent request that a worker may claim while the router recovers
-    "parked": {"recovered": "queued", "adopted": "running", "aborted": "gone", "expired": "gone"},
+    "parked": {
+        "recovered": "queued",
+        "adopted": "running",
+        "displaced": "gone",
+        "aborted": "gone",
+        "expired": "gone",
+    },
     # waits for a worker with the right weights and a free slot
     "queued": {
         "dispatched": "sent",
         "adopted": "running",
+        "displaced": "gone",
         "aborted": "gone",
         "expired": "gone",
     },
     # sent to a worker, not yet confirmed: the router still holds the body
-    "sent": {"accepted": "running", "adopted": "running", "ended": "ended", "lost": "queued"},
+    "sent": {
+        "accepted": "running",
+        "adopted": "running",
+        "ended": "ended",
+        "lost": "queued",
+        "poisoned": "gone",
+    },
     # executing; only the client could send it again
     "running": {
         "accepted": "running",
         "adopted": "running",
         "ended": "ended",
         "lost": "gone",
+        "poisoned": "gone",
     },
     # its ending was forwarded; the worker keeps it until the client's ack passes
     "ended": {"ended": "ended", "acked": "gone", "lost": "gone"},
@@ -50,6 +67,9 @@ class Request:
         "client",
         "deadline_at",
         "is_reported",
+        "is_suspect",
+        "is_waiting",
+        "lane",
         "n_sent",
         "order",
         "place",
@@ -75,6 +95,12 @@ class Request:
         self.n_sent = 0
         self.order = 0
         """Arrival number: first come, first served within a priority."""
+        self.is_waiting = False
+        """It is in the waiting room; parked ones are, too."""
+        self.lane: Lane | None = None
+        """Where it waits for its turn, if it does."""
+        self.is_suspect = False
+        """Engines died under it: it runs alone, and its body is kept as evidence."""
         self.is_reported = False
         """The client has been told `queued`."""
 
@@ -84,9 +110,8 @@ class Request:
         Raises:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
-        following = REQUEST_LIFE[self.state].get(event)
-        if following is None:
-            msg = f"request {self.rid}: {event!r} cannot happen while {self.state!r}"
-            raise LocalProtocolError(msg)
-        self.state = following
-        return following
+        # Several times for each request: the table is looked up here, and `following` raises.
+        self.state = REQUEST_LIFE[self.state].get(event) or following(
+            REQUEST_LIFE, self.state, event, f"request {self.rid}"
+        )
+        return self.state

@@ -1,10 +1,13 @@
 """What an operator may set on a router."""
 
+import math
+
 import msgspec
 
 from bus.endpoints import require_local
 from bus.errors import SettingsError
 from bus.settings import LeaseSettings
+from router.breaker import BreakerSettings
 
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -17,6 +20,14 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leases: LeaseSettings = LeaseSettings()
     queue_limit: int = 10_000
     """Requests that may wait here; more are refused with `busy`."""
+    queue_bytes: int = 1 << 30
+    """Bytes of bodies that may wait here."""
+    client_weights: dict[str, float] = {}
+    """Shares of named clients of the queue and of the workers, when more than one waits; a
+    client that is not named has 1.0."""
+    breaker: BreakerSettings = BreakerSettings()
+    dead_letters: str = ""
+    """File that keeps requests which killed engines, appended to; empty: they are not kept."""
     client_grace_s: float = 30.0
     """Work of a client that went silent is aborted after this."""
     seed: int | None = None
@@ -27,5 +38,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         require_local(self.frontend)
         require_local(self.backend)
-        if self.queue_limit < 1:
-            raise SettingsError("queue_limit must be at least 1")
+        if min(self.queue_limit, self.queue_bytes) < 1:
+            raise SettingsError("queue_limit and queue_bytes must be at least 1")
+        if any(not 0 < weight < math.inf for weight in self.client_weights.values()):
+            raise SettingsError("client_weights must be above 0")

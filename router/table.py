@@ -11,7 +11,7 @@ from router.context import Context
 from router.members import MemberRecord
 from router.placement import Placer
 from router.requests import Request
-from router.waiting import WaitingRoom
+from router.waiting import Bounds, WaitingRoom
 
 
 class RequestTable:
@@ -23,7 +23,9 @@ class RequestTable:
         self.get: Callable[[str], Request | None] = self._requests.get
         """The request with this rid; the dict's own method, asked three times per request."""
         self.placer = placer
-        self.waiting = WaitingRoom(context.settings.queue_limit)
+        settings = context.settings
+        bounds = Bounds(settings.queue_limit, settings.queue_bytes, settings.client_weights)
+        self.waiting = WaitingRoom(bounds)
         self.sent: dict[str, Request] = {}
         """Placed and not yet confirmed, oldest first."""
 
@@ -60,7 +62,7 @@ class RequestTable:
         was_full = len(worker.requests) >= worker.capacity
         worker.requests.discard(request.rid)
         worker.outstanding_cost -= request.place.cost
-        if was_full:
+        if was_full or worker.is_set_aside:
             self.placer.has_changed = True
             self.placer.refresh(worker)
 
@@ -80,7 +82,8 @@ class RequestTable:
     def confirm(self, request: Request) -> None:
         """The worker has begun: the router needs the body no more."""
         request.advance("accepted")
-        request.body = NO_BODY
+        if not request.is_suspect:
+            request.body = NO_BODY
         self.sent.pop(request.rid, None)
 
     def adopt(self, request: Request, worker: MemberRecord, attempt: Attempt) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bus.errors import LocalProtocolError
+from bus.life import following
 from bus.messages.weights import PublishVersion
 
 UpdateState = Literal["preparing", "recording", "committing", "committed", "aborted"]
@@ -49,11 +49,7 @@ class Update:
         Raises:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
-        following = UPDATE_LIFE[self.state].get(event)
-        if following is None:
-            msg = f"update {self.name}: {event!r} cannot happen while {self.state!r}"
-            raise LocalProtocolError(msg)
-        self.state = following
+        self.state = following(UPDATE_LIFE, self.state, event, f"update {self.name}")
 
     @property
     def ready(self) -> list[str]:

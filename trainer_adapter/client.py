@@ -8,7 +8,7 @@ from typing import Unpack
 from bus.errors import RemoteProtocolError
 from bus.messages.generation import Sampling
 from trainer_adapter.control import FleetClient
-from trainer_adapter.effects import Outcome
+from trainer_adapter.effects import Result
 from trainer_adapter.rollout import Delta, Rollout
 from trainer_adapter.rollouts import (
     DEFAULT_DEADLINE_S,
@@ -47,11 +47,8 @@ class RolloutClient(FleetClient):
         Spec: docs/protocol.md, "Generation".
         """
         ask = ask_of(prompt, sampling, options)
-        rid, future = self.connection.submit(ask, options.get("deadline_s", DEFAULT_DEADLINE_S))
-        try:
-            return _rollout(await future)
-        finally:
-            self.connection.forget(rid)
+        deadline_s = options.get("deadline_s", DEFAULT_DEADLINE_S)
+        return _rollout(await self.connection.ask(ask, deadline_s))
 
     async def generate_batch(
         self,
@@ -72,19 +69,19 @@ class RolloutClient(FleetClient):
         asks = list(group_asks(prompts, sampling, n, options))
         deadline_s = options.get("deadline_s", DEFAULT_DEADLINE_S)
         rids: list[str] = []
-        futures: list[asyncio.Future[Outcome]] = []
+        futures: list[asyncio.Future[Result]] = []
         try:
             for ask in asks:
                 rid, future = self.connection.submit(ask, deadline_s)
                 rids.append(rid)
                 futures.append(future)
-            rollouts = [_rollout(outcome) for outcome in await asyncio.gather(*futures)]
+            rollouts = [_rollout(result) for result in await asyncio.gather(*futures)]
         finally:
             for rid in rids:
                 self.connection.forget(rid)
         return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
 
-    async def stream(
+    def stream(
         self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[Delta]:
         """Stream the tokens sampled for `prompt`, in order and without gaps.
@@ -98,13 +95,7 @@ class RolloutClient(FleetClient):
         """
         ask = ask_of(prompt, sampling, options, stream=True)
         deadline_s = options.get("deadline_s", DEFAULT_DEADLINE_S)
-        rid, future, inbox = self.connection.submit_stream(ask, deadline_s)
-        try:
-            while (delta := await inbox.get()) is not None:
-                yield delta
-            await future
-        finally:
-            self.connection.forget(rid)
+        return self.connection.stream(ask, deadline_s)
 
     async def abort(self, rids: Iterable[str] | None = None) -> int:
         """Stop requests by rid, or everything that this client samples. Returns how many.
@@ -126,7 +117,7 @@ def connect(address: str, *, name: str = "") -> RolloutClient:
     )
 
 
-def _rollout(outcome: Outcome) -> Rollout:
-    if not isinstance(outcome, Rollout):
-        raise RemoteProtocolError(f"generate ended with a {type(outcome).__name__}")
-    return outcome
+def _rollout(result: Result) -> Rollout:
+    if not isinstance(result, Rollout):
+        raise RemoteProtocolError(f"generate ended with a {type(result).__name__}")
+    return result

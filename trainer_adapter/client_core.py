@@ -128,7 +128,7 @@ class ClientCore:
         match entry.kind:
             case "accepted":
                 for rid, attempt in cast("Accepted", unpack(entry)).items:
-                    self._book.accepted(rid, attempt, entry.route)
+                    self._book.accepted(rid, attempt, entry.route, now)
             case "queued":
                 self._book.queued(cast("Queued", unpack(entry)).rids)
             case "lost":
@@ -148,6 +148,7 @@ class ClientCore:
     def _welcome(self, body: Welcome, now: float) -> None:
         if not self._link.welcomed(body):
             return
+        self._link.heard(now)
         self._update_members(body.members, body.bulk, now)
         self._out.append(Welcomed(body.router_epoch))
         self._book.relinked(now)

@@ -1,19 +1,23 @@
 """The shell of a client: sockets, time and futures around `ClientCore`, and no policy.
 
-One future per request and one tick for all of them: no task or timer per request.
+One future per request and one tick for all of them: no task or timer per request. It is the
+messenger of every ref that a client gives out.
 """
 
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from bus.actor import Actor, one_by_one
 from bus.clock import BootClock, Clock
 from bus.codec import topic_of
 from bus.effects import Connect, Send
 from bus.entry import Entry
-from bus.errors import ActorStopped, BusError, PeerLost
+from bus.errors import ActorStopped, BusError, MailboxFull, PeerLost
+from bus.mailbox import Mailbox
+from bus.messages.generation import Generate
 from bus.messages.membership import Member
 from bus.ports import (
     BatchHandler,
@@ -22,6 +26,7 @@ from bus.ports import (
     SubscriptionPort,
     TopicBatchHandler,
 )
+from bus.ref import Command
 from bus.zmq_ports import DealerPort, SubPort
 from trainer_adapter.client_core import ClientCore
 from trainer_adapter.counters import ClientCounters
@@ -30,12 +35,13 @@ from trainer_adapter.effects import (
     Deliver,
     Effect,
     Outcome,
+    Result,
     Stopped,
     Subscribe,
     Unsubscribe,
     Welcomed,
 )
-from trainer_adapter.requests import Ask
+from trainer_adapter.requests import Ask, asked_by
 from trainer_adapter.rollout import Delta
 from trainer_adapter.settings import TICK_S, ClientSettings
 
@@ -52,8 +58,8 @@ class Ports(NamedTuple):
 
 ZMQ_PORTS = Ports(DealerPort, SubPort)
 
-Inbox = asyncio.Queue[Delta | None]
-"""The deltas of one stream, at most one per token asked for; None after the last."""
+SPARE_DELTAS = 4
+"""A stream has at most one delta per token, and an empty last one."""
 
 
 class Connection:
@@ -68,9 +74,9 @@ class Connection:
         self._core = ClientCore(settings, secrets.token_hex(16), random.SystemRandom())
         self._link: LinkPort | None = None
         self._streams: SubscriptionPort | None = None
-        self._futures: dict[str, asyncio.Future[Outcome]] = {}
-        self._inboxes: dict[str, Inbox] = {}
-        self._ticker: asyncio.TimerHandle | None = None
+        self._futures: dict[str, asyncio.Future[Result]] = {}
+        self._inboxes: dict[str, Mailbox[Delta]] = {}
+        self._actor: Actor[Effect] | None = None
         self._welcome: asyncio.Future[None] | None = None
 
     @property
@@ -100,8 +106,15 @@ class Connection:
             self._streams = self._ports.subscription(
                 self._on_stream, [topic_of(self.settings.name)]
             )
-            self._apply(self._core.start(self._clock.now()))
-            self._ticker = loop.call_later(TICK_S, self._tick)
+            self._actor = Actor(
+                one_by_one(self._apply),
+                clock=self._clock,
+                tick=self._core.tick,
+                tick_s=TICK_S,
+                on_crash=self._crashed,
+            )
+            self._actor.feed(self._core.start)
+            self._actor.start()
             async with asyncio.timeout(self.settings.connect_timeout_s):
                 await self._welcome
         except TimeoutError:
@@ -117,29 +130,65 @@ class Connection:
 
     def close(self) -> None:
         """Say goodbye, which stops what is open, and end every waiting caller: ActorStopped."""
-        self._apply(self._core.close(self._clock.now()))
+        if self._actor is not None:
+            self._actor.feed(self._core.close)
         self._shut()
 
-    def submit(self, ask: Ask, deadline_s: float) -> tuple[str, asyncio.Future[Outcome]]:
+    def tell(self, command: Command | Ask, deadline_s: float) -> None:
+        """Open a request; nobody waits for its ending.
+
+        Raises:
+            As `submit`.
+        """
+        actor = self._running()
+        _, effects = self._core.submit(asked_by(command), deadline_s, self._clock.now())
+        actor.carry_out(effects)
+
+    async def ask(self, command: Command | Ask, deadline_s: float) -> Result:
+        """Open a request and wait for its result; leaving early aborts a generate."""
+        rid, future = self.submit(asked_by(command), deadline_s)
+        try:
+            return await future
+        finally:
+            self.forget(rid)
+
+    async def stream(self, command: Command | Ask, deadline_s: float) -> AsyncGenerator[Delta]:
+        """Open a streamed generate and read its deltas; raises any ending but `finished`.
+
+        Leaving early aborts it. A reader that falls behind several samplings of the whole (work
+        is lost, and `on_loss` is `retry`) gets MailboxFull.
+        """
+        ask = asked_by(command, stream=True)
+        rid, future, inbox = self.submit_stream(ask, deadline_s)
+        try:
+            async for delta in inbox:
+                yield delta
+            await future
+        finally:
+            self.forget(rid)
+
+    def submit(self, ask: Ask, deadline_s: float) -> tuple[str, asyncio.Future[Result]]:
         """Open a request; the future gets its result or its error.
 
         Raises:
             ActorStopped: closed or dismissed.
             MailboxFull: too many requests are open.
         """
-        if self._ticker is None:
-            raise ActorStopped("the client is not open; use `async with`")
+        actor = self._running()
         rid, effects = self._core.submit(ask, deadline_s, self._clock.now())
         future = self._futures[rid] = asyncio.get_running_loop().create_future()
-        self._apply(effects)
+        actor.carry_out(effects)
         return rid, future
 
     def submit_stream(
         self, ask: Ask, deadline_s: float
-    ) -> tuple[str, asyncio.Future[Outcome], Inbox]:
-        """The same, with the inbox that its deltas come to."""
+    ) -> tuple[str, asyncio.Future[Result], Mailbox[Delta]]:
+        """The same, with the mailbox that its deltas come to, which ends with the request."""
+        n_tokens = ask.body.sampling.max_new_tokens if isinstance(ask.body, Generate) else 0
         rid, future = self.submit(ask, deadline_s)
-        inbox = self._inboxes[rid] = Inbox()
+        inbox = self._inboxes[rid] = Mailbox[Delta](max(n_tokens, 0) + SPARE_DELTAS)
+        if future.done():
+            inbox.end()
         return rid, future, inbox
 
     def forget(self, rid: str) -> None:
@@ -153,64 +202,67 @@ class Connection:
     def abort(self, rids: Iterable[str] | None) -> int:
         """Stop generates (None: all); each still ends by itself. Returns how many."""
         n_aborted, effects = self._core.abort(rids, self._clock.now())
-        self._apply(effects)
+        if self._actor is not None:
+            self._actor.carry_out(effects)
         return n_aborted
 
-    def _tick(self) -> None:
-        self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        self._feed(lambda: self._core.tick(self._clock.now()))
+    def _running(self) -> Actor[Effect]:
+        if self._actor is None:
+            raise ActorStopped("the client is not open; use `async with`")
+        return self._actor
 
     def _on_batch(self, entries: list[Entry]) -> None:
-        self._feed(lambda: self._core.receive(entries, self._clock.now()))
+        self._running().feed(self._core.receive, entries)
 
     def _on_stream(self, _: bytes, entries: list[Entry]) -> None:
-        self._feed(lambda: self._core.receive_stream(entries, self._clock.now()))
+        self._running().feed(self._core.receive_stream, entries)
 
     def _on_down(self) -> None:
-        self._feed(lambda: self._core.link_down(self._clock.now()))
+        self._running().feed(self._core.link_down)
 
-    def _feed(self, event: Callable[[], list[Effect]]) -> None:
-        try:
-            self._apply(event())
-        except BusError as error:  # our own bug: whoever waits must hear of it
-            self._fail_all(error)
-            self._shut()
-            raise
-
-    def _apply(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send(_, entry):
-                    if self._link is not None:
-                        self._link.send(entry)
-                case Deliver(rid, delta):
-                    if inbox := self._inboxes.get(rid):
-                        inbox.put_nowait(delta)
-                case Complete(rid, outcome):
-                    self._complete(rid, outcome)
-                case Subscribe(endpoint):
-                    if self._streams is not None:
-                        self._streams.connect(endpoint)
-                case Unsubscribe(endpoint):
-                    if self._streams is not None:
-                        self._streams.disconnect(endpoint)
-                case Connect():
-                    self._connect()
-                case Welcomed():
-                    if self._welcome is not None and not self._welcome.done():
-                        self._welcome.set_result(None)
-                case Stopped(error):
-                    self._fail_all(error)
+    def _apply(self, effect: Effect) -> None:
+        match effect:
+            case Send(_, entry):
+                if self._link is not None:
+                    self._link.send(entry)
+            case Deliver(rid, delta):
+                self._deliver(rid, delta)
+            case Complete(rid, outcome):
+                self._complete(rid, outcome)
+            case Subscribe(endpoint):
+                if self._streams is not None:
+                    self._streams.connect(endpoint)
+            case Unsubscribe(endpoint):
+                if self._streams is not None:
+                    self._streams.disconnect(endpoint)
+            case Connect():
+                self._connect()
+            case Welcomed():
+                if self._welcome is not None and not self._welcome.done():
+                    self._welcome.set_result(None)
+            case Stopped(error):
+                self._fail_all(error)
 
     def _connect(self) -> None:
         if self._link is not None:
             self._link.close()
         self._link = self._ports.link(self.settings.router, self._on_batch, self._on_down)
 
+    def _deliver(self, rid: str, delta: Delta) -> None:
+        inbox = self._inboxes.get(rid)
+        if inbox is None:
+            return
+        try:
+            inbox.put(delta)
+        except MailboxFull:
+            slow = "its reader is too slow: what was sampled anew has no room in its mailbox"
+            self._complete(rid, MailboxFull(slow, outcome="unknown"))
+            self.abort([rid])
+
     def _complete(self, rid: str, outcome: Outcome) -> None:
         inbox = self._inboxes.pop(rid, None)
         if inbox is not None:
-            inbox.put_nowait(None)
+            inbox.end()
         future = self._futures.pop(rid, None)
         if future is None or future.done():
             return
@@ -219,6 +271,15 @@ class Connection:
         else:
             future.set_result(outcome)
 
+    def _crashed(self, error: Exception) -> None:
+        """Our own bug: whoever waits must hear of it."""
+        ending = error
+        if not isinstance(ending, BusError):
+            ending = ActorStopped(f"the client broke: {error!r}", outcome="unknown")
+            ending.__cause__ = error
+        self._fail_all(ending)
+        self._shut()
+
     def _fail_all(self, error: BusError) -> None:
         if self._welcome is not None and not self._welcome.done():
             self._welcome.set_exception(error)
@@ -226,9 +287,9 @@ class Connection:
             self._complete(rid, error)
 
     def _shut(self) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
-            self._ticker = None
+        if self._actor is not None:
+            self._actor.stop("closed")
+            self._actor = None
         if self._link is not None:
             self._link.close(linger_ms=GOODBYE_LINGER_MS)
             self._link = None

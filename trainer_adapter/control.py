@@ -8,7 +8,6 @@ from typing import Self, TypeVar
 import msgspec
 
 from bus.clock import Clock
-from bus.errors import RemoteProtocolError
 from bus.messages.control import (
     CloseSession,
     FleetStatus,
@@ -25,21 +24,24 @@ from bus.messages.control import (
     WakeUp,
 )
 from bus.messages.endings import Done
+from bus.ref import FLEET, ROUTER, ActorRef, worker
 from trainer_adapter.connection import ZMQ_PORTS, Connection, Ports
-from trainer_adapter.requests import Ask
-from trainer_adapter.rollout import FleetResult, Rollout
+from trainer_adapter.effects import Result
+from trainer_adapter.rollout import Delta, FleetResult
 from trainer_adapter.settings import ClientSettings
 
-ResultT = TypeVar("ResultT", FleetResult, FleetStatus, Done)
+ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 
-FLEET = "fleet"
+FleetRef = ActorRef[Result, Delta]
+"""The address of the router, of one member or of all workers, as a client holds it."""
 
 
 class FleetClient:
     """A client that commands the router and its workers. An async context manager.
 
     `target` is `fleet` or the name of one worker. Deadlines are seconds from now for the whole
-    command. A worker's failure does not raise: it stands in the result under the worker's name.
+    command; 0 takes the settings' control deadline. A worker's failure does not raise: it stands in
+    the result under the worker's name.
     """
 
     def __init__(
@@ -64,36 +66,14 @@ class FleetClient:
         """Endpoint where the weight store serves bytes; empty while none is connected."""
         return self.connection.bulk
 
-    async def command(
-        self, kind: str, body: msgspec.Struct, *, route: str = "", deadline_s: float = 0.0
-    ) -> msgspec.Struct | FleetResult:
-        """Send any command but `generate` and wait for its ending.
+    def ref(self, address: str = ROUTER) -> FleetRef:
+        """What to `tell`, `ask` and `stream` at this address.
 
         Args:
-            kind: its literal name.
-            body: the struct of that kind.
-            route: `fleet`, `store`, `worker:NAME`; empty for what the router answers itself.
-            deadline_s: 0 takes the settings' control deadline.
-
-        Returns:
-            A FleetResult when it went to members, else the typed result.
-
-        Raises:
-            Refused: not started: unknown target, or a field is wrong.
-            EngineFailed: the router could not do it.
-            DeadlineExceeded: no ending came; it may have been done.
+            address: `fleet`, `store`, `worker:NAME`; empty for the router itself. Commands to
+                members are answered with a FleetResult, others with their typed result.
         """
-        ask = Ask(kind, body, route=route)
-        rid, future = self.connection.submit(
-            ask, deadline_s or self.connection.settings.control_deadline_s
-        )
-        try:
-            outcome = await future
-        finally:
-            self.connection.forget(rid)
-        if isinstance(outcome, (FleetResult, msgspec.Struct)):
-            return outcome
-        raise RemoteProtocolError(f"{kind} ended with a {type(outcome).__name__}")
+        return ActorRef(address, self.connection)
 
     async def pause(
         self, mode: PauseMode = "in_place", *, target: str = FLEET, deadline_s: float = 0.0
@@ -103,11 +83,11 @@ class FleetClient:
         `in_place` keeps the KV cache, `retract` drops and recomputes it, `drain` lets running
         requests finish first, `abort` stops them (this client's are resumed later by itself).
         """
-        return await self._to_workers("pause", Pause(mode), target, deadline_s)
+        return await self._to_workers(Pause(mode), target, deadline_s)
 
     async def resume(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
         """Go on after a pause."""
-        return await self._to_workers("resume", Resume(), target, deadline_s)
+        return await self._to_workers(Resume(), target, deadline_s)
 
     async def sleep(
         self,
@@ -117,7 +97,7 @@ class FleetClient:
         deadline_s: float = 0.0,
     ) -> FleetResult:
         """Release engine memory; workers must be idle. Results are `Memory`, in bytes."""
-        return await self._to_workers("sleep", Sleep(list(tags)), target, deadline_s)
+        return await self._to_workers(Sleep(list(tags)), target, deadline_s)
 
     async def wake_up(
         self,
@@ -127,51 +107,46 @@ class FleetClient:
         deadline_s: float = 0.0,
     ) -> FleetResult:
         """Take released memory back. Results are `Memory`, in bytes."""
-        return await self._to_workers("wake_up", WakeUp(list(tags)), target, deadline_s)
+        return await self._to_workers(WakeUp(list(tags)), target, deadline_s)
 
     async def flush_cache(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
         """Forget cached prefixes that no request uses. Results are `Flushed`, in tokens."""
-        return await self._to_workers("flush_cache", FlushCache(), target, deadline_s)
+        return await self._to_workers(FlushCache(), target, deadline_s)
 
     async def server_info(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
         """Facts and counters of engines. Results are `ServerFacts`."""
-        return await self._to_workers("server_info", ServerInfo(), target, deadline_s)
+        return await self._to_workers(ServerInfo(), target, deadline_s)
 
     async def shutdown_worker(
         self, worker: str, *, drain: bool = True, deadline_s: float = 0.0
     ) -> FleetResult:
         """Make one worker leave, after finishing what it runs if `drain`."""
-        return await self._to_workers("shutdown", Shutdown(drain), worker, deadline_s)
+        return await self._to_workers(Shutdown(drain), worker, deadline_s)
 
     async def status(self, *, deadline_s: float = 0.0) -> FleetStatus:
         """The router's table: workers, versions, queue."""
-        return await self._to_router("status", Status(), FleetStatus, deadline_s)
+        return await self._to_router(FleetStatus, Status(), deadline_s)
 
     @asynccontextmanager
     async def session(self, name: str) -> AsyncGenerator[str]:
         """Keep the requests that name this session on one worker; forget the place on leaving."""
-        await self._to_router("open_session", OpenSession(name), Done, 0.0)
+        await self._to_router(Done, OpenSession(name), 0.0)
         try:
             yield name
         finally:
-            await self._to_router("close_session", CloseSession(name), Done, 0.0)
+            await self._to_router(Done, CloseSession(name), 0.0)
 
     async def _to_workers(
-        self, kind: str, body: msgspec.Struct, target: str, deadline_s: float
+        self, body: msgspec.Struct, target: str, deadline_s: float
     ) -> FleetResult:
-        route = target if target == FLEET else f"worker:{target}"
-        outcome = await self.command(kind, body, route=route, deadline_s=deadline_s)
-        return _expect(kind, outcome, FleetResult)
+        ref = self.ref(FLEET if target == FLEET else worker(target))
+        return await ref.ask_for(FleetResult, body, deadline_s=deadline_s or self._patience_s)
 
     async def _to_router(
-        self, kind: str, body: msgspec.Struct, expected: type[ResultT], deadline_s: float
+        self, expected: type[ResultT], body: msgspec.Struct, deadline_s: float
     ) -> ResultT:
-        return _expect(kind, await self.command(kind, body, deadline_s=deadline_s), expected)
+        return await self.ref().ask_for(expected, body, deadline_s=deadline_s or self._patience_s)
 
-
-def _expect(
-    kind: str, outcome: msgspec.Struct | FleetResult | Rollout, expected: type[ResultT]
-) -> ResultT:
-    if not isinstance(outcome, expected):
-        raise RemoteProtocolError(f"{kind} ended with a {type(outcome).__name__}")
-    return outcome
+    @property
+    def _patience_s(self) -> float:
+        return self.connection.settings.control_deadline_s

@@ -9,7 +9,10 @@ from bus.effects import Connect, Send
 from bus.errors import BusError
 from trainer_adapter.rollout import Delta, FleetResult, Rollout
 
-Outcome = Rollout | FleetResult | msgspec.Struct | BusError
+Result = Rollout | FleetResult | msgspec.Struct
+"""What a caller gets: of a generate, of a command to members, of one to the router."""
+
+Outcome = Result | BusError
 """How a request ended for its caller: a result to return or an error to raise."""
 
 

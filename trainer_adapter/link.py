@@ -10,7 +10,7 @@ from bus.backoff import Backoff, Chance
 from bus.codec import pack
 from bus.effects import THE_LINK, Connect, Send
 from bus.entry import Entry
-from bus.errors import LocalProtocolError
+from bus.life import following
 from bus.messages.membership import ClientBeat, Goodbye, Hello, Welcome
 from bus.settings import LeaseSettings
 from trainer_adapter.effects import Effect
@@ -69,8 +69,9 @@ class Link:
         self._connect(now)
 
     def heard(self, now: float) -> None:
-        """Something came from the router."""
-        self._heard_at = now
+        """Something came from the router; before its welcome that does not count."""
+        if self.state != "greeting":
+            self._heard_at = now
 
     def welcomed(self, welcome: Welcome) -> bool:
         """Whether the welcome counts: a lower epoch of another router is one of the past."""
@@ -147,7 +148,4 @@ class Link:
         self._out.append(Send(THE_LINK, entry))
 
     def _advance(self, event: str) -> None:
-        following = LINK_LIFE[self.state].get(event)
-        if following is None:
-            raise LocalProtocolError(f"link: {event!r} cannot happen while {self.state!r}")
-        self.state = following
+        self.state = following(LINK_LIFE, self.state, event, "link")

@@ -22,6 +22,8 @@ from bus.messages.weights import (
     Tensor,
 )
 from bus.messages.weights import Published as PublishedByRouter
+from bus.ref import ROUTER, STORE
+from trainer_adapter.control import FleetRef
 from trainer_adapter.named_tensors import DTYPE_NAMES, Tensors, named_tensors, published_dtype
 from trainer_adapter.rollout import FleetResult
 from trainer_adapter.weight_writer import WeightWriter
@@ -32,7 +34,7 @@ STORE_TRIES = 3
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 
 
-class Commander(Protocol):
+class Publishing(Protocol):
     """What a publisher needs of a client."""
 
     @property
@@ -40,10 +42,8 @@ class Commander(Protocol):
         """Endpoint of the weight store's bulk socket; empty while there is no store."""
         ...
 
-    async def command(
-        self, kind: str, body: msgspec.Struct, *, route: str = "", deadline_s: float
-    ) -> FleetResult | msgspec.Struct:
-        """Send a command and wait for its ending; see `RolloutClient.command`."""
+    def ref(self, address: str) -> FleetRef:
+        """The router (empty) or the `store`."""
         ...
 
 
@@ -105,7 +105,7 @@ class WeightPublisher:
 
     def __init__(
         self,
-        client: Commander,
+        client: Publishing,
         policy: str = "default",
         *,
         dtype: torch.dtype | None = None,
@@ -170,11 +170,8 @@ class WeightPublisher:
             body = PublishVersion(
                 policy=self.policy, version=update.version, in_flight=in_flight, require=require
             )
-            result = await self._client.command(
-                "publish_version", body, route="", deadline_s=update.left_s
-            )
-            if not isinstance(result, PublishedByRouter):
-                raise LocalProtocolError("publish_version ended with something else")
+            router = self._client.ref(ROUTER)
+            result = await router.ask_for(PublishedByRouter, body, deadline_s=update.left_s)
             update.published = _published(result, update.write_s, time.monotonic() - began)
 
     async def write(self, tensors: Tensors, update: Update) -> int:
@@ -194,29 +191,26 @@ class WeightPublisher:
             bulk=self._client.bulk,
         )
         seal = SealVersion(policy=self.policy, version=reserved.version, digests=digests)
-        await self._ask_store("seal_version", seal, Done, update)
+        await self._ask_store(Done, seal, update)
         return reserved.version
 
     async def _reserve(self, layout: list[Tensor], update: Update) -> Reserved:
         body = ReserveVersion(policy=self.policy, tensors=layout)
-        return await self._ask_store("reserve_version", body, Reserved, update)
+        return await self._ask_store(Reserved, body, update)
 
     async def _ask_store(
-        self, kind: str, body: msgspec.Struct, result: type[ResultT], update: Update
+        self, expected: type[ResultT], body: msgspec.Struct, update: Update
     ) -> ResultT:
-        for attempt in range(STORE_TRIES):
+        store = self._client.ref(STORE)
+        n_tries = 1
+        while True:
             try:
-                outcome = await self._client.command(
-                    kind, body, route="store", deadline_s=update.left_s
-                )
-                if isinstance(outcome, FleetResult):
-                    return outcome.only(result)
+                result = await store.ask_for(FleetResult, body, deadline_s=update.left_s)
+                return result.only(expected)
             except PeerLost:
-                if attempt + 1 == STORE_TRIES:
+                if n_tries == STORE_TRIES:
                     raise
-            else:
-                break
-        raise LocalProtocolError(f"{kind} ended with something else")
+                n_tries += 1
 
 
 def _published(result: PublishedByRouter, write_s: float, update_s: float) -> Published:

@@ -186,6 +186,8 @@ class Assembly:
         self.n_tokens = row.end
         runs = self._runs
         for version, n_tokens in row.versions:
+            if not n_tokens:
+                continue  # a row that only says that the request has ended
             if runs and runs[-1][0] == version:
                 runs[-1] = (version, runs[-1][1] + n_tokens)
             else:

@@ -20,6 +20,7 @@ from trainer_adapter.effects import Complete, Effect, Outcome
 from trainer_adapter.endings import cancelled, error_of
 from trainer_adapter.link import Link
 from trainer_adapter.requests import Ask, OpenRequest
+from trainer_adapter.retry_budget import RetryBudget
 from trainer_adapter.settings import ClientSettings
 from trainer_adapter.timetable import Timetable
 
@@ -28,6 +29,9 @@ Then = Callable[[Outcome, float], None]
 
 INTERNAL_DEADLINE_S = 5.0
 """Deadline of commands that the core sends by itself."""
+MUTE_S = 5.0
+"""A running request of which neither worker nor router has said anything for this long is sent
+again; workers list what they run five times a second."""
 ENGINE_CRASHED = "engine_crashed"
 
 
@@ -52,6 +56,7 @@ class RequestBook:
         self._n = first_n
         self._due: Timetable[tuple[Duty, str]] = Timetable()
         self._then: dict[str, Then] = {}
+        self._budget = RetryBudget()
         self.acks = Acks(desk.out)
         self.open: dict[str, OpenRequest] = {}
 
@@ -69,6 +74,7 @@ class RequestBook:
         if then is not None:
             self._then[rid] = then
         self._due.set(("deadline", rid), request.deadline_at)
+        self._budget.first_sent(now)
         self._send(request, now)
         return request
 
@@ -93,14 +99,14 @@ class RequestBook:
                 request.advance("queued")
                 self._due.cancel(("resend", rid))
 
-    def accepted(self, rid: str, attempt: Attempt, worker: str) -> OpenRequest | None:
-        """An execution has begun; None if it is not one that counts."""
+    def accepted(self, rid: str, attempt: Attempt, worker: str, now: float) -> OpenRequest | None:
+        """An execution has begun or goes on; None if it is not one that counts."""
         request = self.open.get(rid)
         if request is None or not request.saw(attempt, worker):
             return None
-        if request.state != "running":
-            request.advance("accepted")
-            self._due.cancel(("resend", rid))
+        request.heard_at = now
+        if request.state != "running" and request.advance("accepted") == "running":
+            self._due.set(("resend", rid), now + MUTE_S)
         return request
 
     def lost(self, body: Lost, now: float) -> None:
@@ -114,6 +120,7 @@ class RequestBook:
                 continue
             if body.reason == ENGINE_CRASHED:
                 request.n_crashes += 1
+                request.owes_retry = True
             self._after_loss(request, body, now)
 
     def go_on(self, request: OpenRequest, now: float) -> None:
@@ -138,6 +145,13 @@ class RequestBook:
         request.n_tries += 1
         wait_s = max(problem.retry_after_ms / 1000, bound_s) * (0.5 + self._desk.chance.random())
         self._due.set(("resend", request.rid), now + wait_s)
+
+    def doubt(self, request: OpenRequest, now: float) -> None:
+        """A restarted router may have taken an old ending for that of what was sent since."""
+        if request.state in ("sent", "queued"):
+            request.may_run = True
+            request.advance("relinked")
+            self._due.set(("resend", request.rid), now + self._settings.lease.resend_first_s)
 
     def abort(self, rids: Iterable[str] | None, now: float) -> int:
         """Stop generates (None: all); each still gets its own ending. How many."""
@@ -204,6 +218,12 @@ class RequestBook:
         """Send it (again), if the link is up."""
         if not self._desk.link.is_up:
             return
+        if request.owes_retry:
+            wait_s = self._budget.wait_s(now)
+            if wait_s > 0:
+                self._due.set(("resend", request.rid), now + wait_s)
+                return
+            request.owes_retry = False
         if request.dead_attempts:
             # The router must see what ended before it sees the same rid again.
             self.acks.flush()
@@ -219,6 +239,15 @@ class RequestBook:
         self._due.set(("resend", request.rid), now + request.wait_s)
 
     def _resend(self, request: OpenRequest, now: float) -> None:
+        if request.state == "running":
+            silent_until = request.heard_at + MUTE_S
+            if now < silent_until or not self._desk.link.is_up:
+                self._due.set(("resend", request.rid), max(silent_until, now + MUTE_S / 2))
+                return
+            # Nobody speaks of it any more: the word that it is lost may be lost itself.
+            request.may_run = True
+            request.advance("relinked")
+            self._counters.resends += 1
         if request.state == "sent" and self._desk.link.is_up:
             self._counters.resends += 1
         if request.abort_since is None:
@@ -245,12 +274,7 @@ class RequestBook:
         if request.abort_since is not None:
             self.end(request, cancelled(request, None), now)
         elif request.n_crashes >= self._settings.max_crashes:
-            problem = Problem(
-                code=ENGINE_CRASHED,
-                message=f"The engine crashed {request.n_crashes} times while this request ran.",
-                outcome="failed",
-            )
-            self.end(request, EngineFailed(problem, rid=request.rid), now)
+            self.end(request, _crashed_too_often(request), now)
         elif request.ask.on_loss == "fail" or not request.is_generate:
             error = PeerLost(f"worker {body.worker} was lost ({body.reason}) while it ran")
             self.end(request, error, now)
@@ -272,6 +296,11 @@ class RequestBook:
                 self._due.set(("abort", rid), now + self._settings.lease.resend_first_s)
         if self._desk.link.is_up:
             self.add(Ask("abort", Abort(rids)), INTERNAL_DEADLINE_S, now, _nothing)
+
+
+def _crashed_too_often(request: OpenRequest) -> EngineFailed:
+    message = f"The engine crashed {request.n_crashes} times while this request ran."
+    return EngineFailed(Problem(ENGINE_CRASHED, message, "failed"), rid=request.rid)
 
 
 def _nothing(outcome: Outcome, now: float) -> None:

@@ -10,10 +10,12 @@ import msgspec
 
 from bus.codec import pack
 from bus.entry import Entry, Placement
-from bus.errors import LocalProtocolError
+from bus.errors import LocalProtocolError, Refused
 from bus.ids import NO_ATTEMPT, Attempt
+from bus.life import following
 from bus.messages.endings import Problem
 from bus.messages.generation import Generate
+from bus.ref import ROUTER, Command
 from trainer_adapter.reassembly import Assembly
 from trainer_adapter.rollout import OnLoss
 
@@ -55,6 +57,28 @@ class Ask:
     """Wait out `refused(busy)` instead of raising it."""
 
 
+def asked_by(command: Command | Ask, *, stream: bool = False) -> Ask:
+    """What a ref was told or asked; its generate is placed without wishes.
+
+    Raises:
+        Refused: a generate names its worker.
+        LocalProtocolError: a stream of something that has no deltas.
+    """
+    if isinstance(command, Ask):
+        return command
+    body = command.body
+    if not isinstance(body, Generate):
+        if stream:
+            raise LocalProtocolError(f"{command.kind} has no deltas")
+        return Ask(command.kind, body, route=command.route)
+    if command.route != ROUTER:
+        sentence = "the router places a generate; it has no other address"
+        raise Refused(Problem("bad_request", sentence, "not_started", field="route"))
+    cost = len(body.prompt) // 4 + body.sampling.max_new_tokens
+    body = msgspec.structs.replace(body, stream=stream)
+    return Ask(command.kind, body, place=Placement("default", cost=cost))
+
+
 @dataclass(slots=True)
 class OpenRequest:
     """One command under way."""
@@ -74,11 +98,15 @@ class OpenRequest:
     n_crashes: int = 0
     n_tries: int = 0
     """Times it was sent since it was last known to be held by nobody."""
+    owes_retry: bool = False
+    """An engine crashed under it: sending it again takes from the budget for retries."""
     was_sent: bool = False
     may_run: bool = False
     """Sent over an earlier link, so that a worker may have it without its router knowing."""
     wait_s: float = 0.0
     """Before it is sent again."""
+    heard_at: float = 0.0
+    """When an execution of it was last heard of."""
     n_prefix: int = 0
     """Tokens that the last send carried along."""
     refusal: Problem | None = None
@@ -114,18 +142,14 @@ class OpenRequest:
         """Whether nobody but this client can know of it."""
         return self.state == "deferred" or (self.state == "unsent" and not self.may_run)
 
-    def advance(self, event: str) -> None:
+    def advance(self, event: str) -> RequestState:
         """Move along REQUEST_LIFE.
 
         Raises:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
-        following = REQUEST_LIFE[self.state].get(event)
-        if following is None:
-            raise LocalProtocolError(
-                f"request {self.rid}: {event!r} cannot happen while {self.state!r}"
-            )
-        self.state = following
+        self.state = following(REQUEST_LIFE, self.state, event, f"request {self.rid}")
+        return self.state
 
     def saw(self, attempt: Attempt, worker: str) -> bool:
         """Note an execution; False if it is dead or older than the latest."""

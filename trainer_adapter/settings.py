@@ -33,8 +33,9 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of the wait before a request that no worker was ready for is sent again."""
     abort_patience_s: float = 10.0
     """An aborted request that nobody knows any more ends by itself after this long."""
-    max_crashes: int = 3
-    """Engine crashes while it ran after which a request is given up."""
+    max_crashes: int = 5
+    """Engine crashes while it ran after which a request is given up. A backstop: the router finds
+    poison at the third, unless it was restarted in between."""
     repair_tries: int = 3
     """Per attempt; afterwards the result fills the gap."""
 

@@ -78,6 +78,8 @@ class StreamReader:
                 idle.rids, idle.attempts, idle.n_tokens, strict=False
             ):
                 request = self._book.open.get(rid)
+                if request is not None and request.attempt == attempt:
+                    request.heard_at = now
                 if request is not None and n_tokens > request.assembly.n_tokens:
                     self._missing(entry.route, request, attempt, now)
         else:
@@ -87,7 +89,7 @@ class StreamReader:
         self, worker: str, key: tuple[str, Attempt], row: Row, now: float, *, is_last: bool
     ) -> None:
         rid, attempt = key
-        request = self._book.accepted(rid, attempt, worker)
+        request = self._book.accepted(rid, attempt, worker, now)
         if request is None:
             self._counters.stale_deltas += 1
             return

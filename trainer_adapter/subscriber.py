@@ -1,6 +1,5 @@
 """Watching streams without being their client: what recorders, viewers and replay tools use."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,6 +9,7 @@ from bus.codec import topic_of, unpack
 from bus.entry import Entry
 from bus.errors import ActorStopped, RemoteProtocolError
 from bus.ids import Attempt
+from bus.mailbox import Mailbox
 from bus.messages.generation import FinishReason
 from bus.messages.stream import Deltas
 from bus.ports import SubscriptionPort
@@ -57,10 +57,13 @@ class StreamSubscriber:
         self._topic = topic_of(client) if client else b""
         self._ports = ports
         self._port: SubscriptionPort | None = None
-        self._rows: asyncio.Queue[StreamRow] = asyncio.Queue(MAX_WAITING_ROWS)
-        self.n_dropped = 0
-        """Rows that a reader was too slow for."""
+        self._rows = Mailbox[StreamRow](MAX_WAITING_ROWS)
         self.n_malformed = 0
+
+    @property
+    def n_dropped(self) -> int:
+        """Rows that a reader was too slow for."""
+        return self._rows.statistics().displaced
 
     async def __aenter__(self) -> Self:
         self._port = self._ports.subscription(self._on_batch, [self._topic])
@@ -76,6 +79,7 @@ class StreamSubscriber:
         if self._port is not None:
             self._port.close()
             self._port = None
+        self._rows.end()
 
     def follow(self, endpoints: Iterable[str]) -> None:
         """Listen to exactly these endpoints from now on, e.g. those of a client's members."""
@@ -93,7 +97,7 @@ class StreamSubscriber:
         return self
 
     async def __anext__(self) -> StreamRow:
-        if self._port is None and self._rows.empty():
+        if self._port is None and not self._rows:
             raise ActorStopped("the subscriber is not open; use `async with`")
         return await self._rows.get()
 
@@ -110,10 +114,7 @@ class StreamSubscriber:
         deltas = cast("Deltas", unpack(entry))
         finishes = dict(deltas.finishes)
         for index, (rid, attempt, row) in enumerate(rows_of(deltas)):
-            if self._rows.full():
-                self._rows.get_nowait()
-                self.n_dropped += 1
-            self._rows.put_nowait(
+            self._rows.displace(
                 StreamRow(
                     worker=entry.route,
                     rid=rid,

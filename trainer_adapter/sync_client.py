@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-import msgspec
 import uvloop
 
 from bus.errors import ActorStopped
 from bus.messages.control import FleetStatus, MemoryTag, PauseMode
 from bus.messages.generation import Sampling
+from bus.ref import FLEET
 from trainer_adapter.client import RolloutClient
-from trainer_adapter.control import FLEET
 from trainer_adapter.rollout import Delta, FleetResult, Rollout
 from trainer_adapter.rollouts import GenerateOptions, Prompt
 from trainer_adapter.settings import ClientSettings
@@ -89,19 +88,13 @@ class SyncFleetClient:
             self._thread.stop()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run anything else that uses `async_client` on its loop, e.g. a publisher's methods."""
+        """Run anything else that uses `async_client` on its loop, e.g. what its refs are asked."""
         return self._thread.wait(coroutine)
 
     @property
     def async_client(self) -> RolloutClient:
         """The client behind this one; only to be used on its own loop, through `run`."""
         return self._client
-
-    def command(
-        self, kind: str, body: msgspec.Struct, *, route: str = "", deadline_s: float = 0.0
-    ) -> msgspec.Struct | FleetResult:
-        """Send any command but `generate` and wait for its ending."""
-        return self.run(self._client.command(kind, body, route=route, deadline_s=deadline_s))
 
     def pause(
         self, mode: PauseMode = "in_place", *, target: str = FLEET, deadline_s: float = 0.0

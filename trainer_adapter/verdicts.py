@@ -65,6 +65,8 @@ class Verdicts:
         request = self._book.open.get(entry.rid)
         if request is None or entry.attempt in request.dead_attempts:
             self._counters.stale_endings += 1
+            if request is not None:
+                self._book.doubt(request, now)
             return
         if entry.attempt != NO_ATTEMPT:
             request.saw(entry.attempt, entry.route)

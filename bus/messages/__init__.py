@@ -91,3 +91,6 @@ of each worker's own `finished`, inside a `FleetOutcome`)."""
 
 ENDINGS = frozenset({"finished", "failed", "cancelled", "expired", "refused"})
 COMMANDS = frozenset(RESULTS)
+
+COMMAND_OF: dict[type[msgspec.Struct], str] = {KINDS[kind]: kind for kind in COMMANDS}
+"""body type of a command -> its kind."""

@@ -26,13 +26,15 @@ LAW: dict[str, set[str]] = {
     "trainer_adapter": {"bus"},
     "launcher": {"bus"} | MIDDLE,
     "rolloutbus": {"bus", "launcher"} | MIDDLE,
+    "drills": {"bus", "launcher", "rolloutbus"} | MIDDLE,
     "examples": {"rolloutbus"},
-    "benchmarks": {"bus", "launcher", "rolloutbus", "examples"} | MIDDLE,
-    "tests": {"bus", "launcher", "rolloutbus", "examples", "benchmarks"} | MIDDLE,
+    "benchmarks": {"bus", "launcher", "rolloutbus", "drills", "examples"} | MIDDLE,
+    "tests": {"bus", "launcher", "rolloutbus", "drills", "examples", "benchmarks"} | MIDDLE,
 }
 
-# `rolloutbus demo` runs a program of examples/; only when it is asked to, hence in a function.
-LAZY_EXCEPTIONS = {("launcher", "examples")}
+# `rolloutbus demo` runs a program of examples/, `rolloutbus sim` one of drills/; only when they are
+# asked to, hence in a function.
+LAZY_EXCEPTIONS = {("launcher", "drills"), ("launcher", "examples")}
 
 # Imported package -> the files that may import it.
 CORNERS = {

@@ -89,7 +89,7 @@ class Streamed:
         return result
 
     async def _read(self) -> None:
-        while (delta := await self._inbox.get()) is not None:
+        async for delta in self._inbox:
             self.deltas.append(delta)
             self._grown.set()
         self._grown.set()

@@ -17,8 +17,11 @@ from bus.messages.delivery import Ack
 from bus.messages.endings import Problem
 from bus.messages.membership import Beat, Hello, Lease, Welcome
 from bus.messages.weights import Published, PublishVersion, RecordCommit
+from bus.ref import STORE, ActorRef, Command
 from bus.zmq_ports import RouterPort
-from trainer_adapter.rollout import FleetResult
+from trainer_adapter.control import FleetRef
+from trainer_adapter.effects import Result
+from trainer_adapter.rollout import Delta, FleetResult
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 20.0
@@ -58,17 +61,25 @@ class StoreHarness:
         assert leased.done(), f"the store did not join; exit status {self._process.returncode}"
         died.cancel()
 
-    async def command(
-        self, kind: str, body: msgspec.Struct, *, route: str = "", deadline_s: float
-    ) -> FleetResult | msgspec.Struct:
+    def ref(self, address: str) -> FleetRef:
+        return ActorRef(address, self)
+
+    def tell(self, command: Command, deadline_s: float) -> None:
+        raise NotImplementedError
+
+    def stream(self, command: Command, deadline_s: float) -> AsyncGenerator[Delta]:
+        raise NotImplementedError
+
+    async def ask(self, command: Command, deadline_s: float) -> Result:
+        body = command.body
         if isinstance(body, PublishVersion):
             commit = RecordCommit(body.policy, body.version)
-            await self.command("record_commit", commit, route="store", deadline_s=deadline_s)
+            await self.ref(STORE).ask(commit, deadline_s=deadline_s)
             return Published(version=body.version, workers=[])
-        assert route == "store"
-        ending = await self._ask(kind, body, deadline_s)
+        assert command.route == STORE
+        ending = await self._ask(command.kind, body, deadline_s)
         if ending.kind == "finished":
-            return FleetResult({"store": unpack_result(kind, ending)})
+            return FleetResult({"store": unpack_result(command.kind, ending)})
         problem = unpack(ending)
         assert isinstance(problem, Problem)
         return FleetResult({"store": EngineFailed(problem)})

@@ -169,10 +169,10 @@ async def test_unknown_targets_are_named(client: RolloutClient) -> None:
         await client.pause(target="nobody")
     assert (worker.value.code, worker.value.field) == ("unknown_worker", "route")
     with pytest.raises(Refused, match="never-opened") as session:
-        await client.command("close_session", CloseSession("never-opened"))
+        await client.ref().ask(CloseSession("never-opened"), deadline_s=5.0)
     assert (session.value.code, session.value.field) == ("unknown_session", "session")
     with pytest.raises(Refused, match="no weight store is connected") as store:
-        await client.command("publish_version", PublishVersion("default", 1), deadline_s=0.5)
+        await client.ref().ask(PublishVersion("default", 1), deadline_s=0.5)
     assert store.value.code == "no_store"
     await assert_serves(client)
 

@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator
+import tempfile
+from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,11 @@ FIVE = Sampling(max_new_tokens=5, seed=1)
 
 
 @pytest.fixture(autouse=True)
-def runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return tmp_path
+def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Not tmp_path: a test's name in it would make the socket paths too long.
+    with tempfile.TemporaryDirectory(prefix="rb-") as path:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield Path(path)
 
 
 def is_alive(pid: int) -> bool:

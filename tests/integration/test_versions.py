@@ -261,7 +261,7 @@ async def test_an_older_version_cannot_be_published(client: RolloutClient, curre
     await publish(client)
 
     with pytest.raises(Refused) as caught:
-        await client.command("publish_version", PublishVersion("default", current))
+        await client.ref().ask(PublishVersion("default", current), deadline_s=30.0)
 
     assert (caught.value.code, caught.value.field) == ("stale_version", "version")
     assert all_serve(await client.status())

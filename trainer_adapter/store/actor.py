@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from bus.actor import Actor, one_by_one
 from bus.clock import Clock
 from bus.codec import pack, unpack
 from bus.effects import Connect, Send, Stop
@@ -84,15 +85,21 @@ class StoreActor:
         identity = MemberIdentity("store", settings.name, secrets.token_hex(16))
         self._member = MemberCore(identity, LeaseSettings(), random.SystemRandom())
         self._link: DealerPort | None = None
+        self._actor = Actor(
+            one_by_one(self._follow),
+            clock=clock,
+            tick=self._tick,
+            tick_s=TICK_S,
+            flush=self._member.flush,
+        )
+        self._upkeep_at = 0.0
         self._bulk_peers: dict[Peer, float] = {}
-        self._is_stopping = asyncio.Event()
-        self._reason = ""
         # One thread: appends to the ledger keep their order, and the pool needs no lock.
         self._disk = ThreadPoolExecutor(1, "store-disk")
 
     def stop(self) -> None:
         """Leave the bus and give all shared memory back."""
-        self._is_stopping.set()
+        self._actor.feed(self._leave)
 
     async def run(self) -> str:
         """Serve until `stop`, or until the router says that another store took this name.
@@ -105,30 +112,26 @@ class StoreActor:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 # `committed` is the core's own dict: every later hello says what it holds then.
-                self._follow(self._member.online(facts, self._clock.now()))
-                await self._tick_until_stopped()
-                if not self._reason:
-                    self._follow(self._member.leave("shutdown"))
-                    await asyncio.sleep(GOODBYE_S)
+                self._actor.feed(self._member.online, facts)
+                self._actor.start()
+                reason = await self._actor.stopped()
+                await asyncio.sleep(GOODBYE_S)
+                return reason
         finally:
+            self._actor.stop("broken")
             self._disk.shutdown()
             self._bulk.close()
             if self._link is not None:
                 self._link.close()
-        return self._reason
 
-    async def _tick_until_stopped(self) -> None:
-        upkeep_at = 0.0
-        while not self._is_stopping.is_set():
-            now = self._clock.now()
-            self._follow([*self._member.tick(now), *self._member.flush(now)])
-            if now >= upkeep_at:
-                upkeep_at = now + UPKEEP_S
-                self._upkeep(now)
-            try:
-                await asyncio.wait_for(self._is_stopping.wait(), TICK_S)
-            except TimeoutError:
-                continue
+    def _tick(self, now: float) -> list[MemberEffect]:
+        if now >= self._upkeep_at:
+            self._upkeep_at = now + UPKEEP_S
+            self._upkeep(now)
+        return self._member.tick(now)
+
+    def _leave(self, _: float) -> list[MemberEffect]:
+        return self._member.leave("shutdown")
 
     def _upkeep(self, now: float) -> None:
         self._carry_out(self._core.tick(now))
@@ -140,35 +143,31 @@ class StoreActor:
 
     # --- the router's link
 
-    def _follow(self, effects: Sequence[MemberEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send(_, entry):
-                    if self._link is not None:
-                        self._link.send(entry)
-                case Connect():
-                    if self._link is not None:
-                        self._link.close()
-                    self._link = DealerPort(self._settings.router, self._said, self._link_down)
-                case Execute(entry):
-                    self._execute(entry)
-                case Stop(reason):
-                    self._reason = reason
-                    self._is_stopping.set()
-                case _:
-                    # Work taken away goes on: it is short, harmless, and its answer is dropped.
-                    pass
+    def _follow(self, effect: MemberEffect) -> None:
+        match effect:
+            case Send(_, entry):
+                if self._link is not None:
+                    self._link.send(entry)
+            case Connect():
+                if self._link is not None:
+                    self._link.close()
+                self._link = DealerPort(self._settings.router, self._said, self._link_down)
+            case Execute(entry):
+                self._execute(entry)
+            case Stop(reason):
+                self._actor.stop(reason)
+            case _:
+                # Work taken away goes on: it is short, harmless, and its answer is dropped.
+                pass
 
     def _said(self, entries: list[Entry]) -> None:
-        now = self._clock.now()
-        self._follow(self._member.receive(entries, now))
-        self._follow(self._member.flush(now))
+        self._actor.feed(self._member.receive, entries)
         if self._on_joined is not None and self._member.state == "leased":
             self._on_joined(self._bulk.endpoints[0])
             self._on_joined = None
 
     def _link_down(self) -> None:
-        self._follow(self._member.link_down(self._clock.now()))
+        self._actor.feed(self._member.link_down)
 
     def _execute(self, entry: Entry) -> None:
         if not entry.rid:
@@ -191,12 +190,14 @@ class StoreActor:
             self._end("failed", key, problem)
 
     def _end(self, kind: str, key: AttemptKey, body: msgspec.Struct) -> None:
-        self._follow(self._member.ended(kind, key, body, self._clock.now()))
+        self._actor.feed(self._member.ended, kind, key, body)
 
     # --- the bulk socket
 
     def _bulk_arrived(self, peer: Peer, entries: list[Entry]) -> None:
-        now = self._clock.now()
+        self._actor.feed(self._serve_bulk, peer, entries)
+
+    def _serve_bulk(self, peer: Peer, entries: list[Entry], now: float) -> list[MemberEffect]:
         self._bulk_peers[peer] = now
         for entry in entries:
             asker = BulkAsker(peer, entry.rid)
@@ -212,6 +213,7 @@ class StoreActor:
                 message = f"{entry.kind!r} is not said on a bulk socket"
                 problem = Problem(code="unknown_message", message=message, outcome="not_started")
                 self._tell(asker, "failed", problem)
+        return []
 
     def _tell(self, asker: Asker, kind: str, body: msgspec.Struct) -> None:
         match asker:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from bus.errors import LocalProtocolError
+from bus.life import following
 from bus.manifest import total_bytes
 from bus.messages.weights import Tensor
 from trainer_adapter.store.askers import Asker
@@ -73,10 +73,8 @@ class StoredVersion:
         Raises:
             LocalProtocolError: the event has no meaning in this state, which stays.
         """
-        after = VERSION_LIFE[self.state].get(event)
-        if after is None:
-            raise LocalProtocolError(f"{event!r} cannot happen to a version that is {self.state!r}")
-        self.state = after
+        subject = f"version {self.number} of {self.policy!r}"
+        self.state = following(VERSION_LIFE, self.state, event, subject)
 
     def take_digests(self, digests: list[int]) -> None:
         """What the trainer says the bytes are."""

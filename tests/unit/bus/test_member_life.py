@@ -1,9 +1,6 @@
-"""The table of a member's life is closed, and events without meaning change nothing."""
+"""The table of a member's life is closed, and says who can lose what."""
 
-import pytest
-
-from bus.errors import LocalProtocolError
-from bus.member_life import HOLDING, LINKED, MEMBER_LINK, UNLINKED_TRYING, following
+from bus.member_life import HOLDING, LINKED, MEMBER_LINK, UNLINKED_TRYING
 
 
 def test_every_state_has_a_row_and_can_be_reached() -> None:
@@ -20,8 +17,3 @@ def test_only_linked_states_lose_their_link_and_only_holders_their_lease() -> No
     assert {state for state, row in MEMBER_LINK.items() if "link_lost" in row} == LINKED
     assert {state for state, row in MEMBER_LINK.items() if "lease_expired" in row} == HOLDING
     assert {state for state, row in MEMBER_LINK.items() if "connected" in row} == UNLINKED_TRYING
-
-
-def test_event_without_meaning_raises() -> None:
-    with pytest.raises(LocalProtocolError):
-        following("away", "leased")

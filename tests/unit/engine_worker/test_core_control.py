@@ -91,6 +91,17 @@ def test_commit_waits_for_requests_pinned_to_the_old_version(bench: Bench) -> No
     assert len(bench.said.to_host("commit_update")) == 1
 
 
+def test_requests_pinned_to_the_old_version_do_not_start_while_the_engine_swaps(
+    bench: Bench,
+) -> None:
+    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 1, "in_place"))
+    assert len(bench.said.to_host("commit_update")) == 1
+    bench.generate("c/2", versions="exact:0")
+    bench.generate("c/3")
+    assert bench.said.problem("c/2")[:2] == ("refused", "not_ready")
+    assert [entry.rid for entry in bench.said.to_host("generate")] == ["c/3"]
+
+
 def test_flush_cache_passes_the_hosts_answer_on(bench: Bench) -> None:
     bench.command("flush_cache", "c/1@w0", FlushCache())
     bench.host_ends("finished", "c/1@w0", Flushed(12))

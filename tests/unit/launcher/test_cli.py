@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from launcher.cli import app
 from launcher.commands.up import state_line
 from launcher.options import parse_engine_options
 
-COMMANDS = ["up", "status", "generate", "pause", "resume", "router", "store", "worker", "demo"]
+COMMANDS = [
+    "up", "status", "generate", "pause", "resume", "router", "store", "worker", "demo", "sim",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -75,3 +78,11 @@ def test_state_line_shows_each_worker_and_the_totals() -> None:
     assert str(state_line(status)) == (
         "w9 ready v3 2/32 | w10 ready v3 2/32 | 4 running, 5 queued, 1 clients"
     )
+
+
+def test_sim_prints_one_json_object(cli: CliRunner) -> None:
+    result = cli.invoke(app, ["sim", "--seed", "5", "--json"])
+    assert result.exit_code == 0
+    summary = json.loads(result.stdout)
+    assert (summary["seeds"], summary["violations"]) == (1, 0)
+    assert summary["executions_per_request"] >= 1

@@ -26,8 +26,17 @@ TICK_S = 0.25
 class Bus:
     """One router core, its clock, and its peers."""
 
-    def __init__(self, *, recovered: bool = True, queue_limit: int = 100, seed: int = 1) -> None:
-        settings = RouterSettings("ipc:///r/front", "ipc:///r/back", queue_limit=queue_limit)
+    def __init__(
+        self,
+        *,
+        recovered: bool = True,
+        queue_limit: int = 100,
+        seed: int = 1,
+        **settings_: Any,  # noqa: ANN401 - fields of RouterSettings
+    ) -> None:
+        settings = RouterSettings(
+            "ipc:///r/front", "ipc:///r/back", queue_limit=queue_limit, **settings_
+        )
         self.core = RouterCore(settings, "router-a", Random(seed))
         self.now = 1000.0
         self.peers: dict[Peer, SimPeer] = {}

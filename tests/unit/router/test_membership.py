@@ -34,11 +34,28 @@ def test_clients_hear_when_a_worker_comes_and_goes() -> None:
     bus = Bus()
     client = bus.client()
     worker = bus.worker()
+    members = client.take_body("members")
+    assert isinstance(members, Members)
+    assert [each.name for each in members.members] == ["w0"]
+    bus.advance(0.5)
     client.take("members")
     worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("done"))))
+    bus.advance(0.25)
     members = client.take_body("members")
     assert isinstance(members, Members)
     assert members.members == []
+
+
+def test_clients_are_not_told_again_for_each_of_many_changes() -> None:
+    bus = Bus()
+    client = bus.client()
+    for number in range(20):
+        bus.worker(f"w{number}")
+    assert len(client.take("members")) == 1
+    bus.advance(0.25)
+    members = client.take_body("members")
+    assert isinstance(members, Members)
+    assert len(members.members) == 20
 
 
 def test_every_beat_is_answered_with_its_number() -> None:

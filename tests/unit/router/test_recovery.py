@@ -18,6 +18,14 @@ def test_new_request_is_placed_at_once() -> None:
     assert len(worker.take("generate")) == 1
 
 
+def test_new_request_does_not_wait_behind_resent_ones() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    _resend(client)
+    rid = client.generate()
+    assert [each.rid for each in worker.take("generate")] == [rid]
+
+
 def test_resent_request_waits_until_workers_could_claim_it() -> None:
     bus = Bus(recovered=False)
     worker, client = bus.worker(), bus.client()

@@ -19,8 +19,8 @@ from bus.messages.control import FleetStatus, Pause, ServerFacts, Status
 from bus.messages.delivery import Queued
 from bus.messages.endings import Done
 from bus.messages.generation import Abort
-from bus.messages.membership import Dismissed
-from tests.unit.trainer_adapter.bench import Bench, generated, ints, problem
+from bus.messages.membership import Dismissed, Lease
+from tests.unit.trainer_adapter.bench import Bench, Wire, generated, ints, problem
 from trainer_adapter.effects import Stopped
 from trainer_adapter.rollout import FleetResult, RolloutCancelled
 
@@ -60,8 +60,21 @@ def test_a_command_is_sent_again_until_something_is_heard_of_it(
         bench.accept(rid, (1, 1))
     else:
         bench.finish(rid, (1, 1), generated(7))
-    bench.pass_time(10.0)
+    bench.pass_time(10.0 if silenced_by != "accepted" else 4.0)
     assert bench.take("generate") == []
+
+
+def test_a_running_request_is_sent_again_when_nobody_speaks_of_it(bench: Bench) -> None:
+    rid = bench.generate()
+    bench.accept(rid, (1, 1))
+    bench.take("generate")
+
+    bench.pass_time(6.0)
+
+    [again] = bench.take("generate")
+    assert again.rid == rid
+    assert again.place is not None
+    assert again.place.resend
 
 
 def test_the_first_ending_wins_and_every_ending_is_acknowledged(bench: Bench) -> None:
@@ -281,3 +294,11 @@ def test_malformed_and_unexpected_entries_are_counted_and_harm_nothing(bench: Be
     assert bench.core.counters.malformed_in == 1
     assert bench.core.counters.unexpected_in == 1
     assert rid not in bench.outcomes
+
+
+def test_a_lost_welcome_is_asked_for_on_a_fresh_connection_although_beats_are_answered() -> None:
+    wire = Wire()
+    for _ in range(12):
+        wire.pass_time(0.25)
+        wire.say("lease", Lease(1, "r", 1))
+    assert wire.n_connects > 1

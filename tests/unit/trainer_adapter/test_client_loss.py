@@ -2,7 +2,7 @@
 
 import pytest
 
-from bus.errors import EngineFailed, PeerLost
+from bus.errors import EngineFailed, PeerLost, RequestCancelled
 from bus.messages.generation import Generate
 from bus.messages.membership import Dismissed, Hello, Members
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
@@ -112,11 +112,45 @@ def test_lost_workers_are_not_charged_but_engine_crashes_are(bench: Bench) -> No
     for n in range(1, 6):
         bench.lose(rid, (1, n))
     assert rid not in bench.outcomes
-    for n in range(6, 9):
+    for n in range(6, 11):
+        assert rid not in bench.outcomes
         bench.lose(rid, (1, n), "engine_crashed")
     error = bench.outcomes[rid]
     assert isinstance(error, EngineFailed)
     assert error.code == "engine_crashed"
+
+
+def test_crashes_of_a_whole_fleet_are_retried_no_faster_than_the_budget(bench: Bench) -> None:
+    rids = [bench.generate() for _ in range(150)]
+    for rid in rids:
+        bench.accept(rid, (1, 1))
+    bench.take("generate")
+    for rid in rids:
+        bench.lose(rid, (1, 1), "engine_crashed")
+    assert len(bench.take("generate")) == 100
+    bench.pass_time(11.0)
+    late = {entry.rid for entry in bench.take("generate")}
+    assert set(rids[100:]) <= late
+    assert bench.outcomes == {}
+
+
+def test_requests_of_lost_workers_are_sent_again_at_once_however_many(bench: Bench) -> None:
+    rids = [bench.generate() for _ in range(150)]
+    for rid in rids:
+        bench.accept(rid, (1, 1))
+    bench.take("generate")
+    for rid in rids:
+        bench.lose(rid, (1, 1))
+    assert len(bench.take("generate")) == 150
+
+
+def test_an_aborted_request_does_not_wait_for_its_retry(bench: Bench) -> None:
+    rids = [bench.generate() for _ in range(101)]
+    for rid in rids:
+        bench.accept(rid, (1, 1))
+        bench.lose(rid, (1, 1), "engine_crashed")
+    bench.abort(rids[-1])
+    assert isinstance(bench.outcomes[rids[-1]], RequestCancelled)
 
 
 def test_a_request_stopped_by_somebody_else_goes_on_where_it_stopped(bench: Bench) -> None:

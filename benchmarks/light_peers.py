@@ -1,0 +1,149 @@
+"""Many honest peers in one process: members that answer at once, clients that only live.
+
+Real hellos, beats and leases over real sockets, but no engine and no process each. Prints one JSON
+line when all have been welcomed, and lives until it is killed.
+
+    python -m benchmarks.light_peers members|clients ENDPOINT FIRST COUNT
+"""
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from random import Random
+from typing import cast
+
+import uvloop
+
+from bus.clock import BootClock
+from bus.codec import unpack
+from bus.effects import Connect, Send
+from bus.entry import Entry
+from bus.ids import RequestId
+from bus.member import MemberCore, MemberIdentity, Vitals
+from bus.member_effects import Execute, MemberEffect
+from bus.messages.endings import Done
+from bus.messages.membership import Welcome, WorkerFacts
+from bus.parent import die_with_parent
+from bus.settings import LeaseSettings
+from bus.zmq_ports import DealerPort
+from trainer_adapter.effects import Effect
+from trainer_adapter.link import Link, LinkIdentity
+
+TICK_S = 0.1
+CLIENT_TICK_S = 0.25
+"""Coarser than a real client's: a thousand of these share one loop."""
+SLOTS = 64
+CAPABILITIES = ["generate", "pause", "resume"]
+
+
+class LightMember:
+    """A worker whose every command is done as soon as it comes."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self._endpoint = endpoint
+        self._clock = BootClock()
+        self._state = "ready"
+        self._port: DealerPort | None = None
+        self.welcomed = asyncio.Event()
+        identity = MemberIdentity("worker", name, secrets.token_hex(16))
+        self._core = MemberCore(identity, LeaseSettings(), Random(), self._vitals)
+        facts = WorkerFacts("default", "", SLOTS, 4096, 32_000, "fake", CAPABILITIES)
+        self._apply(self._core.online(facts, self._clock.now()))
+        self._tick()
+
+    def _vitals(self) -> Vitals:
+        return Vitals(state=self._state, free=SLOTS)
+
+    def _apply(self, effects: list[MemberEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, entry) if self._port is not None:
+                    self._port.send(entry)
+                case Connect():
+                    if self._port is not None:
+                        self._port.close()
+                    self._port = DealerPort(self._endpoint, self._receive)
+                case Execute(entry):
+                    self._execute(entry)
+                case _:
+                    pass
+
+    def _execute(self, entry: Entry) -> None:
+        now = self._clock.now()
+        if entry.kind in {"pause", "resume"}:
+            self._state = "paused" if entry.kind == "pause" else "ready"
+            self._apply(self._core.beat(now))
+        key = (RequestId(entry.rid), entry.attempt)
+        self._apply(self._core.ended("finished", key, Done(), now))
+
+    def _receive(self, entries: list[Entry]) -> None:
+        self._apply(self._core.receive(entries, self._clock.now()))
+        if self._core.state == "leased":
+            self.welcomed.set()
+
+    def _tick(self) -> None:
+        self._apply(self._core.tick(self._clock.now()))
+        asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+
+class LightClient:
+    """A client's link, with its beats, its judgement of silence and its fresh connections."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self._endpoint = endpoint
+        self._clock = BootClock()
+        self._out: list[Effect] = []
+        identity = LinkIdentity(name, secrets.token_hex(16))
+        self._link = Link(identity, LeaseSettings(), Random(), self._out)
+        self._port: DealerPort | None = None
+        self.welcomed = asyncio.Event()
+        self._link.start(self._clock.now())
+        self._apply()
+        self._tick()
+
+    def _apply(self) -> None:
+        for effect in self._out:
+            if isinstance(effect, Connect):
+                if self._port is not None:
+                    self._port.close()
+                self._port = DealerPort(self._endpoint, self._receive, self._down)
+            elif isinstance(effect, Send) and self._port is not None:
+                self._port.send(effect.entry)
+        self._out.clear()
+
+    def _receive(self, entries: list[Entry]) -> None:
+        now = self._clock.now()
+        self._link.heard(now)
+        for entry in entries:
+            if entry.kind == "welcome":
+                self._link.welcomed(cast("Welcome", unpack(entry)))
+                self.welcomed.set()
+            elif entry.kind == "dismissed":
+                self._link.greet_again(now)
+        self._apply()
+
+    def _down(self) -> None:
+        self._link.failed(self._clock.now())
+
+    def _tick(self) -> None:
+        self._link.tick(self._clock.now())
+        self._apply()
+        asyncio.get_running_loop().call_later(CLIENT_TICK_S, self._tick)
+
+
+async def serve(kind: str, endpoint: str, first: int, count: int) -> None:
+    """All peers at once; until the process is ended."""
+    begun_at = time.perf_counter()
+    peer_type = LightMember if kind == "members" else LightClient
+    peers = [peer_type(endpoint, f"{kind[0]}{first + number}") for number in range(count)]
+    for peer in peers:
+        await peer.welcomed.wait()
+    print(json.dumps({"welcomed_s": round(time.perf_counter() - begun_at, 3)}), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    uvloop.run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

@@ -1,0 +1,40 @@
+"""`python -m drills.chaos --settings-file FILE`: one process of clients.
+
+SIGTERM ends the asking; the process leaves when every answer is here.
+"""
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from bus.clock import BootClock
+from bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
+from drills.chaos.load import Lane
+from drills.chaos.records import HistoryWriter
+from drills.chaos.settings import LoadSettings
+from trainer_adapter.client import connect
+
+
+async def serve(settings: LoadSettings) -> ActorExit:
+    """Keep requests open until a stop signal, then wait for the last answers."""
+    stop = asyncio.Event()
+    on_stop_signal(stop.set)
+    clock = BootClock()
+    async with AsyncExitStack() as stack:
+        history = stack.enter_context(HistoryWriter(Path(settings.history)))
+        clients = {
+            name: await stack.enter_async_context(connect(endpoint, name=name))
+            for name, endpoint in settings.endpoints.items()
+        }
+        announce_ready()
+        async with asyncio.TaskGroup() as lanes:
+            for name, client in clients.items():
+                for number in range(settings.lanes[name]):
+                    lane = Lane(client, settings, history, clock)
+                    lanes.create_task(lane.run(f"{name}:{number}", stop))
+    return ActorExit.STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(run_actor("drills.chaos", LoadSettings, serve))

@@ -1,0 +1,191 @@
+"""The judge of a run: each request ended once, as it may, and with the right tokens.
+
+It reads what clients wrote and nothing else: no counter, table or check of the product.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from drills.chaos.records import Ended, Invoked, Progressed, Record
+from engine_worker.engines.fake_tokens import prompt_digest, token_after
+
+Tokens = list[int]
+Oracle = Callable[[Invoked, list[int]], Tokens]
+"""(request, version of each token) -> the tokens that must have come."""
+
+POISON_CODES = frozenset({"engine_crashed", "poison"})
+MAX_STORIES = 5
+MAX_LINES = 12
+"""Of one story."""
+
+
+@dataclass(slots=True)
+class Life:
+    """All that the history says of one request."""
+
+    invoked: list[Invoked] = field(default_factory=list[Invoked])
+    progressed: list[Progressed] = field(default_factory=list[Progressed])
+    ended: list[Ended] = field(default_factory=list[Ended])
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found; names of requests by what is wrong with them."""
+
+    n_requests: int = 0
+    n_ok: int = 0
+    n_streamed: int = 0
+    n_moved: int = 0
+    """Ended well after more than one attempt."""
+    n_unwanted: int = 0
+    """Cancelled or lost as they were allowed to be."""
+    lost: list[str] = field(default_factory=list[str])
+    """Without an outcome, or not in time."""
+    duplicated: list[str] = field(default_factory=list[str])
+    """With two outcomes, or with the outcome of another request."""
+    wrong_tokens: list[str] = field(default_factory=list[str])
+    poisoned: list[str] = field(default_factory=list[str])
+    """Innocent, and blamed for crashes."""
+    failed: list[str] = field(default_factory=list[str])
+    """Any other ending that was not allowed."""
+    stories: list[str] = field(default_factory=list[str])
+    """What happened to the first ones."""
+
+    @property
+    def n_violations(self) -> int:
+        """0 is what a run must show."""
+        wrong = (self.lost, self.duplicated, self.wrong_tokens, self.poisoned, self.failed)
+        return sum(map(len, wrong))
+
+
+def fake_oracle(request: Invoked, versions: list[int]) -> Tokens:
+    """What the fake engine must have said."""
+    digest = prompt_digest(request.prompt)
+    return [token_after(digest, request.seed, i, version) for i, version in enumerate(versions)]
+
+
+def lives_of(records: Iterable[Record]) -> dict[str, Life]:
+    """Records by request, each kind in the order of its file."""
+    lives: dict[str, Life] = {}
+    for record in records:
+        life = lives.setdefault(record.op, Life())
+        match record:
+            case Invoked():
+                life.invoked.append(record)
+            case Progressed():
+                life.progressed.append(record)
+            case Ended():
+                life.ended.append(record)
+    return lives
+
+
+def judge(
+    lives: dict[str, Life],
+    oracle: Oracle = fake_oracle,
+    versions: Collection[int] = frozenset({0}),
+) -> Verdict:
+    """The verdict on a history.
+
+    Args:
+        lives: see `lives_of`.
+        oracle: knows the right tokens.
+        versions: the weight versions that were ever published, and the first one.
+    """
+    verdict = Verdict(n_requests=len(lives))
+    rids: dict[str, str] = {}
+    for op, life in lives.items():
+        for wrong, why in _complaints(life, oracle, versions, rids):
+            ops: list[str] = getattr(verdict, wrong)
+            if op not in ops:
+                ops.append(op)
+            if len(verdict.stories) < MAX_STORIES:
+                verdict.stories.append(_story(op, life, why))
+        verdict.n_streamed += any(each.is_streamed for each in life.invoked)
+        for ended in life.ended[:1]:
+            verdict.n_ok += ended.outcome == "ok"
+            verdict.n_moved += ended.outcome == "ok" and ended.n_attempts > 1
+            verdict.n_unwanted += ended.outcome != "ok"
+    return verdict
+
+
+def _complaints(
+    life: Life, oracle: Oracle, versions: Collection[int], rids: dict[str, str]
+) -> Iterable[tuple[str, str]]:
+    """(list of the verdict, why) for each thing that is wrong with one request."""
+    if len(life.invoked) != 1:
+        yield "duplicated", f"it was asked {len(life.invoked)} times"
+        return
+    [request] = life.invoked
+    if not life.ended:
+        yield "lost", "no outcome"
+    if len(life.ended) > 1:
+        yield "duplicated", f"{len(life.ended)} outcomes"
+    for ended in life.ended:
+        if ended.rid and rids.setdefault(ended.rid, ended.op) != ended.op:
+            yield "duplicated", f"{ended.rid} was also the outcome of {rids[ended.rid]}"
+        if ended.outcome != "ok" and ended.outcome not in request.allowed:
+            yield _fault_of(ended), f"{ended.outcome} {ended.code}"
+        if ended.outcome in ("ok", "cancelled"):
+            why = _wrong_tokens(request, ended, oracle, versions)
+            if why:
+                yield "wrong_tokens", why
+    held = [each.at for each in (*life.invoked, *life.progressed, *life.ended)]
+    if any(later < earlier for earlier, later in pairwise(held)):
+        yield "duplicated", "something came after the outcome"
+
+
+def _fault_of(ended: Ended) -> str:
+    if ended.code in POISON_CODES:
+        return "poisoned"
+    return "lost" if ended.outcome in ("expired", "lost") else "failed"
+
+
+def _wrong_tokens(request: Invoked, ended: Ended, oracle: Oracle, versions: Collection[int]) -> str:
+    got = _tokens(ended.tokens)
+    if ended.outcome == "ok" and len(got) != request.n_tokens:
+        return f"{len(got)} tokens instead of {request.n_tokens}"
+    by_token = [version for version, n_tokens in ended.versions for _ in range(n_tokens)]
+    if len(by_token) != len(got):
+        return f"versions of {len(by_token)} tokens for {len(got)}"
+    if unknown := sorted({*by_token} - {*versions}):
+        return f"versions that never were: {unknown}"
+    wanted = oracle(request, by_token)
+    if got != wanted:
+        place = next(i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b)
+        return f"token {place} is {got[place]} instead of {wanted[place]}"
+    if ended.n_gaps:
+        return f"its stream left tokens out {ended.n_gaps} times"
+    if ended.streamed is not None and ended.streamed != ended.tokens:
+        return f"{len(_tokens(ended.streamed))} streamed tokens are not those of the result"
+    return ""
+
+
+def _tokens(raw: bytes) -> Tokens:
+    tokens: Tokens = np.frombuffer(raw, "<i4").tolist()
+    return tokens
+
+
+def _story(op: str, life: Life, why: str) -> str:
+    """The life of a request for people, times from its first record."""
+    records: list[Record] = sorted(
+        [*life.invoked, *life.progressed, *life.ended], key=lambda record: record.at
+    )
+    lines = [f"{op}: {why}"]
+    begin = records[0].at
+    last_worker = ""
+    for record in records:
+        match record:
+            case Invoked():
+                what = f"asked for {record.n_tokens} tokens, seed {record.seed}"
+            case Progressed(worker=worker) if worker == last_worker:
+                continue
+            case Progressed():
+                last_worker = record.worker
+                what = f"{record.n_tokens} tokens, from {record.worker} now"
+            case Ended():
+                what = f"{record.outcome} {record.code} {record.rid} by {record.worker}"
+        lines.append(f"  {begin:.3f} + {record.at - begin:7.3f} s  {what}")
+    return "\n".join([*lines[:MAX_LINES], *lines[MAX_LINES:][-1:]])

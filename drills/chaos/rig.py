@@ -1,0 +1,269 @@
+"""A fleet behind proxies, clients in processes of their own, and the hand that breaks them."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from bus.child import ChildProcess, ProcessSpec
+from bus.clock import BootClock
+from bus.supervisor import ProcessEvent, RestartRule
+from drills.chaos.proxy import ProxyLink
+from drills.chaos.recovery import Struck
+from drills.chaos.schedule import Fault
+from drills.chaos.settings import ChaosSettings, LoadSettings
+from engine_worker.settings import HostSettings
+from launcher.fleet import Fleet
+from launcher.plan import environment, python
+from launcher.settings import FleetSettings
+
+ROUTER = "router"
+FAKE_OPTIONS = {"slots": 256, "step_s": 0.05}
+TRANSFORMERS_OPTIONS = {"threads": 1, "slots": 16, "kv_tokens": 16_384}
+MAX_TOKENS = {"fake": 80, "transformers": 32}
+HOST_RESTART_S = 2.0
+"""A worker whose engine host was killed is left alone for so long."""
+MIN_FIT = 2
+"""Workers that are left in peace, if there are so many."""
+DRAIN_GRACE_S = 20.0
+READY_TIMEOUT_S = 60.0
+UNLIMITED = 1_000_000
+
+
+class Rig:
+    """Everything that a run needs; an async context manager."""
+
+    def __init__(
+        self,
+        settings: ChaosSettings,
+        directory: Path,
+        prompts: Sequence[Sequence[int]] = (),
+        on_event: Callable[[ProcessEvent], None] = lambda _: None,
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._prompts = [list(prompt) for prompt in prompts]
+        self._tell = on_event
+        self._clock = BootClock()
+        self._stack = AsyncExitStack()
+        self._clients: list[ChildProcess] = []
+        self._frozen: set[int] = set()
+        self._troubled: set[str] = set()
+        self._is_better = asyncio.Event()
+        self._healings: set[asyncio.TimerHandle] = set()
+        self._router_ready_at = 0.0
+        self.struck: list[Struck] = []
+        self.workers = [f"w{number}" for number in range(settings.workers)]
+        self.clients = [f"c{number}" for number in range(settings.clients)]
+        self._links = {name: ProxyLink() for name in (*self.workers, *self.clients)}
+        self.fleet = Fleet(
+            FleetSettings(
+                workers=settings.workers,
+                engine=settings.engine,
+                model=settings.model,
+                engine_options=FAKE_OPTIONS if settings.engine == "fake" else TRANSFORMERS_OPTIONS,
+                transport="tcp",
+                store=True,
+                run_dir=directory / "fleet",
+                keep_logs=True,
+                host=HostSettings(max_crashes=UNLIMITED),
+            ),
+            self._heard,
+            restarts=RestartRule(max_deaths=UNLIMITED, max_s=0.5),
+            wiring=self._wire,
+        )
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for link in self._links.values():
+                await stack.enter_async_context(link)
+            await stack.enter_async_context(self.fleet)
+            stack.callback(self.heal_all)
+            for name in self.clients:
+                self._links[name].upstream = self.fleet.address
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for client in self._clients:
+            client.kill()
+        await self._stack.__aexit__(kind, error, trace)
+        await asyncio.gather(*(client.wait() for client in self._clients))
+
+    @property
+    def histories(self) -> list[Path]:
+        """One file per client process."""
+        n_processes = min(self._settings.client_processes, len(self.clients))
+        return [self._directory / f"history-{number}.jsonl" for number in range(n_processes)]
+
+    async def start_load(self) -> None:
+        """Start the clients; returns when all are connected."""
+        for number, history in enumerate(self.histories):
+            names = self.clients[number :: len(self.histories)]
+            ready = asyncio.Event()
+            spec = self._load_spec(f"clients-{number}", names, history)
+            child = await ChildProcess.start(spec, lambda _, ready=ready: ready.set())
+            self._clients.append(child)
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await ready.wait()
+
+    async def drain(self) -> None:
+        """Tell the clients to ask no more; returns when all have their last answers.
+
+        One that takes too long is killed: what it still waits for is then lost in its history.
+        """
+        for client in self._clients:
+            client.process.terminate()
+        waiting = asyncio.gather(*(client.wait() for client in self._clients))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.deadline_s + DRAIN_GRACE_S):
+                await waiting
+        for client in self._clients:
+            client.kill()
+
+    async def strike(self, faults: Iterable[Fault]) -> None:
+        """Let these happen now, each to somebody who is well; waits until there are such."""
+        for fault in faults:
+            victim = await self._fit_victim(fault)
+            self._hit(fault, victim)
+
+    def heal_all(self) -> None:
+        """Thaw and heal everything at once."""
+        for healing in list(self._healings):
+            healing.cancel()
+        self._healings.clear()
+        for pid in list(self._frozen):
+            self._thaw([pid])
+        for link in self._links.values():
+            link.heal()
+
+    async def wait_well(self, timeout_s: float) -> None:
+        """Wait until all faults are over and every process serves again."""
+        async with asyncio.timeout(timeout_s):
+            while self._troubled:
+                self._is_better.clear()
+                await self._is_better.wait()
+        await self.fleet.wait_ready(timeout_s)
+
+    def _hit(self, fault: Fault, victim: str) -> None:
+        now = self._clock.now()
+        self._troubled.add(victim)
+        self.struck.append(Struck(fault.kind, victim, now, now + fault.duration_s))
+        match fault.kind:
+            case "kill_worker":
+                self.fleet.kill(victim)
+            case "kill_router":
+                self.fleet.kill_router()
+            case "kill_host":
+                self.fleet.kill_engine_host(victim)
+                self._later(HOST_RESTART_S, lambda: self._well(victim))
+            case "stop_worker" | "stop_host":
+                is_host = fault.kind == "stop_host"
+                pids = self.fleet.host_pids(victim) if is_host else [self.fleet.pids[victim]]
+                self._freeze(pids)
+                self._later(fault.duration_s, lambda: (self._thaw(pids), self._well(victim)))
+            case "partition_worker" | "partition_client":
+                self._break_link(self._links[victim], fault)
+                link = self._links[victim]
+                self._later(fault.duration_s, lambda: (link.heal(), self._well(victim)))
+
+    async def _fit_victim(self, fault: Fault) -> str:
+        while True:
+            fit = self._fit(fault)
+            if fit:
+                return fit[fault.target % len(fit)]
+            self._is_better.clear()
+            await self._is_better.wait()
+
+    def _fit(self, fault: Fault) -> list[str]:
+        if fault.kind == "kill_router":
+            return [ROUTER] if ROUTER not in self._troubled else []
+        if fault.kind == "partition_client":
+            return [name for name in self.clients if name not in self._troubled]
+        fit = [name for name in self.workers if name not in self._troubled]
+        return fit if len(fit) > min(MIN_FIT, len(self.workers) - 1) else []
+
+    def _break_link(self, link: ProxyLink, fault: Fault) -> None:
+        match fault.cut:
+            case "up":
+                link.cut("up")
+            case "down":
+                link.cut("down")
+            case "half":
+                link.halve()
+            case _:
+                link.cut()
+
+    def _freeze(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                self._frozen.add(pid)
+
+    def _thaw(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            self._frozen.discard(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def _later(self, delay_s: float, what: Callable[[], object]) -> None:
+        def run() -> None:
+            self._healings.discard(handle)
+            what()
+
+        handle = asyncio.get_running_loop().call_later(delay_s, run)
+        self._healings.add(handle)
+
+    def _well(self, victim: str) -> None:
+        self._troubled.discard(victim)
+        self._is_better.set()
+
+    def _heard(self, event: ProcessEvent) -> None:
+        self._tell(event)
+        if event.kind == "ready":
+            if event.name == ROUTER:
+                self._router_is_back()
+            self._well(event.name)
+
+    def _router_is_back(self) -> None:
+        last = next(
+            (i for i in reversed(range(len(self.struck))) if self.struck[i].kind == "kill_router"),
+            None,
+        )
+        if last is not None:
+            old = self.struck[last]
+            self.struck[last] = Struck(old.kind, old.victim, old.at, self._clock.now())
+
+    def _wire(self, name: str, backend: str) -> str:
+        self._links[name].upstream = backend
+        return self._links[name].endpoint
+
+    def _load_spec(self, name: str, clients: list[str], history: Path) -> ProcessSpec:
+        settings = self._settings
+        per_client, rest = divmod(settings.open_requests, len(self.clients))
+        first = set(self.clients[:rest])
+        load = LoadSettings(
+            seed=settings.seed,
+            endpoints={client: self._links[client].endpoint for client in clients},
+            lanes={client: per_client + (client in first) for client in clients},
+            history=str(history),
+            deadline_s=settings.deadline_s,
+            max_tokens=MAX_TOKENS[settings.engine],
+            prompts=self._prompts,
+        )
+        file = self._directory / f"{name}.json"
+        file.write_bytes(msgspec.json.encode(load))
+        command = [*python("drills.chaos"), "--settings-file", str(file)]
+        return ProcessSpec(name, command, self._directory / f"{name}.log", environment())

@@ -1,0 +1,57 @@
+"""What a chaos run is told: how much, how long, from which seed."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
+
+
+class ChaosSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One run."""
+
+    seed: int
+    faults: Positive = 200
+    clients: Positive = 50
+    open_requests: Positive = 500
+    """Kept open by all clients together."""
+    workers: Positive = 8
+    minutes: Seconds = 5.0
+    """The whole run, start and drain included."""
+    engine: Literal["fake", "transformers"] = "fake"
+    model: str = ""
+    """Directory of the transformers engine's model."""
+    client_processes: Positive = 2
+    deadline_s: Seconds = 90.0
+    """Of each request; one that needs longer counts as lost."""
+
+    directory: str = ""
+    """Gets histories and logs, and keeps them; empty: they are thrown away."""
+
+    @property
+    def faults_for_s(self) -> float:
+        """Seconds from the first fault to the last."""
+        return max(5.0, self.minutes * 60.0 - SURROUNDINGS_S)
+
+
+SURROUNDINGS_S = 40.0
+"""Of a run: start, warm-up, the last faults' healing, drain and check."""
+
+
+class LoadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one client process is told."""
+
+    seed: int
+    endpoints: dict[str, str]
+    """Client name -> where it connects."""
+    lanes: dict[str, int]
+    """Client name -> requests it keeps open."""
+    history: str
+    """The file that gets the records."""
+    deadline_s: float
+    max_tokens: int
+    """Of a request; each asks for a quarter of it at least."""
+    prompts: list[list[int]] = []
+    """Greedy prompts to draw from; empty: any prompt and any seed."""
+    exit_with_parent: bool = True

@@ -1,0 +1,46 @@
+"""What the simulator reads inside of the shipped cores; the product does not show it."""
+
+# pyright: reportPrivateUsage=false
+# Oracles must not trust what the judged code says about itself.
+
+from bus.member import MemberCore
+from bus.member_life import HOLDING
+from engine_worker.core import WorkerCore
+from trainer_adapter.client_core import ClientCore
+
+
+def holds_lease(member: MemberCore, now: float) -> bool:
+    """Whether it may act at this moment."""
+    return member.state in HOLDING and member._holder._until > now
+
+
+def version_of(worker: WorkerCore) -> int:
+    """Weights that its engine has active."""
+    return worker._controller.version
+
+
+def n_running(worker: WorkerCore) -> int:
+    """Requests that its engine works on."""
+    return len(worker._generation)
+
+
+def is_idle_member(member: MemberCore, now: float) -> bool:
+    """Whether a tick at this moment would change nothing but its own date."""
+    return (
+        member.state == "leased"
+        and now < member._beat_at
+        and now < member._holder._until
+        and not len(member.deliveries.outbox)
+    )
+
+
+def is_idle_client(client: ClientCore, now: float) -> bool:
+    """Whether a tick at this moment would change nothing but its own date."""
+    link, book = client._link, client._book
+    return (
+        link.state == "up"
+        and now < link._beat_at
+        and now - link._heard_at <= link._settings.silence_s
+        and not book.acks._waiting
+        and (not book._due._heap or now < book._due._heap[0][0])
+    )

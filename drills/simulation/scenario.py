@@ -1,0 +1,103 @@
+"""What is asked of the fleet in one run: how much, when, and of which kinds."""
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from bus.entry import Placement
+from bus.messages.generation import Generate, Sampling
+from drills.simulation.sim_host import POISON
+from trainer_adapter.requests import Ask
+from trainer_adapter.rollout import OnLoss
+
+PROBE_DEADLINE_S = 15.0
+LOSS_POLICIES: tuple[OnLoss, ...] = ("resume", "retry", "fail")
+LOSS_WEIGHTS = (6, 3, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Sizes and times of a run; all times in virtual seconds from its start."""
+
+    n_workers: int = 4
+    n_clients: int = 3
+    n_requests: int = 57
+    """Besides these each client sends a probe at the end."""
+    work_s: float = 50.0
+    """Requests arrive until then."""
+    faults_s: float = 72.0
+    """Faults begin before; then the network is calm."""
+    probe_s: float = 100.0
+    """A request of each client at this time must be served at once: liveness."""
+    total_s: float = 120.0
+    publish_s: tuple[float, float] = (5.0, 30.0)
+    """The weight update begins in this interval."""
+    deadline_s: float = 60.0
+    """Of the patient requests."""
+    n_faults: tuple[int, int] = (3, 12)
+    """Bounds of the number of faults."""
+    is_swarm: bool = True
+    """Whether each run draws its own climate, paces and faults."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of faults in a swarm; empty: each run draws its own."""
+    echoes: float | None = None
+    """Share of frames that arrive twice in a swarm; None: each run draws its own."""
+    fault: tuple[str, float] | None = None
+    """Without a swarm: the only fault, and when."""
+
+
+SWARM = Scenario()
+HAUNTED = Scenario(kinds=("freeze_worker", "cut_worker"), echoes=0.4, n_faults=(12, 24))
+"""Leases end all the time, and what was said under the old ones comes again."""
+SMALL = Scenario(
+    n_workers=2,
+    n_clients=1,
+    n_requests=8,
+    work_s=9.0,
+    faults_s=20.0,
+    probe_s=40.0,
+    total_s=56.0,
+    publish_s=(5.0, 5.5),
+    deadline_s=40.0,
+    is_swarm=False,
+)
+"""A short run without faults of its own: the ground for one fault at a time."""
+
+
+def drawn_ask(chance: Random) -> Ask:
+    """A request as a rollout generator may send it."""
+    place = Placement(
+        "default",
+        chance.choice(["any"] * 5 + ["latest", "max-staleness:1", "min:1", "exact:0", "exact:1"]),
+        session=chance.choice(["", "", "", "s1", "s2"]),
+        group=chance.choice(["", "", "g1"]),
+        cost=100,
+        priority=chance.choice([0, 0, 0, 5]),
+    )
+    sampling = Sampling(max_new_tokens=chance.randrange(2, 120), seed=chance.randrange(1000))
+    body = Generate(_prompt(chance), sampling, stream=chance.random() < 0.4)  # noqa: PLR2004
+    on_loss = chance.choices(LOSS_POLICIES, LOSS_WEIGHTS)[0]
+    return Ask("generate", body, place=place, on_loss=on_loss)
+
+
+def plain_ask(chance: Random, n_tokens: int) -> Ask:
+    """A request that any worker can serve."""
+    sampling = Sampling(max_new_tokens=n_tokens, seed=chance.randrange(1000))
+    body = Generate(_prompt(chance), sampling, stream=True)
+    return Ask("generate", body, place=Placement("default", cost=n_tokens))
+
+
+def poison_ask(chance: Random) -> Ask:
+    """A request that kills the engine that samples from it."""
+    body = Generate(POISON + _prompt(chance), Sampling(max_new_tokens=100, seed=1))
+    return Ask("generate", body, place=Placement("default", cost=100))
+
+
+def drawn_deadline_s(chance: Random, patient_s: float) -> float:
+    """Most requests are patient; some are not."""
+    return chance.uniform(0.5, 8.0) if chance.random() < 0.15 else patient_s  # noqa: PLR2004
+
+
+def _prompt(chance: Random) -> bytes:
+    return np.array([chance.randrange(1000, 2000) for _ in range(6)], "<i4").tobytes()

@@ -1,0 +1,189 @@
+"""The verdict on a run: every outcome judged, everything counted."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from bus.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    PeerLost,
+    Refused,
+    RequestExpired,
+    StaleVersion,
+)
+from bus.messages.generation import Generate
+from bus.versions import VersionRule, parse_versions
+from drills.simulation.leftovers import leftovers
+from drills.simulation.nodes import RouterNode, WorkerNode
+from drills.simulation.oracles import Violation
+from drills.simulation.peeks import holds_lease, version_of
+from drills.simulation.sim_client import Case, ClientNode
+from drills.simulation.sim_tokens import expected
+from trainer_adapter.rollout import Rollout, RolloutCancelled
+
+if TYPE_CHECKING:
+    from drills.simulation.world import World
+
+SOMETIMES = (
+    "resumed", "several_attempts", "mixed_versions", "cancelled", "expired", "adopted", "lost",
+    "fenced", "leases_lost", "leases_expired", "catch_ups", "repairs", "reconnects",
+    "stale_endings", "own_pauses", "commands_fenced", "engine_crashes", "resends", "poison_found",
+    "isolated", "poisoned",
+)  # fmt: skip
+"""Events that a large enough set of runs must show, or else it has tested nothing."""
+CLIENT_COUNTS = ("repairs", "reconnects", "stale_endings", "resends", "deferred")
+MANY_EXECUTIONS = 3
+"""Whoever has lost its worker that often may run out of time, most of all if it begins anew."""
+IMPATIENT_S = 20.0
+"""A request with less time than this may run out of it."""
+
+
+@dataclass
+class Report:
+    """What one run showed."""
+
+    seed: int
+    trace: str = ""
+    violations: list[Violation] = field(default_factory=list[Violation])
+    sometimes: Counter[str] = field(default_factory=Counter[str])
+    n_requests: int = 0
+    n_executions: int = 0
+
+
+def judge(world: "World") -> Report:
+    """The report of a run that is over."""
+    broken = world.oracles.broken
+    report = Report(world.time.seed, sometimes=world.oracles.seen)
+    for client in world.clients.values():
+        for rid, case in client.cases.items():
+            _judge(world, report, rid, case)
+    for text in leftovers(world):
+        broken("nothing_left", "", text)
+    _judge_peace(world)
+    _count(world, report)
+    report.n_executions = world.oracles.executions.total()
+    report.violations = world.oracles.violations
+    for event, count in sorted(report.sometimes.items()):
+        world.time.record(b"%s %d" % (event.encode(), count))
+    report.trace = world.time.trace_hash
+    return report
+
+
+def _judge_peace(world: "World") -> None:
+    """Long after the faults everybody serves, with the committed weights."""
+    for worker in world.workers.values():
+        core, now = worker.core, world.time.now
+        if not holds_lease(core.member, now) or core.state != "ready":
+            world.oracles.broken("liveness", worker.name, f"is {core.state} at the end")
+        elif version_of(core) != world.committed.get("default", 0):
+            world.oracles.broken("liveness", worker.name, f"is at version {version_of(core)}")
+    if world.workload.published_at is None:
+        world.oracles.broken("liveness", "", "the weights were never published")
+
+
+def _judge(world: "World", report: Report, rid: str, case: Case) -> None:
+    """One request of a client that lives."""
+    if case.ask.kind == "publish_version":
+        return
+    report.n_requests += 1
+    broken = world.oracles.broken
+    if len(case.outcomes) != 1:
+        broken("one_outcome", rid, f"{len(case.outcomes)} outcomes at the end")
+        return
+    outcome = case.outcomes[0]
+    if isinstance(outcome, RolloutCancelled):
+        report.sometimes["cancelled"] += 1
+        if not case.was_aborted:
+            broken("right_outcome", rid, "was cancelled, and nobody asked for that")
+        outcome = outcome.partial
+    if not isinstance(outcome, Rollout):
+        kind = _excuse(world, rid, case, outcome)
+        if kind:
+            report.sometimes[kind] += 1
+        else:
+            broken("right_outcome", rid, f"ended with {outcome!r}")
+        return
+    report.sometimes["resumed"] += outcome.n_resumed > 0
+    report.sometimes["mixed_versions"] += len(outcome.versions) > 1
+    report.sometimes["several_attempts"] += outcome.n_attempts > 1
+    text = _wrong(case, outcome)
+    if text:
+        broken("right_tokens", rid, text)
+    text = _stream_wrong(case, outcome)
+    if text:
+        broken("stream_is_result", rid, text)
+
+
+def _excuse(world: "World", rid: str, case: Case, outcome: object) -> str:
+    """The name of a reason why a request may end without tokens; empty if there is none."""
+    is_impatient = case.deadline_at - case.asked_at < IMPATIENT_S
+    versions = case.ask.place.versions if case.ask.place else "any"
+    published_at = world.workload.published_at or float("inf")
+    is_unlucky = world.oracles.executions[rid] >= MANY_EXECUTIONS
+    came_too_late = versions == "min:1" and published_at > case.deadline_at - IMPATIENT_S
+    match outcome:
+        case EngineFailed() if rid == world.workload.poisoned:
+            return "poison_found"
+        case PeerLost() if case.ask.on_loss == "fail":
+            return "failed_on_loss"
+        # The router refuses at the deadline that it counts; after a freeze of its own that is later
+        # than the client's.
+        case StaleVersion() | DeadlineExceeded() if came_too_late or versions.startswith("exact:"):
+            return "version_unavailable"
+        case DeadlineExceeded() if is_unlucky:
+            return "expired"
+        case RequestExpired() if came_too_late or is_unlucky:
+            return "expired"
+        case StaleVersion() if is_impatient:
+            return "version_unavailable"
+        case Refused(code="not_ready") if is_impatient:
+            return "expired"
+        case RequestExpired() | DeadlineExceeded() if is_impatient:
+            return "expired"
+        case _:
+            return ""
+
+
+def _wrong(case: Case, rollout: Rollout) -> str:
+    """What is wrong with a result; empty if nothing is."""
+    body = cast("Generate", case.ask.body)
+    tokens, logprobs = expected(body.prompt, body.sampling.seed or 0, rollout.versions)
+    if rollout.tokens.tobytes() != tokens or rollout.logprobs.tobytes() != logprobs:
+        return f"wrong tokens, versions {rollout.versions}"
+    n_tokens, wanted = len(rollout.tokens), body.sampling.max_new_tokens
+    if rollout.finish_reason != "abort" and n_tokens != wanted:
+        return f"{n_tokens} tokens instead of {wanted}"
+    rule = parse_versions(case.ask.place.versions) if case.ask.place else None
+    if isinstance(rule, VersionRule) and rule.kind in {"min", "exact"}:
+        bad = [version for version, _ in rollout.versions if not rule.accepts(version, version)]
+        if bad:
+            return f"{rule} was asked for, and {rollout.versions} came"
+    return ""
+
+
+def _stream_wrong(case: Case, rollout: Rollout) -> str:
+    """How the stream differs from the result; empty if it does not."""
+    held = b""
+    for delta in case.deltas:
+        if 4 * delta.start > len(held):
+            return f"gap in the stream at token {len(held) // 4}"
+        held = held[: 4 * delta.start] + delta.tokens.tobytes()
+    tokens = rollout.tokens.tobytes()
+    if rollout.finish_reason == "abort":  # its reader had gone before the last tokens
+        tokens = tokens[: len(held)]
+    return "the stream differs from the result" if case.deltas and held != tokens else ""
+
+
+def _count(world: "World", report: Report) -> None:
+    seen = report.sometimes
+    processes = [world.router, *world.workers.values(), *world.clients.values(), *world.dead]
+    for process in processes:
+        if isinstance(process, RouterNode):
+            seen.update(process.core.context.counters)
+        elif isinstance(process, WorkerNode):
+            seen["commands_fenced"] += process.core.member.counters.fenced
+            seen["engine_crashes"] += process.n_crashes
+        elif isinstance(process, ClientNode):
+            for name in CLIENT_COUNTS:
+                seen[name] += getattr(process.core.counters, name)

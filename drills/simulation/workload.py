@@ -1,0 +1,80 @@
+"""What is asked of the fleet in the course of one run."""
+
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from bus.messages.weights import Published, PublishVersion
+from drills.simulation.scenario import (
+    PROBE_DEADLINE_S,
+    drawn_ask,
+    drawn_deadline_s,
+    plain_ask,
+    poison_ask,
+)
+from drills.simulation.sim_client import ClientNode
+from trainer_adapter.requests import Ask
+
+if TYPE_CHECKING:
+    from drills.simulation.world import World
+
+PUBLISH_DEADLINE_S = 20.0
+
+
+class Workload:
+    """Requests, aborts, one weight update, and a probe of each client at the end."""
+
+    def __init__(self, world: "World", chance: Random) -> None:
+        self.published_at: float | None = None
+        self.poisoned = ""
+        """The rid of the request that kills engines."""
+        self._world = world
+        self._chance = chance
+
+    def ask_poison(self) -> None:
+        """Submit a request that kills engines, once per run."""
+        client = next((each for each in self._world.clients.values() if each.is_alive), None)
+        if client is not None and not self.poisoned:
+            self.poisoned = client.ask(poison_ask(self._chance), self._world.scenario.deadline_s)
+
+    def plan(self) -> None:
+        """Everything that will be asked."""
+        world, chance = self._world, self._chance
+        scenario = world.scenario
+        for _ in range(scenario.n_requests):
+            name = chance.choice(sorted(world.clients))
+            world.later(chance.uniform(0, scenario.work_s), partial(self._ask, name))
+        world.later(chance.uniform(*scenario.publish_s), self._publish)
+        for name in world.clients:
+            world.later(scenario.probe_s, partial(self._probe, name))
+
+    def _ask(self, name: str) -> None:
+        chance, client = self._chance, self._world.clients[name]
+        ask = drawn_ask(chance)
+        deadline_s = drawn_deadline_s(chance, self._world.scenario.deadline_s)
+        if not client.is_alive or client.is_frozen:
+            return
+        rid = client.ask(ask, deadline_s)
+        if chance.random() < 0.05:  # noqa: PLR2004
+            self._world.later(chance.uniform(0, 3), partial(client.abort, rid))
+
+    def _probe(self, name: str) -> None:
+        self._world.clients[name].ask(plain_ask(self._chance, 12), PROBE_DEADLINE_S)
+
+    def _publish(self) -> None:
+        """The trainer publishes until it succeeds."""
+        client = self._world.clients["c0"]
+        if client.is_alive and any(
+            isinstance(outcome, Published)
+            for case in client.cases.values()
+            for outcome in case.outcomes
+        ):
+            self.published_at = self._world.time.now
+            return
+        if client.is_alive and not self._is_publishing(client):
+            client.ask(Ask("publish_version", PublishVersion("default", 1)), PUBLISH_DEADLINE_S)
+        self._world.later(1.0, self._publish)
+
+    def _is_publishing(self, client: ClientNode) -> bool:
+        cases = client.cases.values()
+        return any(case.ask.kind == "publish_version" and not case.outcomes for case in cases)

@@ -1,0 +1,186 @@
+"""One simulated run: a fleet, a workload, faults for a while, then peace, and a verdict."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from bus.memory_ports import MemoryNet
+from bus.testing import VirtualTime
+from drills.simulation.faults import FAULTS
+from drills.simulation.health import Health
+from drills.simulation.nodes import RouterNode, StoreNode, WorkerNode
+from drills.simulation.oracles import Oracles
+from drills.simulation.process import Process
+from drills.simulation.scenario import SWARM, Scenario
+from drills.simulation.sim_client import Case, ClientNode
+from drills.simulation.story import Story
+from drills.simulation.weather import Climate, SimWeather
+from drills.simulation.workload import Workload
+
+SUPERVISE_S = 1.0
+
+P = TypeVar("P", bound=Process)
+
+Tamper = Callable[[Process], None]
+"""Changes a process before it does anything: how protections are switched off."""
+
+
+class World:
+    """Everything that runs under one seed."""
+
+    def __init__(
+        self,
+        seed: int,
+        scenario: Scenario = SWARM,
+        tamper: Tamper | None = None,
+        story: Story | None = None,
+    ) -> None:
+        self.time = VirtualTime(seed)
+        self.scenario = scenario
+        self.story = story
+        self._start = self.time.now
+        self._tamper = tamper
+        self._chance = self.time.chance("world")
+        climate = Climate.drawn(self._chance) if scenario.is_swarm else Climate()
+        if scenario.echoes is not None:
+            climate.echoes = scenario.echoes
+        self.weather = SimWeather(self.time, climate)
+        tap = partial(story.carried, self.time) if story is not None else None
+        self.net = MemoryNet(self.time, self.weather, tap)
+        self.oracles = Oracles(self)
+        self.health = Health(self.time, climate)
+        self.committed: dict[str, int] = {}
+        self._n_boots = 0
+        self.is_calm = False
+        self._slots = self._chance.choice([2, 4, 8]) if scenario.is_swarm else 4
+        self.router = self._new_router()
+        self.store = self._new_store()
+        self.workers = {name: self._new_worker(name) for name in self._names("w")}
+        self.clients = {name: self._new_client(name) for name in self._names("c")}
+        self.dead: list[Process] = []
+        self.workload = Workload(self, self._chance)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run began."""
+        return self.time.now - self._start
+
+    def run(self) -> None:
+        """The whole run."""
+        self.start()
+        self.time.run_until(self._start + self.scenario.total_s)
+
+    def start(self) -> None:
+        """Plan everything; it happens when time passes."""
+        self.workload.plan()
+        self._plan_faults()
+
+    def later(self, delay_s: float, action: Callable[[], object]) -> None:
+        """Do something in a while."""
+        self.time.later(delay_s, action)
+
+    def note(self, text: str) -> None:
+        """Something that a reader of the trace and of the story must know."""
+        self.time.record(text.encode())
+        if self.story is not None:
+            self.story.note(self.time, text)
+
+    def case(self, rid: str) -> Case | None:
+        """The request with this rid, of a client that lives."""
+        client = self.clients.get(rid.partition("/")[0])
+        return client.cases.get(rid) if client is not None else None
+
+    # -- who runs -----------------------------------------------------------------------------
+
+    def replace_router(self) -> None:
+        """New connections come to a new router; the old one is not told."""
+        self.dead.append(self.router)
+        self.router = self._new_router()
+
+    def revive_router(self) -> None:
+        """A router in the place of one that died."""
+        if not self.router.is_alive:
+            self.replace_router()
+
+    def revive_worker(self, name: str) -> None:
+        """A worker process in the place of one that died."""
+        if not self.workers[name].is_alive:
+            self.dead.append(self.workers[name])
+            self.health.touch(name, 4.0)
+            self.workers[name] = self._new_worker(name)
+
+    def revive_client(self, name: str) -> None:
+        """A client process in the place of one that died; it knows nothing of the old one."""
+        if not self.clients[name].is_alive:
+            self.dead.append(self.clients[name])
+            self.clients[name] = self._new_client(name)
+
+    def revive_store(self) -> None:
+        """A store in the place of one that died."""
+        if not self.store.is_alive:
+            self.store = self._new_store()
+
+    def _names(self, kind: str) -> list[str]:
+        count = self.scenario.n_workers if kind == "w" else self.scenario.n_clients
+        return [f"{kind}{i}" for i in range(count)]
+
+    def _boot(self) -> int:
+        self._n_boots += 1
+        return self._n_boots
+
+    def _new_router(self) -> RouterNode:
+        return self._tampered(RouterNode(self.net, self.oracles, f"router-{self._boot()}"))
+
+    def _new_store(self) -> StoreNode:
+        return self._tampered(StoreNode(self.net, self._boot(), self.committed))
+
+    def _new_worker(self, name: str) -> WorkerNode:
+        step_s = self._chance.choice([0.2, 0.5, 1.0]) if self.scenario.is_swarm else 0.25
+        pace = (step_s, self._slots)
+        return self._tampered(WorkerNode(name, self.net, self.oracles, self._boot(), pace))
+
+    def _new_client(self, name: str) -> ClientNode:
+        return self._tampered(ClientNode(name, self.net, self.oracles, self._boot()))
+
+    def _tampered(self, process: P) -> P:
+        if self._tamper is not None:
+            self._tamper(process)
+        return process
+
+    # -- what goes wrong ----------------------------------------------------------------------
+
+    def _plan_faults(self) -> None:
+        self._supervise()
+        scenario = self.scenario
+        self.later(scenario.faults_s, self.calm_down)
+        chance = self.time.chance("faults")
+        if scenario.fault is not None:
+            kind, moment_s = scenario.fault
+            self.later(moment_s, partial(FAULTS[kind], self, chance))
+        if not scenario.is_swarm:
+            return
+        drawn = chance.sample(sorted(FAULTS), chance.randrange(3, len(FAULTS) + 1))
+        kinds = scenario.kinds or drawn
+        for _ in range(chance.randint(*scenario.n_faults)):
+            fault = FAULTS[chance.choice(kinds)]
+            self.later(chance.uniform(2, scenario.faults_s), partial(fault, self, chance))
+
+    def calm_down(self) -> None:
+        """The faults are over."""
+        self.is_calm = True
+        # What was lost or under way before still has consequences.
+        for name in [*self.workers, "router"]:
+            self.health.touch(name, 6.0)
+        self.weather.calm_down()
+
+    def _supervise(self) -> None:
+        """Whatever left by itself is started again."""
+        self.later(SUPERVISE_S, self._supervise)
+        for name, worker in self.workers.items():
+            if not worker.is_alive:
+                self.later(4.0, partial(self.revive_worker, name))
+        for name, client in self.clients.items():
+            if client.was_dismissed:
+                self.oracles.seen["clients_dismissed"] += 1
+                client.was_dismissed = False
+                self.later(0.5, partial(self.revive_client, name))

@@ -1,0 +1,104 @@
+"""`rolloutbus chaos`: break a real fleet on purpose and account for every request."""
+
+import secrets
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console, Group
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from launcher.options import example
+from launcher.settings import EngineKind
+from launcher.terminal import ExitStatus, checked, run
+
+COUNTED = ("requests", "ok", "moved", "lost", "duplicated", "wrong_tokens", "poisoned", "failed")
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus chaos --faults 40 --minutes 1 --seed 7"))
+def chaos(
+    *,
+    faults: Annotated[int, typer.Option(min=1, help="How many, over the whole run.")] = 200,
+    clients: Annotated[int, typer.Option(min=1, help="Clients, in two processes.")] = 50,
+    open_requests: Annotated[
+        int, typer.Option("--open", min=1, help="Requests kept open by all clients together.")
+    ] = 500,
+    workers: Annotated[int, typer.Option(min=2, help="Workers, each with an engine host.")] = 8,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Length of the whole run.")] = 5.0,
+    seed: Annotated[int | None, typer.Option(help="Repeat the faults of an earlier run.")] = None,
+    engine: Annotated[EngineKind, typer.Option(help="The engine that samples.")] = "fake",
+    model: Annotated[
+        str, typer.Option(metavar="PATH", help="Model of the transformers engine.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Keep histories and logs in this new directory.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No live progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, last.")] = False,
+) -> None:
+    """Kill, freeze and cut off real processes under load; show that nothing is lost or doubled.
+
+    Router, store and workers run on this machine behind a proxy that can break their links.
+    Afterwards a checker reads what the clients wrote down. Exit status 1: something was wrong.
+    """
+    # Pulls in every actor's packages; other commands need none of them.
+    from drills.chaos.run import run_chaos  # noqa: PLC0415
+    from drills.chaos.settings import ChaosSettings  # noqa: PLC0415
+
+    chosen = secrets.randbelow(1 << 32) if seed is None else seed
+    settings = checked(
+        lambda: ChaosSettings(
+            seed=chosen,
+            faults=faults,
+            clients=clients,
+            open_requests=open_requests,
+            workers=workers,
+            minutes=minutes,
+            engine=engine,
+            model=model,
+            directory=str(out) if out else "",
+        )
+    )
+    console = Console(stderr=True, highlight=False)
+    console.print(f"seed {chosen}")
+    with nullcontext() if quiet or as_json else console.status("starting") as status:
+        report = run(run_chaos(settings, _shown_on(status)))
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        Console(highlight=False).print(_as_tables(msgspec.to_builtins(report)))
+    if report.problems:
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def _shown_on(status: Status | None) -> Callable[[str], None]:
+    """Where a run tells how far it is."""
+
+    def show(line: str) -> None:
+        if status is not None:
+            status.update(line)
+
+    return show
+
+
+def _as_tables(report: dict[str, Any]) -> Group:
+    counts = Table(*COUNTED, box=None, pad_edge=False, header_style="bold")
+    counts.add_row(*(str(report[name]) for name in COUNTED))
+    titles = ("recovery from", "faults", "requests", "p50 ms", "p99 ms", "max ms", "bound ms")
+    recovery = Table(*titles, box=None, pad_edge=False, header_style="bold")
+    for name, each in report["recovery"].items():
+        is_late = each["p99_ms"] > each["bound_ms"]
+        cells = (f"{value:.0f}" for value in each.values())
+        recovery.add_row(name, *cells, style="red" if is_late else "")
+    (fds, rss_mib), (fds_after, rss_mib_after) = report["router_before"], report["router_after"]
+    router = f"router: {fds} -> {fds_after} fds, {rss_mib} -> {rss_mib_after} MiB"
+    complaints = [Text(line) for line in (*report["stories"], *report["problems"])]
+    return Group(counts, "", recovery, "", router, *complaints)

@@ -1,0 +1,43 @@
+"""Each protection is needed: the simulator notices when it is switched off."""
+
+from itertools import chain
+
+import pytest
+
+from drills.simulation.campaign import detect
+from drills.simulation.mutants import MUTANTS, SHADOWED
+from drills.simulation.runs import run_seed
+from drills.simulation.scenario import HAUNTED, SWARM
+
+FOUND_BY = {
+    "fencing": 0,
+    "retry": 0,
+    "self_fence": 0,
+    "outbox": 4,
+    "client_resend": 19,
+    "client_dedup": 1,
+    "recovery_window": 0,
+    "own_pause_grace": 2,
+    "lease_from_receipt": 0,
+    "router_resend": 24,
+    "expiry": 2,
+    "short_window": 118,
+    "epoch_per_boot": 0,
+}
+"""Mutant -> a seed that finds it."""
+SEARCHED = 600
+
+
+def test_every_mutant_has_a_seed_that_finds_it() -> None:
+    assert FOUND_BY.keys() == MUTANTS.keys()
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_missing_protection_is_noticed(mutant: str) -> None:
+    scenario = HAUNTED if mutant in SHADOWED else SWARM
+    assert run_seed(FOUND_BY[mutant], scenario).violations == []
+
+    # A change of the product changes the runs: then another seed finds it.
+    assert detect(mutant, chain([FOUND_BY[mutant]], range(SEARCHED)), enough=1).found_in

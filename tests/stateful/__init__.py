@@ -1,0 +1,1 @@
+"""State machines that Hypothesis drives, and whose failures it makes small."""

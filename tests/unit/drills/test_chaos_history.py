@@ -1,0 +1,111 @@
+"""The judge must be able to say no: histories with one thing wrong each."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+
+from drills.chaos.history import Verdict, fake_oracle, judge, lives_of
+from drills.chaos.records import Ended, Invoked, Outcome, Progressed, Record
+
+N_TOKENS = 6
+
+
+def _request(op: str = "c0:0:1", *, allowed: list[Outcome] | None = None) -> Invoked:
+    prompt = np.array([5, 6, 7], "<i4").tobytes()
+    return Invoked(op, 10.0, prompt, seed=3, n_tokens=N_TOKENS, allowed=allowed or [])
+
+
+def _ok(request: Invoked, rid: str = "c0/1") -> Ended:
+    tokens = np.array(fake_oracle(request, [0] * N_TOKENS), "<i4").tobytes()
+    return Ended(request.op, 12.0, "ok", rid=rid, tokens=tokens, versions=[(0, N_TOKENS)])
+
+
+def _judge(*records: Record) -> Verdict:
+    return judge(lives_of(records))
+
+
+@dataclass
+class Case:
+    records: list[Record]
+    wrong: str
+    why: str = field(default="")
+
+
+def _with(ended: Ended, **changes: object) -> Ended:
+    return msgspec.structs.replace(ended, **changes)
+
+
+ASKED = _request()
+OTHER = _request("c0:0:2")
+GOOD = _ok(ASKED)
+SWAPPED = GOOD.tokens[4:8] + GOOD.tokens[:4] + GOOD.tokens[8:]
+
+CASES = {
+    "no outcome": Case([ASKED], "lost", "no outcome"),
+    "too late": Case([ASKED, Ended(ASKED.op, 99.0, "expired")], "lost", "expired"),
+    "worker loss not asked for": Case([ASKED, Ended(ASKED.op, 11.0, "lost")], "lost"),
+    "two outcomes": Case([ASKED, GOOD, _with(GOOD, at=13.0)], "duplicated", "2 outcomes"),
+    "another's outcome": Case([ASKED, GOOD, OTHER, _ok(OTHER, GOOD.rid)], "duplicated", "c0/1"),
+    "asked twice": Case([ASKED, ASKED, GOOD], "duplicated", "asked 2 times"),
+    "tokens after the end": Case(
+        [ASKED, GOOD, Progressed(ASKED.op, 12.5, "w0", 3)], "duplicated", "after the outcome"
+    ),
+    "token missing": Case(
+        [ASKED, _with(GOOD, tokens=GOOD.tokens[:-4])], "wrong_tokens", "5 tokens"
+    ),
+    "tokens swapped": Case([ASKED, _with(GOOD, tokens=SWAPPED)], "wrong_tokens", "token 0 is"),
+    "wrong version": Case(
+        [ASKED, _with(GOOD, versions=[(9, N_TOKENS)])], "wrong_tokens", "never were: [9]"
+    ),
+    "versions too short": Case([ASKED, _with(GOOD, versions=[(0, 2)])], "wrong_tokens"),
+    "stream differs": Case([ASKED, _with(GOOD, streamed=SWAPPED)], "wrong_tokens", "streamed"),
+    "stream with a gap": Case(
+        [ASKED, _with(GOOD, streamed=GOOD.tokens, n_gaps=1)], "wrong_tokens", "left tokens out"
+    ),
+    "partial is wrong": Case(
+        [
+            _request(allowed=["cancelled"]),
+            _with(GOOD, outcome="cancelled", tokens=SWAPPED[:12], versions=[(0, 3)]),
+        ],
+        "wrong_tokens",
+    ),
+    "cancelled by nobody": Case(
+        [ASKED, _with(GOOD, outcome="cancelled", tokens=b"", versions=[])], "failed"
+    ),
+    "innocent blamed": Case(
+        [ASKED, Ended(ASKED.op, 11.0, "failed", code="engine_crashed")], "poisoned"
+    ),
+    "engine failed": Case([ASKED, Ended(ASKED.op, 11.0, "failed", code="engine_failed")], "failed"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_judge_finds_what_is_wrong_and_tells_its_story(case: Case) -> None:
+    verdict = _judge(*case.records)
+    lists = ("lost", "duplicated", "wrong_tokens", "poisoned", "failed")
+    assert [name for name in lists if getattr(verdict, name)] == [case.wrong]
+    assert verdict.n_violations == 1
+    assert case.why in verdict.stories[0]
+    assert "asked for 6 tokens" in verdict.stories[0]
+
+
+def test_good_history_passes() -> None:
+    verdict = _judge(ASKED, GOOD, OTHER, _ok(OTHER, "c0/2"))
+    assert (verdict.n_requests, verdict.n_ok, verdict.n_violations) == (2, 2, 0)
+    assert verdict.stories == []
+
+
+def test_outcomes_that_were_asked_for_are_no_violation() -> None:
+    partial = _with(GOOD, outcome="cancelled", tokens=GOOD.tokens[:8], versions=[(0, 2)])
+    assert _judge(_request(allowed=["cancelled"]), partial).n_violations == 0
+    assert _judge(_request(allowed=["lost"]), Ended(ASKED.op, 11.0, "lost")).n_violations == 0
+
+
+def test_tokens_of_two_versions_are_right_when_both_were_published() -> None:
+    versions = [0, 0, 4, 4, 4, 4]
+    tokens = np.array(fake_oracle(ASKED, versions), "<i4").tobytes()
+    mixed = _with(GOOD, tokens=tokens, versions=[(0, 2), (4, 4)])
+    assert judge(lives_of([ASKED, mixed]), versions={0, 4}).n_violations == 0
+    assert judge(lives_of([ASKED, mixed]), versions={0}).n_violations == 1

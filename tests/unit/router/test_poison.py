@@ -1,0 +1,148 @@
+"""A request that kills engines is found, run alone, and given up; its neighbours are not."""
+
+from pathlib import Path
+
+import msgspec
+
+from bus.codec import pack
+from bus.entry import NO_BODY, Entry, Placement
+from bus.messages.membership import Goodbye
+from router.dead_letter import DeadLetter
+from router.dead_letters import MAX_BODY_BYTES, append_letters
+from router.suspicion import KEPT_MAX, KEPT_S, Suspicions
+from tests.unit.router.harness import Bus, SimWorker
+
+_PLACE = Placement("default", cost=10)
+
+
+def _crash(worker: SimWorker) -> None:
+    """The worker's engine dies; the worker is back at once with a new one."""
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("engine_crashed"))))
+    worker.running.clear()
+    worker.take("generate")
+    worker.lease_no += 1
+    worker.hello()
+    worker.beat()
+
+
+def _crashed_together(bus: Bus, times: int) -> tuple[SimWorker, list[str]]:
+    """Two requests that ran side by side on w0 each time its engine died."""
+    worker, client = bus.worker("w0"), bus.client()
+    rids = [client.generate(deadline_s=1000) for _ in range(2)]
+    for _ in range(times):
+        worker.accept(*worker.take("generate"))
+        _crash(worker)
+        for rid in rids:
+            client.submit(rid, 1000, resend=True)
+    return worker, rids
+
+
+def test_after_one_crash_the_requests_still_run_side_by_side() -> None:
+    bus = Bus()
+    worker, rids = _crashed_together(bus, 1)
+    assert [each.rid for each in worker.take("generate")] == rids
+
+
+def test_after_two_crashes_each_runs_alone_and_nothing_joins_it() -> None:
+    bus = Bus()
+    worker, rids = _crashed_together(bus, 2)
+    other = bus.client("other")
+    neighbour = other.generate(deadline_s=1000)
+    (alone,) = worker.take("generate")
+    assert alone.rid == rids[0]
+    worker.accept(alone)
+    worker.end(alone)
+    (alone,) = worker.take("generate")
+    assert alone.rid == rids[1]
+    worker.end(alone)
+    bus.advance(0.5)
+    assert [each.rid for each in worker.take("generate")] == [neighbour]
+    assert bus.counters["isolated"] == 2
+    assert "poisoned" not in bus.counters
+
+
+def test_death_alone_is_poison_and_stays_so() -> None:
+    bus = Bus()
+    worker, rids = _crashed_together(bus, 2)
+    client = next(p for p in bus.peers.values() if p.name == "trainer")
+    client.heard.clear()
+    worker.accept(*worker.take("generate"))
+    _crash(worker)
+    (failed,) = client.take("failed")
+    assert failed.rid == rids[0]
+    assert msgspec.msgpack.decode(failed.body)["code"] == "poison"
+    assert client.take("lost") == []
+    place = Entry("generate", rids[0], deadline_ms=900)
+    again = msgspec.structs.replace(place, place=msgspec.structs.replace(_PLACE, resend=True))
+    client.say(again)
+    assert [each.rid for each in client.take("failed")] == [rids[0]]
+    assert bus.counters["poisoned"] == 1
+    (letter,) = bus.core.take_dead_letters()
+    assert (letter.rid, letter.client) == (rids[0], "trainer")
+    (innocent,) = worker.take("generate")
+    assert innocent.rid == rids[1]
+
+
+def test_a_busy_worker_is_emptied_first_while_others_serve() -> None:
+    bus = Bus()
+    w0, _ = _crashed_together(bus, 1)
+    w1 = bus.worker("w1")
+    other = bus.client("other")
+    commands = w0.take("generate")
+    w0.accept(*commands)
+    for _ in range(4):
+        other.generate(deadline_s=1000)
+    _crash(w0)
+    client = next(p for p in bus.peers.values() if p.name == "trainer")
+    assert isinstance(client, type(other))
+    client.submit(commands[0].rid, 1000, resend=True)
+    bus.advance(1)
+    alone = [w for w in (w0, w1) if commands[0].rid in {e.rid for e in w.heard if e.rid}]
+    assert len(alone) == 1
+    assert bus.counters["isolated"] == 1
+
+
+def test_killed_workers_are_not_charged() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    rid = client.generate(deadline_s=1000)
+    for _ in range(4):
+        worker.accept(*worker.take("generate"))
+        worker.running.clear()
+        worker.lease_no += 1
+        worker.hello()
+        worker.beat()
+        client.submit(rid, 1000, resend=True)
+    assert len(worker.take("generate")) == 1
+    assert "isolated" not in bus.counters
+
+
+def test_success_clears_and_time_does_too() -> None:
+    suspicions = Suspicions()
+    for _ in range(2):
+        suspicions.charge("c/1", 0.0)
+        suspicions.charge("c/2", 0.0)
+    suspicions.clear("c/1")
+    assert not suspicions.must_be_alone("c/1")
+    assert suspicions.must_be_alone("c/2")
+    suspicions.tick(KEPT_S + 1)
+    assert len(suspicions) == 0
+
+
+def test_suspicions_are_bounded() -> None:
+    suspicions = Suspicions()
+    for number in range(KEPT_MAX + 10):
+        suspicions.charge(f"c/{number}", 0.0)
+    assert len(suspicions) == KEPT_MAX
+
+
+def test_dead_letters_are_private_appended_and_without_huge_bodies(tmp_path: Path) -> None:
+    path = tmp_path / "dead-letters.msgpack"
+    huge = msgspec.Raw(msgspec.msgpack.encode({"prompt": bytes(MAX_BODY_BYTES)}))
+    for number, body in enumerate((NO_BODY, huge)):
+        assert append_letters(path, [DeadLetter(f"c/{number}", "c", "why", body)]) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+    records = path.read_bytes()
+    one: dict[str, object] = {"rid": "c/0", "client": "c", "reason": "why", "body": {}}
+    two = {**one, "rid": "c/1"}
+    assert records == msgspec.msgpack.encode(one) + msgspec.msgpack.encode(two)
