@@ -96,11 +96,15 @@ def run_parallel(start: int, count: int, jobs: int) -> Summary:
         for low, size in ranges
     ]
     total = Summary(start, count)
-    for process in processes:
-        output, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"a simulation process ended with status {process.returncode}")
-        _merge(total, msgspec.json.decode(output, type=Summary))
+    try:
+        for process in processes:
+            output, _ = process.communicate()
+            if process.returncode:
+                raise RuntimeError(f"a simulation process ended with status {process.returncode}")
+            _merge(total, msgspec.json.decode(output, type=Summary))
+    finally:
+        for process in processes:
+            process.kill()
     return _finished(total)
 
 
