@@ -250,8 +250,7 @@ async def test_weights_that_do_not_fit_are_named_and_change_nothing(
 
     assert caught.value.code == "update_failed"
     assert named in str(caught.value)
-    status = await client.status()
-    assert all_serve(status)
+    status = await status_when(client, all_serve)
     assert status.committed.get("default", 0) == current
     assert (await sample(client, "latest")).versions == [(current, 5)]
     assert await publish(client) > current
@@ -264,7 +263,7 @@ async def test_an_older_version_cannot_be_published(client: RolloutClient, curre
         await client.ref().ask(PublishVersion("default", current), deadline_s=30.0)
 
     assert (caught.value.code, caught.value.field) == ("stale_version", "version")
-    assert all_serve(await client.status())
+    await status_when(client, all_serve)
 
 
 async def test_an_update_that_would_wait_for_paused_requests_fails_without_harm(
