@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 TOLERANCE = 1e-4
-N_PROMPTS, N_SAMPLES, N_TOKENS = 8, 5, 160
+N_PROMPTS, N_ROLLOUTS, N_TOKENS = 8, 50, 160
 PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_PROMPTS)]
 TEMPERATURE = 0.8
 SAMPLING = Sampling(max_new_tokens=N_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
@@ -50,42 +50,39 @@ def reference(tiny_model: Path) -> Reference:
     return Reference(tiny_model)
 
 
-class Batch:
-    """Concurrent rollouts that can be watched while they run."""
+class Load:
+    """Rollouts that never run dry: each one that ends is followed by the next, until `stop`."""
 
-    def __init__(self, client: RolloutClient, n_samples: int = N_SAMPLES) -> None:
+    def __init__(self, client: RolloutClient, concurrency: int) -> None:
         self._client = client
-        self._n_samples = n_samples
-        self._n_tokens = 0
-        self._grown = asyncio.Event()
+        self._concurrency = concurrency
+        self._stopped = False
+        self._first_delta = asyncio.Event()
 
     async def run(self) -> list[tuple[list[int], Rollout]]:
-        watcher = asyncio.create_task(self._watch())
-        try:
-            await self.reached(1)  # it must not queue behind those it stands for
-            groups = await self._client.generate_batch(
-                PROMPTS, SAMPLING, n=self._n_samples, deadline_s=120.0
-            )
-        finally:
-            watcher.cancel()
-        return [
-            (prompt, rollout)
-            for prompt, group in zip(PROMPTS, groups, strict=True)
-            for rollout in group
-        ]
+        async with asyncio.TaskGroup() as tasks:
+            lanes = [
+                tasks.create_task(self._lane(PROMPTS[i % N_PROMPTS]))
+                for i in range(self._concurrency)
+            ]
+        return [rollout for lane in lanes for rollout in lane.result()]
 
-    async def _watch(self) -> None:
-        stream = self._client.stream(PROMPTS[0], SAMPLING, deadline_s=120.0)
-        async for delta in stream:
-            self._n_tokens += len(delta.tokens)
-            self._grown.set()
-
-    async def reached(self, n_tokens: int) -> None:
-        """Wait until a streamed sibling has so many tokens."""
+    async def started(self) -> None:
+        """Wait until the engines are generating."""
         async with asyncio.timeout(60):
-            while self._n_tokens < n_tokens:
-                self._grown.clear()
-                await self._grown.wait()
+            await self._first_delta.wait()
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    async def _lane(self, prompt: list[int]) -> list[tuple[list[int], Rollout]]:
+        finished: list[tuple[list[int], Rollout]] = []
+        while not self._stopped:
+            async for delta in self._client.stream(prompt, SAMPLING, deadline_s=120.0):
+                self._first_delta.set()
+                if delta.rollout is not None:
+                    finished.append((prompt, delta.rollout))
+        return finished
 
 
 async def publish(reference: Reference, publisher: WeightPublisher, in_flight: InFlight) -> int:
@@ -112,17 +109,18 @@ async def test_logprobs_are_true_across_updates(
     client: RolloutClient, reference: Reference, in_flight: InFlight
 ) -> None:
     publisher = WeightPublisher(client)
-    # More than the workers take at once: under `finish_old` only those that wait meet the update.
-    batch = Batch(client, 2 * N_SAMPLES if in_flight == "finish_old" else N_SAMPLES)
-    running = asyncio.create_task(batch.run())
+    load = Load(client, concurrency=N_ROLLOUTS)
+    running = asyncio.create_task(load.run())
 
-    await batch.reached(N_TOKENS // 6)
+    await load.started()
     first = await publish(reference, publisher, in_flight)
     second = await publish(reference, publisher, in_flight)
+    load.stop()
     rollouts = await running
 
     assert_true(reference, rollouts, by_runs=in_flight == "in_place")
     seen = {int(version) for _, rollout in rollouts for version in rollout.token_versions}
+    assert len(rollouts) >= N_ROLLOUTS
     assert seen & {first, second}, "no rollout met an update: the test tested nothing"
     if in_flight == "finish_old":
         assert all(len(rollout.versions) == 1 for _, rollout in rollouts)
