@@ -45,7 +45,7 @@ class BusClient:
 
     def __init__(self, endpoint: str, name: str) -> None:
         self.on_reply: OnReply = _nobody
-        self._name = name
+        self._prefix = f"{name}/"
         self._place = Placement("default", cost=100)
         self._n_beats = 0
         self.is_welcome = False
@@ -56,15 +56,17 @@ class BusClient:
 
     def ask(self, number: int) -> None:
         """Send one `generate`."""
-        rid = f"{self._name}/{number}"
+        rid = f"{self._prefix}{number}"
         self._send(Entry("generate", rid, NO_ATTEMPT, "", "", DEADLINE_MS, self._place, BODY))
 
     def _receive(self, entries: list[Entry]) -> None:
         acks: defaultdict[str, AttemptList] = defaultdict(list)
+        on_reply, n_prefix = self.on_reply, len(self._prefix)
         for entry in entries:
             if entry.kind == "finished":
-                acks[entry.route].append((entry.rid, entry.attempt))
-                self.on_reply(int(entry.rid.rpartition("/")[2]))
+                rid = entry.rid
+                acks[entry.route].append((rid, entry.attempt))
+                on_reply(int(rid[n_prefix:]))
             elif entry.kind == "welcome":
                 self.is_welcome = True
             elif entry.kind not in {"lease", "members", "accepted", "queued"}:

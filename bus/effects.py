@@ -21,6 +21,13 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     entry: Entry
 
 
+class SendAll(msgspec.Struct, frozen=True, gc=False):
+    """Send entries to a peer, in order; never blocks, may be lost. The shell keeps the list."""
+
+    peer: Peer
+    entries: list[Entry]
+
+
 class Publish(msgspec.Struct, frozen=True, gc=False):
     """Publish an entry on the PUB socket under a topic."""
 

@@ -3,12 +3,13 @@
 import asyncio
 import errno
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import zmq
 import zmq.utils.monitor
 
-from bus.effects import Forget, Send
+from bus.effects import Forget, SendAll
 from bus.entry import Entry
 from bus.errors import SettingsError
 from bus.ids import Peer
@@ -51,10 +52,8 @@ class DealerPort:
         receiver = Receiver(socket, self.counters, deliver, has_prefix=False)
         self._reader = Reader(socket, lambda: self._readable(receiver))
         self._outbox = TickOutbox(socket, self.counters, self._reader.after_send)
-
-    def send(self, entry: Entry) -> None:
+        self.send: Callable[[Entry], None] = partial(self._outbox.put, b"")
         """Queue for the end of this tick; waits for the link to come up."""
-        self._outbox.put(b"", entry)
 
     def close(self, *, linger_ms: int = 0) -> None:
         """Drop the link; what is queued has `linger_ms` milliseconds left to get out."""
@@ -137,17 +136,16 @@ class RouterPort:
         else:
             outbox.put(peer, entry)
 
-    def apply(self, effects: Iterable[Send | Forget]) -> None:
-        """What a core wants, in order; one call, because effects come by the hundred."""
-        outbox_of = self._outbox_of
+    def apply(self, effects: Iterable[SendAll | Forget]) -> None:
+        """What a core wants, in order."""
         for effect in effects:
-            outbox = outbox_of.get(effect.peer)
-            if outbox is None:
-                self.counters.dropped_out += type(effect) is Send
-            elif type(effect) is Send:
-                outbox.put(effect.peer, effect.entry)
+            outbox = self._outbox_of.get(effect.peer)
+            if isinstance(effect, Forget):
+                self._outbox_of.pop(effect.peer, None)
+            elif outbox is None:
+                self.counters.dropped_out += len(effect.entries)
             else:
-                del outbox_of[effect.peer]
+                outbox.put_all(effect.peer, effect.entries)
 
     def forget(self, peer: Peer) -> None:
         """The peer will not be sent to any more."""

@@ -30,6 +30,8 @@ from bus.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
 
 DRAIN_MESSAGES = 64
 """Messages read before other callbacks get a turn."""
+DRAIN_ENTRIES = 128
+"""The same in entries: what they lead to leaves before more is read, so peers work meanwhile."""
 ENTRIES_PER_FRAME = 128
 _NOW = int(zmq.DONTWAIT)
 _MORE = int(zmq.SNDMORE) | _NOW
@@ -158,8 +160,11 @@ class Receiver:
         self._has_prefix = has_prefix
 
     def read_some(self) -> bool:
-        """Read up to DRAIN_MESSAGES; True if there may be more."""
+        """Read up to DRAIN_MESSAGES or about DRAIN_ENTRIES; True if there may be more."""
+        enough = self._counters.entries_in + DRAIN_ENTRIES
         for _ in range(DRAIN_MESSAGES):
+            if self._counters.entries_in >= enough:
+                return True
             try:
                 self._read_one()
             except zmq.Again:
@@ -221,6 +226,17 @@ class TickOutbox:
             self._queues[destination] = [entry]
         else:
             queue.append(entry)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def put_all(self, destination: bytes, entries: list[Entry]) -> None:
+        """Queue several; the list is the outbox's from now on."""
+        queue = self._queues.get(destination)
+        if queue is None:
+            self._queues[destination] = entries
+        else:
+            queue += entries
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self.flush)

@@ -31,6 +31,7 @@ class Dispatcher:
         self, context: Context, table: RequestTable, health: Health, chance: Chance
     ) -> None:
         self._context = context
+        self._out = context.out
         self._table = table
         self._health = health
         self._door = Door(context, table, chance)
@@ -161,9 +162,9 @@ class Dispatcher:
     def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
         place = entry.place or Placement("")
         is_parked = place.resend and self._context.is_recovering
-        request = Request(entry.rid, client.name, place, "parked" if is_parked else "queued")
-        request.rule = self._admission.rule(place.versions)
-        request.body = entry.body
+        state = "parked" if is_parked else "queued"
+        rule = None if place.versions == "any" else self._admission.rule(place.versions)
+        request = Request(entry.rid, client.name, place, state, rule, entry.body)
         request.deadline_at = now + entry.deadline_ms / 1000
         self._n_arrived += 1
         request.order = self._n_arrived
@@ -212,7 +213,7 @@ class Dispatcher:
         rule = request.rule
         if rule is not None:
             place = _made_concrete(place, rule, self._context.committed_of(place.policy))
-        self._context.out.send(
+        self._out.send(
             worker.peer,
             Entry(
                 "generate",
@@ -220,7 +221,7 @@ class Dispatcher:
                 request.attempt,
                 worker.epoch,
                 request.client,
-                max(1, int((request.deadline_at - now) * 1000)),
+                int((request.deadline_at - now) * 1000) or 1,
                 place,
                 request.body,
             ),

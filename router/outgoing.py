@@ -1,27 +1,36 @@
-"""Effects collected while one batch or tick is handled, in order."""
+"""Effects collected while one batch or tick is handled: per peer, in order."""
 
-from bus.effects import Forget, Send
+from bus.effects import Forget, SendAll
 from bus.entry import Entry
 from bus.ids import Peer
 
-Effect = Send | Forget
+Effect = SendAll | Forget
 
 
 class Outgoing:
     """Where every part of the router core puts what it wants sent."""
 
     def __init__(self) -> None:
-        self._effects: list[Effect] = []
+        self._queues: dict[Peer, list[Entry]] = {}
+        self._forgotten: list[Peer] = []
 
     def send(self, peer: Peer, entry: Entry) -> None:
         """Send an entry to a peer."""
-        self._effects.append(Send(peer, entry))
+        queue = self._queues.get(peer)
+        if queue is None:
+            self._queues[peer] = [entry]
+        else:
+            queue.append(entry)
 
     def forget(self, peer: Peer) -> None:
         """Tell the shell that nothing more will be sent to this connection."""
-        self._effects.append(Forget(peer))
+        self._forgotten.append(peer)
 
     def take(self) -> list[Effect]:
         """Everything since the last call."""
-        effects, self._effects = self._effects, []
+        if not self._queues and not self._forgotten:
+            return []
+        effects: list[Effect] = [SendAll(*queue) for queue in self._queues.items()]
+        effects += map(Forget, self._forgotten)
+        self._queues, self._forgotten = {}, []
         return effects

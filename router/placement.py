@@ -55,8 +55,8 @@ class FreeList:
         count = len(workers)
         if count < 2:  # noqa: PLR2004 - two choices need two workers
             return workers[0] if workers else None
-        first = workers[int(chance.random() * count)]
-        second = workers[int(chance.random() * count)]
+        one, other = divmod(int(chance.random() * count * count), count)
+        first, second = workers[one], workers[other]
         return second if second.outstanding_cost < first.outstanding_cost else first
 
 

@@ -80,14 +80,22 @@ class Request:
         "worker",
     )
 
-    def __init__(self, rid: str, client: str, place: Placement, state: RequestState) -> None:
+    def __init__(
+        self,
+        rid: str,
+        client: str,
+        place: Placement,
+        state: RequestState,
+        rule: VersionRule | None = None,
+        body: Raw = NO_BODY,
+    ) -> None:
         self.rid = rid
         self.client = client
         self.place = place
         self.state: RequestState = state
-        self.rule: VersionRule | None = None
+        self.rule = rule
         """What `place.versions` means; None for `any`."""
-        self.body: Raw = NO_BODY
+        self.body = body
         self.attempt: Attempt = NO_ATTEMPT
         self.worker = ""
         self.deadline_at = 0.0

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Protocol
 
 from bus.codec import unpack
-from bus.effects import Connect, Publish, Send, Stop
+from bus.effects import Connect, Publish, Send, SendAll, Stop
 from bus.entry import Entry
 from bus.ids import Peer
 from bus.member import MemberCore, MemberIdentity
@@ -87,9 +87,10 @@ class RouterNode(Process):
     def _apply(self, effects: list[RouterEffect]) -> None:
         front, back = self._hubs
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, SendAll):
                 hub = front if front.has(effect.peer) else back
-                hub.send(effect.peer, effect.entry)
+                for entry in effect.entries:
+                    hub.send(effect.peer, entry)
         front.flush()
         back.flush()
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bus.codec import decode_batch, encode_batch
-from bus.effects import Connect, Forget, Send
+from bus.effects import Connect, Forget, Send, SendAll
 from bus.entry import Entry
 from bus.ids import Peer
 from bus.member import MemberCore, MemberIdentity
@@ -123,8 +123,8 @@ class Membership(RuleBasedStateMachine):
 
     def _apply_router(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Send):
-                self.to_member.append((effect.peer, encode_batch([effect.entry])))
+            if isinstance(effect, SendAll):
+                self.to_member.append((effect.peer, encode_batch(effect.entries)))
             else:
                 assert isinstance(effect, Forget)
 

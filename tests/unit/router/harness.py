@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from bus.codec import decode_batch, encode_batch, pack, unpack, unpack_fleet
-from bus.effects import Send
+from bus.effects import Forget
 from bus.entry import NO_BODY, Entry, Placement
 from bus.ids import NO_ATTEMPT, Attempt, Peer
 from bus.messages.control import FleetOutcome
@@ -55,11 +55,10 @@ class Bus:
     def apply(self, effects: list[Effect]) -> None:
         """Hand what the router sent to whom it was sent."""
         for effect in effects:
-            if not isinstance(effect, Send):
+            if isinstance(effect, Forget):
                 self.reachable.discard(effect.peer)
             elif effect.peer in self.reachable:
-                entry = decode_batch(encode_batch([effect.entry]))[0]
-                self.peers[effect.peer].heard.append(entry)
+                self.peers[effect.peer].heard += decode_batch(encode_batch(effect.entries))
 
     def advance(self, seconds: float) -> None:
         """Time passes in ticks; living peers beat twice a second."""
