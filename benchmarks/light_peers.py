@@ -3,7 +3,7 @@
 Real hellos, beats and leases over real sockets, but no engine and no process each. Prints one JSON
 line when all have been welcomed, and lives until it is killed.
 
-    python -m benchmarks.light_peers members|clients ENDPOINT FIRST COUNT
+    python -m benchmarks.light_peers members|clients ENDPOINT FIRST COUNT [BEAT_S]
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from trainer_adapter.link import Link, LinkIdentity
 TICK_S = 0.1
 CLIENT_TICK_S = 0.25
 """Coarser than a real client's: a thousand of these share one loop."""
+BEAT_S = LeaseSettings().beat_s
 SLOTS = 64
 CAPABILITIES = ["generate", "pause", "resume"]
 
@@ -41,14 +42,14 @@ CAPABILITIES = ["generate", "pause", "resume"]
 class LightMember:
     """A worker whose every command is done as soon as it comes."""
 
-    def __init__(self, endpoint: str, name: str) -> None:
+    def __init__(self, endpoint: str, name: str, leases: LeaseSettings) -> None:
         self._endpoint = endpoint
         self._clock = BootClock()
         self._state = "ready"
         self._port: DealerPort | None = None
         self.welcomed = asyncio.Event()
         identity = MemberIdentity("worker", name, secrets.token_hex(16))
-        self._core = MemberCore(identity, LeaseSettings(), Random(), self._vitals)
+        self._core = MemberCore(identity, leases, Random(), self._vitals)
         facts = WorkerFacts("default", "", SLOTS, 4096, 32_000, "fake", CAPABILITIES)
         self._apply(self._core.online(facts, self._clock.now()))
         self._tick()
@@ -91,12 +92,13 @@ class LightMember:
 class LightClient:
     """A client's link, with its beats, its judgement of silence and its fresh connections."""
 
-    def __init__(self, endpoint: str, name: str) -> None:
+    def __init__(self, endpoint: str, name: str, leases: LeaseSettings) -> None:
         self._endpoint = endpoint
         self._clock = BootClock()
+        self._tick_s = min(CLIENT_TICK_S, leases.beat_s)
         self._out: list[Effect] = []
         identity = LinkIdentity(name, secrets.token_hex(16))
-        self._link = Link(identity, LeaseSettings(), Random(), self._out)
+        self._link = Link(identity, leases, Random(), self._out)
         self._port: DealerPort | None = None
         self.welcomed = asyncio.Event()
         self._link.start(self._clock.now())
@@ -130,14 +132,15 @@ class LightClient:
     def _tick(self) -> None:
         self._link.tick(self._clock.now())
         self._apply()
-        asyncio.get_running_loop().call_later(CLIENT_TICK_S, self._tick)
+        asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
 
-async def serve(kind: str, endpoint: str, first: int, count: int) -> None:
+async def serve(kind: str, endpoint: str, first: int, count: int, beat_s: float) -> None:
     """All peers at once; until the process is ended."""
     begun_at = time.perf_counter()
     peer_type = LightMember if kind == "members" else LightClient
-    peers = [peer_type(endpoint, f"{kind[0]}{first + number}") for number in range(count)]
+    leases = LeaseSettings(beat_s=beat_s)
+    peers = [peer_type(endpoint, f"{kind[0]}{first + number}", leases) for number in range(count)]
     for peer in peers:
         await peer.welcomed.wait()
     print(json.dumps({"welcomed_s": round(time.perf_counter() - begun_at, 3)}), flush=True)
@@ -146,4 +149,5 @@ async def serve(kind: str, endpoint: str, first: int, count: int) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    uvloop.run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    kind, endpoint, first, count, *beat = sys.argv[1:]
+    uvloop.run(serve(kind, endpoint, int(first), int(count), float(beat[0]) if beat else BEAT_S))
