@@ -3,12 +3,14 @@
 
 PYTHON ?= python3
 JOBS ?= 2
+# The tests of one file go to one process: what they share, such as a fleet, starts once.
+SPREAD = -n $(JOBS) --dist loadfile
 ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT := $(wildcard tests/unit tests/conformance tests/conversation tests/architecture)
+UNIT := $(wildcard tests/unit tests/conformance tests/conversation tests/architecture tests/fuzz)
 
 # The machine's cores belong to several processes at once; each one computes on one thread.
 export OMP_NUM_THREADS ?= 1
@@ -16,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format format-check lint types unit test test-integration demo bench docs \
+.PHONY: help venv check format format-check lint types unit test test-integration fuzz demo bench docs \
 	vectors clean
 
 help: ## Show this list
@@ -54,10 +56,16 @@ unit: $(STAMP) ## Unit, conformance, conversation and architecture tests; ARGS="
 		$(UNIT) $(ARGS)
 
 test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x"
-	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu" tests $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m "not gpu" tests $(ARGS)
 
 test-integration: $(STAMP) ## Only the tests with real sockets and processes
-	$(BIN)/python -m pytest -n $(JOBS) -m "integration and not gpu" tests $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu" tests $(ARGS)
+
+fuzz: $(STAMP) ## Hostile bytes: a million frames, then a siege of a live fleet with keys
+	$(BIN)/python tests/fuzz/frames.py --n 1000000
+	FUZZ_EXAMPLES=5000 $(BIN)/python -m pytest -q tests/fuzz/test_frames.py
+	$(BIN)/python tests/fuzz/live.py --raw 100000 --authenticated 100000
+	$(BIN)/python tests/fuzz/live.py --raw 100000 --authenticated 100000 --secure $$(mktemp -d)
 
 demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed 1"
 	$(BIN)/rolloutbus demo $(ARGS)
@@ -65,8 +73,9 @@ demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed
 bench: $(STAMP) ## Measure the router against libzmq's own proxy
 	$(BIN)/python benchmarks/router_loop.py --json $(ARGS)
 
-docs: $(STAMP) ## Draw the life cycle tables into docs/
+docs: $(STAMP) ## Draw the life cycle tables and list the limits of all fields into docs/
 	$(BIN)/python docs/draw_life_cycles.py
+	$(BIN)/python docs/list_limits.py
 
 vectors: $(STAMP) ## Write the protocol's hex vectors again; read the diff before committing it
 	$(BIN)/python -m tests.conformance.make_vectors

@@ -120,7 +120,7 @@ class LightClient:
         self._link.heard(now)
         for entry in entries:
             if entry.kind == "welcome":
-                self._link.welcomed(cast("Welcome", unpack(entry)))
+                self._link.welcomed(cast("Welcome", unpack(entry)), now)
                 self.welcomed.set()
             elif entry.kind == "dismissed":
                 self._link.greet_again(now)

@@ -19,6 +19,7 @@ from bus.entry import Entry, Placement
 from bus.ids import NO_ATTEMPT
 from bus.messages.delivery import Ack, AttemptList
 from bus.messages.membership import ClientBeat, Hello
+from bus.security.zmq_dialer import Dialer
 from bus.zmq_ports import DealerPort
 from bus.zmq_sockets import Reader, new_socket
 
@@ -43,13 +44,13 @@ class Client(Protocol):
 class BusClient:
     """A client of the router: hello, beats, `generate`, and an ack for every ending."""
 
-    def __init__(self, endpoint: str, name: str) -> None:
+    def __init__(self, endpoint: str, name: str, dialer: Dialer | None = None) -> None:
         self.on_reply: OnReply = _nobody
         self._prefix = f"{name}/"
         self._place = Placement("default", cost=100)
         self._n_beats = 0
         self.is_welcome = False
-        self.port = DealerPort(endpoint, self._receive)
+        self.port = DealerPort(endpoint, self._receive, dialer=dialer)
         self._send = self.port.send
         self._send(Entry("hello", body=pack(Hello("client", name, "0" * 32))))
         self._beat()

@@ -19,6 +19,7 @@ from bus.entry import Entry
 from bus.member import MemberCore, MemberIdentity
 from bus.member_effects import MemberEffect
 from bus.messages.membership import WorkerFacts
+from bus.security.zmq_dialer import Dialer
 from bus.settings import LeaseSettings
 from bus.zmq_ports import DealerPort
 from bus.zmq_sockets import Reader, new_socket
@@ -33,8 +34,9 @@ TICK_S = 0.1
 class EchoWorker:
     """One worker endpoint on the bus."""
 
-    def __init__(self, endpoint: str, name: str) -> None:
+    def __init__(self, endpoint: str, name: str, dialer: Dialer | None = None) -> None:
         self._endpoint = endpoint
+        self._dialer = dialer
         self._clock = BootClock()
         identity = MemberIdentity("worker", name, secrets.token_hex(16))
         self._core = MemberCore(identity, LeaseSettings(), Random())
@@ -49,7 +51,7 @@ class EchoWorker:
                 self._port.send(effect.entry)
             elif not isinstance(effect, Send):  # the only other effect here is the first Connect
                 assert self._port is None, effect
-                self._port = DealerPort(self._endpoint, self._receive)
+                self._port = DealerPort(self._endpoint, self._receive, dialer=self._dialer)
 
     def _receive(self, entries: list[Entry]) -> None:
         assert self._port is not None

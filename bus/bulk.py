@@ -17,6 +17,7 @@ from bus.codec import pack, unpack, unpack_result
 from bus.entry import Entry
 from bus.errors import EngineFailed, RemoteProtocolError
 from bus.messages.endings import Problem
+from bus.security.zmq_dialer import Dialer
 from bus.zmq_ports import DealerPort
 
 WINDOW = 8
@@ -30,8 +31,10 @@ RECONNECT_MAX_S = 2.0
 class BulkLink:
     """Use as `async with`; lives on one event loop."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, dialer: Dialer | None = None) -> None:
+        """Ask the store at `endpoint`, with the keys of `dialer` if it asks for any."""
         self._endpoint = endpoint
+        self._dialer = dialer
         self._backoff = Backoff(RECONNECT_FIRST_S, RECONNECT_MAX_S, random.SystemRandom())
         self._open: dict[str, tuple[Entry, asyncio.Future[msgspec.Struct]]] = {}
         self._n_asked = 0
@@ -102,7 +105,9 @@ class BulkLink:
 
     def _connect(self) -> None:
         self._retry = None
-        self._port = DealerPort(self._endpoint, self._answered, self._link_down)
+        self._port = DealerPort(
+            self._endpoint, self._answered, self._link_down, dialer=self._dialer
+        )
         for entry, future in self._open.values():
             if not future.done():
                 self._send(entry)

@@ -156,6 +156,8 @@ def how_it_ended(status: int) -> str:
             return "has left"
         case ActorExit.REPLACED:
             return "was replaced by another process of its name"
+        case ActorExit.FORBIDDEN:
+            return "has no rights with its key"
         case ActorExit.ENGINE:
             return "gave its engine up"
         case _:

@@ -4,6 +4,7 @@ Spec: docs/protocol.md, "Frames".
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 import xxhash
@@ -12,6 +13,7 @@ from bus.entry import Entry
 from bus.errors import LocalProtocolError, RemoteProtocolError
 from bus.messages import KINDS, RESULTS
 from bus.messages.control import FleetOutcome
+from bus.messages.limits import MAX_BATCH_ENTRIES
 
 PROTOCOL_VERSION = 1
 SIGNATURE = b"RB" + bytes([PROTOCOL_VERSION])
@@ -20,9 +22,13 @@ DETACH_ABOVE_BYTES = 16 * 1024
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """A detached body at most this large is read; larger ones end the connection."""
+MAX_COMPLAINT_CHARS = 240
 
 _encoder = msgspec.msgpack.Encoder()
-_batch_decoder = msgspec.msgpack.Decoder(list[Entry])
+_any_batch = msgspec.msgpack.Decoder(list[Entry]).decode
+_wire_batch = msgspec.msgpack.Decoder(
+    Annotated[list[Entry], msgspec.Meta(max_length=MAX_BATCH_ENTRIES)]
+).decode
 _body_decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in KINDS.items()}
 _result_decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in RESULTS.items()}
 
@@ -36,11 +42,15 @@ def encode_batch(entries: Sequence[Entry]) -> bytes:
     return SIGNATURE + _encoder.encode(entries)
 
 
-def decode_batch(frame: bytes | memoryview) -> list[Entry]:
+def decode_batch(frame: bytes | memoryview, *, is_trusted: bool = False) -> list[Entry]:
     """Entries of a batch frame.
 
+    Args:
+        frame: as received.
+        is_trusted: it comes from our own process or child, which need not cut its batches.
+
     Raises:
-        RemoteProtocolError: not our protocol, not our version, or not well formed.
+        RemoteProtocolError: not our protocol, not our version, too large, or not well formed.
     """
     if frame[:3] != SIGNATURE:
         if bytes(frame[:2]) == SIGNATURE[:2]:
@@ -48,11 +58,17 @@ def decode_batch(frame: bytes | memoryview) -> list[Entry]:
             raise RemoteProtocolError(msg)
         msg = "frame does not begin with the bus signature"
         raise RemoteProtocolError(msg)
+    if is_trusted:
+        decode = _any_batch
+    elif len(frame) > MAX_BATCH_BYTES:
+        msg = f"a batch of {len(frame)} bytes; at most {MAX_BATCH_BYTES} are allowed"
+        raise RemoteProtocolError(msg)
+    else:
+        decode = _wire_batch
     try:
-        return _batch_decoder.decode(memoryview(frame)[3:])
+        return decode(memoryview(frame)[3:])
     except _DECODE_ERRORS as error:
-        msg = f"malformed batch: {error}"
-        raise RemoteProtocolError(msg) from error
+        raise RemoteProtocolError(f"malformed batch: {_clipped(error)}") from error
 
 
 def pack(body: msgspec.Struct) -> msgspec.Raw:
@@ -95,16 +111,26 @@ def unpack_fleet(entry: Entry) -> FleetOutcome:
     try:
         return _fleet_decoder.decode(entry.body)
     except _DECODE_ERRORS as error:
-        msg = f"{entry.kind}: {error}"
-        raise RemoteProtocolError(msg) from error
+        raise RemoteProtocolError(f"{entry.kind[:32]}: {_clipped(error)}") from error
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[msgspec.Struct]", entry: Entry) -> msgspec.Struct:
     try:
         return decoder.decode(entry.body)
     except _DECODE_ERRORS as error:
-        msg = f"{entry.kind}: {error}"
-        raise RemoteProtocolError(msg) from error
+        raise RemoteProtocolError(f"{entry.kind[:32]}: {_clipped(error)}") from error
+
+
+def _clipped(error: Exception) -> str:
+    """What a decoder complains of: it quotes names that the peer made up, whatever their length.
+
+    The end is kept, because the field stands there.
+    """
+    text = str(error)
+    if len(text) <= MAX_COMPLAINT_CHARS:
+        return text
+    half = MAX_COMPLAINT_CHARS // 2
+    return f"{text[:half]} … {text[-half:]}"
 
 
 def topic_of(client: str) -> bytes:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from msgspec import Raw
 
+from bus.codec import pack
 from bus.entry import NO_BODY, Entry
 from bus.ids import Attempt, AttemptKey, Epoch, RequestId
 from bus.member_effects import Execute, Forget
 from bus.messages.delivery import AttemptList
+from bus.messages.endings import Problem
 from bus.outbox import MAX_BYTES, Outbox
 from bus.settings import LeaseSettings
 from bus.tombstones import ABORTED, Tombstones
@@ -37,6 +39,7 @@ class Taken(NamedTuple):
 
 
 _NOTHING = Taken()
+_NOT_HELD = pack(Problem("unknown_request", "This worker does not hold it.", "not_started"))
 
 
 class Deliveries:
@@ -45,6 +48,8 @@ class Deliveries:
     def __init__(self, settings: LeaseSettings, outbox_limit_bytes: int = MAX_BYTES) -> None:
         self._running: dict[str, Running] = {}
         self._begun: dict[AttemptKey, None] = {}
+        self._detached: dict[str, tuple[Attempt, str]] = {}
+        """rid -> (attempt, group) of those that go on without their client."""
         self.outbox = Outbox(settings, outbox_limit_bytes)
         self.tombstones = Tombstones(settings.tombstone_s)
 
@@ -60,6 +65,13 @@ class Deliveries:
         """(rid, attempt, client) of endings that wait."""
         return [(rid, attempt, client) for (rid, attempt), client in self.outbox.addressed()]
 
+    def detached_list(self) -> list[tuple[str, str]]:
+        """(rid, group) of what runs or waits without needing its client."""
+        for rid, (attempt, _) in list(self._detached.items()):
+            if rid not in self._running and (rid, attempt) not in self.outbox:
+                del self._detached[rid]
+        return [(rid, group) for rid, (_, group) in self._detached.items()]
+
     def take(self, entry: Entry, now: float) -> Taken:
         """A command under the present lease: new, a copy, or out of date."""
         rid, attempt = RequestId(entry.rid), entry.attempt
@@ -72,6 +84,10 @@ class Deliveries:
             self._end(rid, running.attempt, now)
             return self._begin(entry, Forget([(rid, running.attempt)]))
         over = self.tombstones.get(rid)
+        if (rid, attempt) in self.outbox:
+            over = attempt  # a detached one may wait for longer than tombstones last
+        if over is None and entry.kind == "attach":
+            return Taken(ending=self._keep(entry, "refused", _NOT_HELD, now))
         if over is None:
             return self._begin(entry)
         if over == ABORTED:
@@ -121,11 +137,17 @@ class Deliveries:
         begun, self._begun = self._begun, {}
         return list(begun)
 
-    def stop_all(self, now: float) -> None:
-        """The lease is over: what runs has no owner any more; endings stay."""
+    def stop_all(self, now: float, *, but_detached: bool = False) -> None:
+        """The lease is over: what runs has no owner any more; endings stay.
+
+        Of a detached request there may be no other trace: it goes on until it is fenced.
+        """
+        kept = {rid: each for rid, each in self._running.items() if rid in self._detached}
+        kept = kept if but_detached else {}
         for rid, running in self._running.items():
-            self.tombstones.put(rid, running.attempt, now)
-        self._running.clear()
+            if rid not in kept:
+                self.tombstones.put(rid, running.attempt, now)
+        self._running = kept
         self._begun.clear()
 
     def bury(self, rids: Iterable[str], now: float) -> None:
@@ -138,6 +160,8 @@ class Deliveries:
         rid = RequestId(entry.rid)
         self._running[rid] = Running(entry.attempt, entry.route, entry.kind, Epoch(entry.epoch))
         self._begun[rid, entry.attempt] = None
+        if entry.place is not None and entry.place.outlives_client:
+            self._detached[rid] = (entry.attempt, entry.place.group)
         return Taken(execute=Execute(entry), forget=forget)
 
     def _end(self, rid: RequestId, attempt: Attempt, now: float) -> None:

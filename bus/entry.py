@@ -6,7 +6,8 @@ Spec: docs/protocol.md, "Frames".
 
 import msgspec
 
-from bus.ids import NO_ATTEMPT, Attempt
+from bus.ids import NO_ATTEMPT
+from bus.messages.limits import AttemptId, HeaderText, Milliseconds, Natural, Rid
 
 NO_BODY = msgspec.Raw(b"\x80")
 
@@ -14,13 +15,13 @@ NO_BODY = msgspec.Raw(b"\x80")
 class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """What the router must know to choose a worker for a `generate`."""
 
-    policy: str
+    policy: HeaderText
     """Name of the policy whose weights are asked for."""
-    versions: str = "any"
+    versions: HeaderText = "any"
     """`any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`, judged when it is dispatched."""
-    session: str = ""
+    session: HeaderText = ""
     """Sticky key: requests of one session go to one worker; empty for none."""
-    group: str = ""
+    group: HeaderText = ""
     """Affinity key of the samples of one prompt; empty for none."""
     cost: int = 0
     """Estimated tokens: prompt + max_new_tokens; what placement balances."""
@@ -28,23 +29,27 @@ class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_u
     """Higher goes first among queued requests; -100..100."""
     resend: bool = False
     """This request may already be running somewhere: a recovering router must not place it yet."""
+    crashes: Natural = 0
+    """Engines that died under it, as far as its client was told: a new router does not know."""
+    outlives_client: bool = False
+    """Detached: it goes on when its client is gone, and the ending waits for that name."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """One message: a positional header and an opaque body."""
 
-    kind: str
+    kind: HeaderText
     """Literal name of the body's type; see `bus.messages.KINDS`."""
-    rid: str = ""
+    rid: Rid = ""
     """The command this belongs to; empty outside of commands and their replies."""
-    attempt: Attempt = NO_ATTEMPT
+    attempt: AttemptId = NO_ATTEMPT
     """The execution this belongs to; set by the router, echoed by the worker."""
-    epoch: str = ""
+    epoch: HeaderText = ""
     """The worker's lease that the attempt was placed under; a mismatch is fenced."""
-    route: str = ""
+    route: HeaderText = ""
     """To the router: the target (`fleet`, `store`, `worker:NAME`, or empty = place it).
     To a worker: the client's name. To a client: the worker's name."""
-    deadline_ms: int = 0
+    deadline_ms: Milliseconds = 0
     """Milliseconds left when this was sent; 0 on anything but a command."""
     place: Placement | None = None
     """Only on a `generate` from a client."""

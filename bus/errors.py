@@ -5,6 +5,7 @@
     │  ├─ LocalProtocolError    we did: a bug
     │  └─ RemoteProtocolError   the peer did: its frame was dropped
     ├─ SettingsError            not_started: a setting is wrong; the message says which
+    ├─ SecurityError            failed: the locks on our own sockets do not work
     ├─ DeliveryError            no ending came
     │  ├─ MailboxFull           not_started: retry later or elsewhere
     │  ├─ PeerLost              unknown: retry only what may run twice
@@ -52,6 +53,12 @@ class SettingsError(BusError):
     """A setting is wrong; nothing was started."""
 
     default_outcome = "not_started"
+
+
+class SecurityError(BusError):
+    """The locks on our own sockets do not work: nothing is served (any more)."""
+
+    default_outcome = "failed"
 
 
 class DeliveryError(BusError):

@@ -5,8 +5,7 @@ does, however late the answer comes. Spec: docs/protocol.md, "Membership".
 """
 
 from bus.ids import Epoch
-
-REMEMBERED_BEATS = 32
+from bus.witness import Witness
 
 
 def lease_number(epoch: str) -> int:
@@ -24,8 +23,10 @@ class LeaseHolder:
         self._lease_no = 0
         self.epoch = Epoch(f"{boot}.0")
         """`<boot>.<n>`: name of the present lease, held or asked for."""
+        self._witness = Witness()
         self._beat_seq = 0
-        self._sent_at: dict[int, float] = {}
+        self._first_seq = 1
+        """Answers to earlier beats do not renew: those were of another epoch."""
         self._until = 0.0
         self.router_epoch = 0
         self.instance = ""
@@ -40,29 +41,33 @@ class LeaseHolder:
         self._lease_no += 1
         self.epoch = Epoch(f"{self._boot}.{self._lease_no}")
         self._until = 0.0
-        # An answer to a beat of the old epoch must not renew the new one.
-        self._sent_at.clear()
+        self._first_seq = self._beat_seq + 1
 
     def next_beat(self, now: float) -> int:
         """Number of the beat that is being sent."""
-        self._beat_seq += 1
-        self._sent_at[self._beat_seq] = now
-        if len(self._sent_at) > REMEMBERED_BEATS:
-            del self._sent_at[next(iter(self._sent_at))]
+        self._beat_seq = self._witness.beat(now)
         return self._beat_seq
 
     def bind(self, router_epoch: int, instance: str) -> bool:
         """Obey this router, unless a newer one is obeyed already: binding only goes upward."""
-        if instance != self.instance and router_epoch <= self.router_epoch:
-            return False
+        if instance != self.instance:
+            if router_epoch <= self.router_epoch:
+                return False
+            self._witness.rebound()
         self.instance = instance
         self.router_epoch = max(router_epoch, self.router_epoch)
         return True
 
+    def rejects(self, router_epoch: int, instance: str, up_s: float, now: float) -> bool:
+        """Whether a router that welcomes us, `up_s` after its start, is a second one."""
+        if not self.instance or instance == self.instance:
+            return False
+        return router_epoch <= self.router_epoch or self._witness.has_outlived(up_s, now)
+
     def renew(self, seq: int) -> bool:
-        """The router answered beat `seq`; False if it belongs to no beat of this epoch."""
-        sent_at = self._sent_at.get(seq)
-        if sent_at is None:
+        """The router obeyed answered beat `seq`; False if that was none of this epoch."""
+        sent_at = self._witness.answered(seq)
+        if sent_at is None or seq < self._first_seq:
             return False
         self._until = max(self._until, sent_at + self._holder_s)
         return True

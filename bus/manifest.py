@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from bus.messages.endings import Problem
+from bus.messages.limits import MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS
 from bus.messages.weights import Tensor
 
 DTYPE_BYTES = {
@@ -34,11 +35,6 @@ DTYPE_BYTES = {
 
 ALIGN_BYTES = 64
 """Tensors begin at multiples of this: a cache line, and enough for every vector load."""
-MAX_TENSORS = 100_000
-MAX_NAME_BYTES = 512
-MAX_DIMENSIONS = 16
-CHUNK_BYTES = 4 * 1024 * 1024
-"""Largest range pulled or pushed at once; beats must never queue behind more."""
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -74,15 +70,15 @@ def check_tensors(tensors: Sequence[Tensor]) -> Problem | None:
         if wrong is None and tensor.name in names:
             wrong = "the name appears twice"
         if wrong is not None:
-            return _problem(f"tensors.{tensor.name[:MAX_NAME_BYTES]}", wrong)
+            return _problem(f"tensors.{tensor.name[:MAX_TENSOR_NAME_BYTES]}", wrong)
         names.add(tensor.name)
         end = tensor.offset + tensor.size_bytes
     return None
 
 
 def _wrong_with(tensor: Tensor, end_of_last: int) -> str | None:
-    if not 0 < len(tensor.name.encode()) <= MAX_NAME_BYTES:
-        return f"a name has 1 to {MAX_NAME_BYTES} bytes"
+    if not 0 < len(tensor.name.encode()) <= MAX_TENSOR_NAME_BYTES:
+        return f"a name has 1 to {MAX_TENSOR_NAME_BYTES} bytes"
     item_bytes = DTYPE_BYTES.get(tensor.dtype)
     if item_bytes is None:
         return f"dtype {tensor.dtype[:16]!r} is not one of {', '.join(DTYPE_BYTES)}"

@@ -32,6 +32,7 @@ from bus.messages.membership import (
     Goodbye,
     Hello,
     Lease,
+    Rejected,
     StoreFacts,
     Welcome,
     WorkerFacts,
@@ -98,6 +99,8 @@ class MemberCore:
         self._backoff = Backoff(settings.reconnect_first_s, settings.reconnect_max_s, chance)
         self._facts: WorkerFacts | StoreFacts | None = None
         self._state: LinkState = "away"
+        self._has_rejected = False
+        """The link leads to a second router: nothing that comes over it counts."""
         self._greeted_at = 0.0
         self._heard_at = 0.0
         self._ticked_at = 0.0
@@ -145,6 +148,9 @@ class MemberCore:
         effects = self._judge_lease(now)
         is_obedient = self._state in HOLDING
         for entry in entries:
+            if self._has_rejected:
+                self.counters.old_routers += 1
+                continue
             if entry.kind in COMMANDS:
                 if is_obedient and entry.epoch == self._holder.epoch:
                     effects += self._take(entry, now)
@@ -213,9 +219,8 @@ class MemberCore:
         match unpack(entry) if entry.kind in KINDS else None:
             case Lease(router_epoch, instance, seq):
                 self._answered(router_epoch, instance, seq, now)
-            case Welcome(router_epoch, instance):
-                if not self._holder.bind(router_epoch, instance):
-                    self.counters.old_routers += 1
+            case Welcome() as welcome:
+                return self._welcomed(welcome, now)
             case Ack(items):
                 self.deliveries.acknowledge(items, now)
             case Fenced(items):
@@ -227,16 +232,22 @@ class MemberCore:
                 pass
         return []
 
+    def _welcomed(self, welcome: Welcome, now: float) -> list[MemberEffect]:
+        epoch, instance, holder = welcome.router_epoch, welcome.instance, self._holder
+        is_second = holder.rejects(epoch, instance, welcome.up_ms / 1000, now)
+        if self._state not in LINKED or not is_second:
+            holder.bind(epoch, instance)
+            return []
+        self.counters.old_routers += 1
+        self._has_rejected = True
+        self._lose_link(now)
+        return [self._send("rejected", Rejected(holder.router_epoch, holder.instance))]
+
     def _unknown(self, entry: Entry, now: float) -> list[MemberEffect]:
         self.counters.malformed += 1
         if not entry.rid or entry.epoch != self._holder.epoch:
             return []
-        problem = Problem(
-            code="unknown_message",
-            message=f"This worker does not know {entry.kind[:32]!r}; is it older than its client?",
-            outcome="not_started",
-        )
-        refusal = self.deliveries.refuse(entry, "refused", pack(problem), now)
+        refusal = self.deliveries.refuse(entry, "refused", pack(_unknown_kind(entry.kind)), now)
         return self._deliver(refusal, now)
 
     def _answered(self, router_epoch: int, instance: str, seq: int, now: float) -> None:
@@ -274,7 +285,7 @@ class MemberCore:
         self._move("lease_expired")
         self._retry_at = now + self._backoff.next_s()
         self._holder.renounce()
-        self.deliveries.stop_all(now)
+        self.deliveries.stop_all(now, but_detached=True)
         return [StopWork("lease_expired")]
 
     def _lose_link(self, now: float) -> None:
@@ -284,6 +295,7 @@ class MemberCore:
 
     def _connect(self, event: LinkEvent, now: float) -> list[MemberEffect]:
         self._move(event)
+        self._has_rejected = False
         return [Connect(), *self._greet(now)]
 
     def _greet(self, now: float) -> list[MemberEffect]:
@@ -296,18 +308,8 @@ class MemberCore:
 
     def _beat(self, now: float) -> Send:
         self._beat_at = now + self._settings.beat_s
-        vitals = self._vitals()
-        beat = Beat(
-            seq=self._holder.next_beat(now),
-            version=vitals.version,
-            state=vitals.state,
-            steps=vitals.steps,
-            free=vitals.free,
-            running=self.deliveries.running_list(),
-            outbox=self.deliveries.outbox_list(),
-            n_tokens=vitals.n_tokens,
-            stalled_ms=vitals.stalled_ms,
-        )
+        seq = self._holder.next_beat(now)
+        beat = _beat_of(seq, self._vitals(), self.deliveries)
         return self._send("beat", beat)
 
     def _farewell(self, reason: str) -> list[MemberEffect]:
@@ -339,4 +341,24 @@ def _hello(
         router_instance=holder.instance,
         worker=facts if isinstance(facts, WorkerFacts) else None,
         store=facts if isinstance(facts, StoreFacts) else None,
+    )
+
+
+def _unknown_kind(kind: str) -> Problem:
+    sentence = f"This worker does not know {kind[:32]!r}; is it older than its client?"
+    return Problem("unknown_message", sentence, "not_started")
+
+
+def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries) -> Beat:
+    return Beat(
+        seq=seq,
+        version=vitals.version,
+        state=vitals.state,
+        steps=vitals.steps,
+        free=vitals.free,
+        running=deliveries.running_list(),
+        outbox=deliveries.outbox_list(),
+        n_tokens=vitals.n_tokens,
+        stalled_ms=vitals.stalled_ms,
+        detached=deliveries.detached_list(),
     )

@@ -19,7 +19,7 @@ class Execute(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StopWork:
-    """The lease is over: stop all running commands; nobody waits for their endings."""
+    """The lease is over: stop all commands that `Deliveries` does not count as running now."""
 
     reason: str
 

@@ -68,15 +68,16 @@ class MemoryNet:
         self.time = time
         self.weather = weather or FairWeather()
         self.tap = tap
-        self._hubs: dict[str, MemoryHub] = {}
+        self._hubs: defaultdict[str, list[MemoryHub]] = defaultdict(list)
         self._links: dict[str, MemoryLink] = {}
         self._subscribers: defaultdict[str, list[MemorySubscriber]] = defaultdict(list)
         self._n_links = 0
 
     def hub(self, endpoint: str, owner: str, on_batch: PeerBatchHandler) -> "MemoryHub":
-        """Listen; new links come here from now on, whoever listened before keeps the old ones."""
+        """Listen; new links come here until it closes, older ones stay with who listened before."""
         hub = MemoryHub(self, owner, on_batch)
-        self._hubs[endpoint] = hub
+        self._hubs[endpoint] = [each for each in self._hubs[endpoint] if not each.is_closed]
+        self._hubs[endpoint].append(hub)
         return hub
 
     def link(
@@ -87,8 +88,8 @@ class MemoryNet:
         peer = Peer(b"\x01" + self._n_links.to_bytes(15, "big"))
         link = MemoryLink(self, owner, peer, on_batch, on_down)
         self._links[owner] = link
-        hub = self._hubs.get(endpoint)
-        if hub is None or hub.is_closed:
+        hub = next((each for each in reversed(self._hubs[endpoint]) if not each.is_closed), None)
+        if hub is None:
             self.time.later(0.0, link.break_)
         else:
             link.attach(hub)
@@ -100,11 +101,11 @@ class MemoryNet:
         if link is not None:
             link.mute()
 
-    def haunt(self, source: str, target: str, frame: bytes) -> None:
-        """A frame of a link that is gone reaches the present link of its target."""
+    def haunt(self, hub: "MemoryHub", target: str, frame: bytes) -> None:
+        """A frame of a link that is gone reaches the next link between the same two."""
         link = self._links.get(target)
-        if link is not None and link.is_open:
-            link.arrived(self.arrived(source, target, frame))
+        if link is not None and link.is_open and link.leads_to(hub):
+            link.arrived(self.arrived(hub.owner, target, frame))
 
     def publisher(self, endpoint: str, owner: str) -> "MemoryPublisher":
         """Publish at an endpoint."""
@@ -141,7 +142,7 @@ class MemoryNet:
     def arrived(self, source: str, target: str, frame: bytes) -> list[Entry]:
         """The entries of a frame that has come through."""
         self.time.record(frame)
-        entries = decode_batch(frame)
+        entries = decode_batch(frame, is_trusted=True)
         if self.tap is not None:
             self.tap(source, target, entries)
         return entries
@@ -154,42 +155,44 @@ class _Way:
         self.is_open = True
         self.is_mute = False
         self.break_: Callable[[], None] = lambda: None
+        self.hub: MemoryHub | None = None
+        """Where it comes from; None on the way there."""
         self._net = net
         self._source, self._target = source, target
         self._deliver = deliver
         self._under_way: deque[bytes] = deque()
+        self._later = net.time.later
+        self._delay_s, self._echo_s = net.weather.delay_s, net.weather.echo_s
 
     def carry(self, entries: list[Entry]) -> None:
         """Send one batch."""
-        net = self._net
         if not self.is_open or self.is_mute:
             return
-        delay_s = net.weather.delay_s(self._source, self._target)
+        delay_s = self._delay_s(self._source, self._target)
         if delay_s is None:
             self.is_mute = True  # until the transport's own heartbeats notice
-            net.time.later(BREAK_AFTER_S, self.break_)
+            self._later(BREAK_AFTER_S, self.break_)
         elif delay_s != LOST:
             frame = encode_batch(entries)
             self._under_way.append(frame)
-            net.time.later(delay_s, self._arrive)
-            echo_s = net.weather.echo_s()
+            self._later(delay_s, self._arrive)
+            echo_s = self._echo_s()
             if echo_s:
-                net.time.later(delay_s + echo_s, partial(self._echo, frame))
+                self._later(delay_s + echo_s, partial(self._echo, frame))
 
     def _arrive(self) -> None:
         """One more delay is over: the oldest frame is there."""
-        self._hand_over(self._under_way.popleft())
-
-    def _hand_over(self, frame: bytes) -> None:
+        frame = self._under_way.popleft()
         if self.is_open and not self.is_mute:
             self._deliver(self._net.arrived(self._source, self._target, frame))
 
     def _echo(self, frame: bytes) -> None:
         """A second copy; on the target's next link if this one is gone: worse than TCP does."""
-        if self.is_open:
-            self._hand_over(frame)
-        else:
-            self._net.haunt(self._source, self._target, frame)
+        if not self.is_open:
+            if self.hub is not None:
+                self._net.haunt(self.hub, self._target, frame)
+        elif not self.is_mute:
+            self._deliver(self._net.arrived(self._source, self._target, frame))
 
 
 class MemoryLink:
@@ -220,11 +223,16 @@ class MemoryLink:
         """Whether its owner still uses it."""
         return not self._is_closed
 
+    def leads_to(self, hub: "MemoryHub") -> bool:
+        """Whether its other end is there."""
+        return self._hub is hub
+
     def attach(self, hub: "MemoryHub") -> None:
         """The connection stands."""
         self._hub = hub
         self._out = _Way(self._net, self.owner, hub.owner, partial(hub.arrived, self.peer))
         self._back = _Way(self._net, hub.owner, self.owner, self.arrived)
+        self._back.hub = hub
         self._out.break_ = self._back.break_ = self.break_
         hub.joined(self.peer, self, self._back)
 
@@ -284,11 +292,6 @@ class MemoryHub:
         self._on_batch = on_batch
         self._links: dict[Peer, MemoryLink] = {}
         self._ways: dict[Peer, _Way] = {}
-        self._waiting: dict[Peer, list[Entry]] = {}
-
-    def has(self, peer: Peer) -> bool:
-        """Whether this connection is here."""
-        return peer in self._ways
 
     def joined(self, peer: Peer, link: MemoryLink, back: _Way) -> None:
         """A link was made."""
@@ -299,27 +302,16 @@ class MemoryHub:
         """A link is gone."""
         self._links.pop(peer, None)
         self._ways.pop(peer, None)
-        self._waiting.pop(peer, None)
 
-    def send(self, peer: Peer, entry: Entry) -> None:
-        """Queue for the end of this moment; dropped and counted if the peer is gone."""
-        if peer not in self._ways:
-            self.counters.dropped_out += 1
-        elif peer in self._waiting:
-            self._waiting[peer].append(entry)
-        else:
-            self._waiting[peer] = [entry]
-
-    def flush(self) -> None:
-        """The end of this moment."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, {}
-            for peer, entries in waiting.items():
-                way = self._ways.get(peer)
-                if way is not None:
-                    self.counters.frames_out += 1
-                    self.counters.entries_out += len(entries)
-                    way.carry(entries)
+    def send_all(self, peer: Peer, entries: list[Entry]) -> bool:
+        """Send one batch; False, and dropped, if the peer is not here."""
+        way = self._ways.get(peer)
+        if way is None:
+            return False
+        self.counters.frames_out += 1
+        self.counters.entries_out += len(entries)
+        way.carry(entries)
+        return True
 
     def close(self, *, is_silent: bool = False) -> None:
         """The process is gone: every link breaks, or goes mute if its machine went with it."""

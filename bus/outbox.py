@@ -30,6 +30,8 @@ _OVERFLOW = pack(
         outcome="failed",
     )
 )
+SMALL_BYTES = HEADER_BYTES + len(_OVERFLOW)
+"""An ending that counts for less is never replaced."""
 
 
 @dataclass(slots=True)
@@ -136,7 +138,14 @@ class Outbox:
         heapq.heappush(self._due, (due_at, self._n_put, key))
 
     def _shed(self) -> None:
-        """Replace the oldest large bodies: the command still ends, its result is gone."""
+        """Replace the oldest large bodies: the command still ends, its result is gone.
+
+        When small ones alone are too many, the oldest are dropped.
+        """
+        limit_bytes = self._limit_bytes
+        while self.size_bytes > limit_bytes and len(self._parcels) * SMALL_BYTES > limit_bytes:
+            self.drop((next(iter(self._parcels)),))
+            self.n_overflows += 1
         for parcel in self._parcels.values():
             if self.size_bytes <= self._limit_bytes:
                 return

@@ -1,6 +1,6 @@
 """What a shell needs of a transport: ports that carry batches of entries, and never block.
 
-Implementations: `bus.zmq_ports` (real sockets) and `bus.memory_ports` (the same bytes in process).
+Implementations: `bus.zmq_ports`, `bus.zmq_topics` (real sockets) and `bus.memory_ports` (in process).
 Every port lives on the event loop that was running when it was made.
 """
 
@@ -24,6 +24,8 @@ class PortCounters:
     """Entries that could not be handed over: peer gone or its queue full."""
     malformed_in: int = 0
     """Messages that broke the protocol and were dropped."""
+    foreign_in: int = 0
+    """Messages dropped for their key: revoked, or not the one that this connection began with."""
 
 
 BatchHandler = Callable[[list[Entry]], None]

@@ -14,8 +14,11 @@ import uvloop
 
 from bus.errors import BusError, SettingsError
 from bus.parent import die_with_parent
+from bus.resources import WATCH_S, ResourceWatch, provide_fds
 
 _COMPLAINT = "error: "
+EXPECTED_PEERS = 1000
+"""Connections that every actor must be able to hold; more are taken while the system allows."""
 
 
 class ActorExit(IntEnum):
@@ -30,6 +33,10 @@ class ActorExit(IntEnum):
     """A newer process has taken its name."""
     ENGINE = 4
     """Its engine cannot be built, or crashed too often."""
+    FORBIDDEN = 5
+    """Its key does not, or no longer, allow what it is."""
+    REJECTED = 5
+    """It is a second router: another one holds the fleet."""
 
 
 class ActorSettings(Protocol):
@@ -99,7 +106,8 @@ def run_actor(
         settings = _read_settings(name, settings_type, arguments)
         if settings.exit_with_parent:
             die_with_parent()
-        return uvloop.run(_as_coroutine(serve(settings)))
+        provide_fds(EXPECTED_PEERS)
+        return uvloop.run(_watched(serve(settings)))
     except (msgspec.DecodeError, OSError, SettingsError) as error:
         complain(str(error))
         return ActorExit.SETTINGS
@@ -121,5 +129,21 @@ def _read_settings(
     return msgspec.json.decode(text, type=settings_type)
 
 
-async def _as_coroutine(awaitable: Awaitable[ActorExit]) -> ActorExit:
-    return await awaitable
+async def _watched(serving: Awaitable[ActorExit]) -> ActorExit:
+    """Serve, and say on stderr when a limit of the system comes near."""
+    loop = asyncio.get_running_loop()
+    watch = ResourceWatch()
+    timer: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal timer
+        timer = loop.call_later(WATCH_S, look)
+        for sentence in watch.look(loop.time()):
+            sys.stderr.write(f"warning: {sentence}\n")
+
+    look()
+    try:
+        return await serving
+    finally:
+        if timer is not None:
+            timer.cancel()

@@ -32,7 +32,8 @@ class LeaseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resend_factor: float = 1.5
     resend_max_s: float = 5.0
     reconnect_first_s: float = 0.1
-    reconnect_max_s: float = 5.0
+    reconnect_max_s: float = 1.0
+    """Also how late a peer may notice that its router is back."""
     tombstone_s: float = 600.0
     """How long an ended or aborted execution is remembered."""
 

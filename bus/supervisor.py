@@ -143,8 +143,9 @@ class SupervisedProcess:
         self._tell("ready", "is ready")
 
     def _is_final(self, status: int) -> bool:
-        """Whether it left on purpose, or would only fight with whoever has its name now."""
-        return status == ActorExit.REPLACED or (status == ActorExit.STOPPED and self.spec.may_leave)
+        """Whether it left on purpose, or would only be turned away again."""
+        is_turned_away = status in (ActorExit.REPLACED, ActorExit.FORBIDDEN)
+        return is_turned_away or (status == ActorExit.STOPPED and self.spec.may_leave)
 
     def _judge(self, status: int) -> float:
         """Count a death; returns the seconds to rest before the next start."""

@@ -20,18 +20,18 @@ class VirtualTime:
         self.n_events = 0
         """Events scheduled so far."""
         self._events: list[tuple[float, int, Callable[[], object]]] = []
-        self._times = array("d")
-        self._trace: list[bytes] = []
+        self._trace: list[tuple[float, bytes]] = []
 
     @property
     def trace_hash(self) -> str:
         """Digest of everything recorded so far."""
-        return xxhash.xxh3_64_hexdigest(self._times.tobytes() + b"".join(self._trace))
+        times = array("d", self.moments).tobytes()
+        return xxhash.xxh3_64_hexdigest(times + b"".join(what for _, what in self._trace))
 
     @property
     def moments(self) -> list[float]:
         """When each of the things recorded so far happened."""
-        return self._times.tolist()
+        return [moment for moment, _ in self._trace]
 
     def chance(self, name: str) -> random.Random:
         """A random source of its own for each component: one more draw here changes none there."""
@@ -53,8 +53,7 @@ class VirtualTime:
 
     def record(self, what: bytes) -> None:
         """Add what happens now to the trace."""
-        self._times.append(self.now)
-        self._trace.append(what)
+        self._trace.append((self.now, what))
 
     def run_until(self, moment: float) -> None:
         """Take events in order until `moment`."""

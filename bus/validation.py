@@ -14,19 +14,17 @@ import numpy as np
 from bus.entry import Placement
 from bus.messages.endings import Problem
 from bus.messages.generation import Generate, Prefix, Sampling
+from bus.messages.limits import MAX_SHORT_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
 from bus.versions import MAX_VERSION, parse_versions
 
-MAX_NAME_BYTES = 64
+MAX_NAME_BYTES = MAX_SHORT_CHARS
 """Names of actors, policies, sessions and groups."""
 MAX_RID_BYTES = MAX_NAME_BYTES + 21
 """A client's name, a slash, and a uint64 in decimal."""
-MAX_PROMPT_BYTES = 4 * 1024 * 1024
-"""int32 tokens: 1,048,576 of them."""
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_ADDITIVE_PENALTY = 2.0
 """Frequency and presence penalties lie in [-2, 2]."""
-MAX_STOP_TOKEN_IDS = 128
 MAX_PRIORITY = 100
 """Priorities lie in [-100, 100]."""
 MAX_COST = 2**31 - 1
@@ -179,8 +177,8 @@ def _check_prefix(prefix: Prefix, max_new_tokens: int, vocab_size: int) -> Probl
 
 
 def _check_tokens(field: str, raw: bytes, vocab_size: int) -> Problem | None:
-    if len(raw) > MAX_PROMPT_BYTES:
-        return _bad(field, f"{len(raw)} bytes; at most {MAX_PROMPT_BYTES} are allowed")
+    if len(raw) > MAX_TOKENS_BYTES:
+        return _bad(field, f"{len(raw)} bytes; at most {MAX_TOKENS_BYTES} are allowed")
     if len(raw) % TOKEN_BYTES:
         return _bad(field, f"{len(raw)} bytes are no int32 array; use a multiple of {TOKEN_BYTES}")
     tokens = np.frombuffer(raw, "<i4")

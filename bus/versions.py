@@ -45,6 +45,11 @@ class VersionRule:
             case _:
                 return version >= self._lowest(committed)
 
+    @property
+    def needs_committed(self) -> bool:
+        """Whether it means nothing without the last committed version."""
+        return self.kind in ("latest", "max-staleness")
+
     def concrete(self, committed: int) -> str:
         """The rule without reference to `committed`: `any`, `min:V` or `exact:V`.
 

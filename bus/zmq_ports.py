@@ -1,23 +1,21 @@
-"""ZeroMQ ports: links, stars and topics over real sockets."""
+"""ZeroMQ ports for commands: links and the middle of their star."""
 
-import asyncio
-import errno
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
 import zmq
-import zmq.utils.monitor
 
 from bus.effects import Forget, SendAll
 from bus.entry import Entry
 from bus.errors import SettingsError
 from bus.ids import Peer
-from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters, TopicBatchHandler
+from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters
+from bus.security.zmq_dialer import Dialer
+from bus.security.zmq_guard import Doorway
+from bus.zmq_monitor import Monitor
 from bus.zmq_sockets import Reader, Receiver, TickOutbox, bind_local, new_socket
-
-_PUB_MAX_BYTES_IN = 512
-"""A subscription is a topic; anything larger is an attack on the publisher's memory."""
 
 
 class DealerPort:
@@ -30,7 +28,9 @@ class DealerPort:
         on_down: DownHandler | None = None,
         *,
         bind: bool = False,
+        dialer: Dialer | None = None,
     ) -> None:
+        """Connect, with the keys of `dialer` if it is given; or bind, on this machine only."""
         self.counters = PortCounters()
         socket = new_socket(zmq.DEALER)
         # The first byte must not be zero: libzmq keeps those ids for itself.
@@ -39,21 +39,31 @@ class DealerPort:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, 5_000)
         self._socket = socket
-        self._watch = _DownWatch(socket, on_down) if on_down else None
+        down = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        self._watch = Monitor(socket, down, lambda _: on_down()) if on_down else None
         if bind:
             self.endpoint = bind_local(socket, endpoint)
         else:
-            socket.connect(endpoint)
+            address = endpoint if dialer is None else dialer.dress(socket, endpoint)
+            socket.connect(address)
             self.endpoint = endpoint
 
         def deliver(_: bytes, entries: list[Entry]) -> None:
             on_batch(entries)
 
-        receiver = Receiver(socket, self.counters, deliver, has_prefix=False)
+        def deliver_dialed(_: bytes, entries: list[Entry]) -> None:
+            assert dialer is not None
+            dialer.answered(endpoint)
+            on_batch(entries)
+
+        receive = deliver if dialer is None else deliver_dialed
+        receiver = Receiver(socket, self.counters, receive, has_prefix=False)
         self._reader = Reader(socket, lambda: self._readable(receiver))
         self._outbox = TickOutbox(socket, self.counters, self._reader.after_send)
-        self.send: Callable[[Entry], None] = partial(self._outbox.put, b"")
+
+    def send(self, entry: Entry) -> None:
         """Queue for the end of this tick; waits for the link to come up."""
+        self._outbox.put(b"", entry)
 
     def close(self, *, linger_ms: int = 0) -> None:
         """Drop the link; what is queued has `linger_ms` milliseconds left to get out."""
@@ -72,52 +82,36 @@ class DealerPort:
         return has_more
 
 
-class _DownWatch:
-    """Tells when a link is gone for good, from libzmq's own events."""
-
-    def __init__(self, socket: zmq.Socket[bytes], on_down: DownHandler) -> None:
-        self._loop = asyncio.get_running_loop()
-        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-        self._owner = socket
-        monitor = socket.get_monitor_socket(events)
-        self._socket = monitor
-        self._on_down = on_down
-        self._fd = int(monitor.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._drain)
-        self._loop.call_soon(self._drain)
-        self._is_closed = False
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._loop.remove_reader(self._fd)
-            self._owner.disable_monitor()
-            self._socket.close()
-
-    def _drain(self) -> None:
-        if self._is_closed:
-            return
-        is_down = False
-        while True:
-            try:
-                zmq.utils.monitor.recv_monitor_message(self._socket, zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            is_down = True
-        if is_down:
-            self._on_down()
-
-
 class RouterPort:
     """The middle of the star: one ROUTER socket per endpoint, one space of routing ids."""
 
-    def __init__(self, endpoints: Sequence[str], on_batch: PeerBatchHandler) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        on_batch: PeerBatchHandler,
+        on_malformed: Callable[[Peer], None] | None = None,
+        doorways: Sequence[Doorway] = (),
+    ) -> None:
+        """Listen.
+
+        Args:
+            endpoints: where.
+            on_batch: takes what comes in by endpoints without a lock.
+            on_malformed: hears of each message that broke the protocol.
+            doorways: the endpoints' locks, in the same order; empty: they have none.
+
+        Raises:
+            SettingsError: an address is in use or not allowed.
+        """
         self.counters = PortCounters()
         self._lanes: list[_RouterLane] = []
         self._outbox_of: dict[bytes, TickOutbox] = {}
+        self._key_of: dict[bytes, str] = {}
+        """Which key each guarded connection began with."""
+        peers = _Peers(self.counters, self._outbox_of, self._key_of)
         try:
-            for endpoint in endpoints:
-                lane = _RouterLane(endpoint, self.counters, on_batch, self._outbox_of)
+            for endpoint, doorway in zip_longest(endpoints, doorways):
+                lane = _RouterLane(endpoint, doorway, peers, on_batch, on_malformed)
                 self._lanes.append(lane)
         except SettingsError:
             self.close()
@@ -141,7 +135,7 @@ class RouterPort:
         for effect in effects:
             outbox = self._outbox_of.get(effect.peer)
             if isinstance(effect, Forget):
-                self._outbox_of.pop(effect.peer, None)
+                self.forget(effect.peer)
             elif outbox is None:
                 self.counters.dropped_out += len(effect.entries)
             else:
@@ -150,11 +144,24 @@ class RouterPort:
     def forget(self, peer: Peer) -> None:
         """The peer will not be sent to any more."""
         self._outbox_of.pop(peer, None)
+        self._key_of.pop(peer, None)
+
+    def peers_of(self, keys: Collection[str]) -> list[Peer]:
+        """Guarded connections with one of these keys."""
+        return [Peer(peer) for peer, key in self._key_of.items() if key in keys]
 
     def close(self) -> None:
         """Drop all links."""
         for lane in self._lanes:
             lane.close()
+
+
+class _Peers(NamedTuple):
+    """What the lanes of one star share."""
+
+    counters: PortCounters
+    outbox_of: dict[bytes, TickOutbox]
+    key_of: dict[bytes, str]
 
 
 class _RouterLane:
@@ -163,87 +170,60 @@ class _RouterLane:
     def __init__(
         self,
         endpoint: str,
-        counters: PortCounters,
+        doorway: Doorway | None,
+        peers: _Peers,
         on_batch: PeerBatchHandler,
-        outbox_of: dict[bytes, TickOutbox],
+        on_malformed: Callable[[Peer], None] | None,
     ) -> None:
-        socket = new_socket(zmq.ROUTER)
+        socket = new_socket(zmq.ROUTER) if doorway is None else doorway.socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         socket.setsockopt(zmq.BACKLOG, 4_096)
-        self.endpoint = bind_local(socket, endpoint)
+        self.endpoint = (bind_local if doorway is None else doorway.bind)(socket, endpoint)
         self._socket = socket
+        outbox_of = peers.outbox_of
 
         def deliver(peer: bytes, entries: list[Entry]) -> None:
             if peer not in outbox_of:
                 outbox_of[peer] = outbox
             on_batch(Peer(peer), entries)
 
-        receiver = Receiver(socket, counters, deliver, has_prefix=True)
+        def complain(peer: bytes) -> None:
+            if on_malformed is not None:
+                on_malformed(Peer(peer))
+
+        if doorway is None:
+            receiver = Receiver(
+                socket, peers.counters, deliver, has_prefix=True, on_malformed=complain
+            )
+        else:
+            self._doorway, self._peers = doorway, peers
+            receiver = Receiver(
+                socket,
+                peers.counters,
+                self._deliver_signed,
+                has_prefix=True,
+                on_malformed=complain,
+                admits=self._admits,
+            )
         self._reader = Reader(socket, receiver.read_some)
-        self._outbox = outbox = TickOutbox(socket, counters, self._reader.after_send)
+        self._outbox = outbox = TickOutbox(socket, peers.counters, self._reader.after_send)
+
+    def _admits(self, peer: bytes, frame: zmq.Frame) -> bool:
+        """Whether its sender has rights, and is who began this connection: ids can be stolen."""
+        signer = self._doorway.guard.signer(frame)
+        if signer is None or self._peers.key_of.get(peer, signer.key) != signer.key:
+            return False
+        self._signer = signer
+        return True
+
+    def _deliver_signed(self, peer: bytes, entries: list[Entry]) -> None:
+        if peer not in self._peers.outbox_of:
+            self._peers.outbox_of[peer] = self._outbox
+            self._peers.key_of[peer] = self._signer.key
+        self._doorway.on_signed(Peer(peer), self._signer, entries)
 
     def close(self) -> None:
         self._reader.close()
         self._outbox.clear()
-        self._socket.close()
-
-
-class PubPort:
-    """A publisher of batches by topic; slow subscribers lose frames, the publisher never waits."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.counters = PortCounters()
-        socket = new_socket(zmq.PUB)
-        socket.setsockopt(zmq.SNDHWM, 10_000)
-        socket.setsockopt(zmq.MAXMSGSIZE, _PUB_MAX_BYTES_IN)
-        self.endpoint = bind_local(socket, endpoint)
-        self._socket = socket
-        self._outbox = TickOutbox(socket, self.counters, _nothing)
-
-    def publish(self, topic: bytes, entry: Entry) -> None:
-        """Queue for the end of this tick."""
-        self._outbox.put(topic, entry)
-
-    def close(self) -> None:
-        """Stop publishing."""
-        self._outbox.clear()
-        self._socket.close()
-
-
-def _nothing() -> None:
-    """A PUB socket has nothing to read."""
-
-
-class SubPort:
-    """A subscriber to any number of publishers; reconnects by itself."""
-
-    def __init__(self, on_batch: TopicBatchHandler, topics: Sequence[bytes]) -> None:
-        self.counters = PortCounters()
-        socket = new_socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVHWM, 10_000)
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
-        for topic in topics:
-            socket.setsockopt(zmq.SUBSCRIBE, topic)
-        self._socket = socket
-        receiver = Receiver(socket, self.counters, on_batch, has_prefix=True)
-        self._reader = Reader(socket, receiver.read_some)
-
-    def connect(self, endpoint: str) -> None:
-        """Listen to one more publisher."""
-        self._socket.connect(endpoint)
-        self._reader.kick()
-
-    def disconnect(self, endpoint: str) -> None:
-        """Stop listening to a publisher; unknown ones are ignored."""
-        try:
-            self._socket.disconnect(endpoint)
-        except zmq.ZMQError as error:
-            if error.errno not in (errno.ENOENT, errno.EINVAL):
-                raise
-
-    def close(self) -> None:
-        """Drop all subscriptions."""
-        self._reader.close()
         self._socket.close()

@@ -25,14 +25,14 @@ from bus.codec import (
 from bus.endpoints import require_local
 from bus.entry import NO_BODY, Entry
 from bus.errors import RemoteProtocolError, SettingsError
-from bus.ipc_paths import is_taken
+from bus.ipc_paths import is_taken, require_private_dir
+from bus.messages.limits import MAX_BATCH_ENTRIES
 from bus.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
 
 DRAIN_MESSAGES = 64
 """Messages read before other callbacks get a turn."""
 DRAIN_ENTRIES = 128
 """The same in entries: what they lead to leaves before more is read, so peers work meanwhile."""
-ENTRIES_PER_FRAME = 128
 _NOW = int(zmq.DONTWAIT)
 _MORE = int(zmq.SNDMORE) | _NOW
 _EVENTS = int(zmq.EVENTS)
@@ -42,7 +42,8 @@ PENDING_ENTRIES = 100_000
 """A link that cannot send keeps this many entries; more are dropped (whoever cares re-sends)."""
 
 
-def _new_context() -> zmq.Context[zmq.Socket[bytes]]:
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """A context of its own: for guarded sockets, since who may come in is asked per context."""
     # libzmq draws its reconnect jitter from rand(), unseeded: without this every process on a
     # machine would come back at the same moments.
     ctypes.CDLL(None).srand(int.from_bytes(secrets.token_bytes(4), "little"))
@@ -61,16 +62,18 @@ class _Contexts:
         pid = os.getpid()
         if pid not in self._by_pid:
             self._by_pid.clear()
-            self._by_pid[pid] = _new_context()
+            self._by_pid[pid] = new_context()
         return self._by_pid[pid]
 
 
 _contexts = _Contexts()
 
 
-def new_socket(kind: int) -> zmq.Socket[bytes]:
+def new_socket(
+    kind: int, context: zmq.Context[zmq.Socket[bytes]] | None = None
+) -> zmq.Socket[bytes]:
     """A socket with the options that every socket here has."""
-    socket = _contexts.get().socket(kind)
+    socket = (context or _contexts.get()).socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_BODY_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
@@ -82,12 +85,27 @@ def new_socket(kind: int) -> zmq.Socket[bytes]:
 
 
 def bind_local(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """As `bind_anywhere`, for a socket that anybody may connect to.
+
+    Raises:
+        SettingsError: not a local address, or in use, or an ipc path that others can reach; the
+            socket is closed.
+    """
+    try:
+        require_local(endpoint)
+        require_private_dir(endpoint)
+    except SettingsError:
+        socket.close()
+        raise
+    return bind_anywhere(socket, endpoint)
+
+
+def bind_anywhere(socket: zmq.Socket[bytes], endpoint: str) -> str:
     """Bind; returns the endpoint with its real port number.
 
     Raises:
-        SettingsError: not a local address, or in use; the socket is closed.
+        SettingsError: the address is in use or cannot be had; the socket is closed.
     """
-    require_local(endpoint)
     if is_taken(endpoint):
         socket.close()
         raise SettingsError(f"cannot listen on {endpoint}: Address already in use")
@@ -95,7 +113,7 @@ def bind_local(socket: zmq.Socket[bytes], endpoint: str) -> str:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close()
-        msg = f"cannot listen on {endpoint}: {error.strerror}"
+        msg = f"cannot listen on {endpoint}: {zmq.strerror(error.errno or 0)}"
         raise SettingsError(msg) from error
     return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
@@ -152,9 +170,15 @@ class Receiver:
         deliver: PeerBatchHandler | TopicBatchHandler,
         *,
         has_prefix: bool,
+        on_malformed: Callable[[bytes], None] | None = None,
+        admits: Callable[[bytes, zmq.Frame], bool] | None = None,
     ) -> None:
         self._socket = socket
+        self._admits = admits
+        """Whether a message from there may be read at all, by its frame's `User-Id`."""
         self._recv = socket.recv
+        self._on_malformed = on_malformed
+        """Told who sent a message that broke the protocol."""
         self._counters = counters
         self._deliver: Callable[[bytes, list[Entry]], None] = deliver  # type: ignore[assignment]
         self._has_prefix = has_prefix
@@ -186,12 +210,17 @@ class Receiver:
             n_extra += 1
             more = body.more
         counters = self._counters
+        if self._admits is not None and not self._admits(prefix, frame):
+            counters.foreign_in += 1
+            return
         try:
             entries = decode_batch(frame.buffer)
             if n_extra or (len(entries) == 1 and entries[0].detached):
                 entries = [_attach(entries, body, n_extra)]
         except RemoteProtocolError:
             counters.malformed_in += 1
+            if self._on_malformed is not None:
+                self._on_malformed(prefix)
             return
         counters.frames_in += 1
         counters.entries_in += len(entries)
@@ -308,8 +337,8 @@ class TickOutbox:
 
 
 def _batches(entries: list[Entry]) -> list[list[Entry]]:
-    """Cut into frames: at most ENTRIES_PER_FRAME and MAX_BATCH_BYTES, large bodies alone."""
-    if len(entries) <= ENTRIES_PER_FRAME:
+    """Cut into frames: at most MAX_BATCH_ENTRIES and MAX_BATCH_BYTES, large bodies alone."""
+    if len(entries) <= MAX_BATCH_ENTRIES:
         for entry in entries:  # twice as fast as any()
             if len(entry.body) > DETACH_ABOVE_BYTES:
                 break
@@ -319,7 +348,7 @@ def _batches(entries: list[Entry]) -> list[list[Entry]]:
     size_bytes = 0
     for entry in entries:
         is_large = len(entry.body) > DETACH_ABOVE_BYTES
-        is_full = len(batches[-1]) >= ENTRIES_PER_FRAME or size_bytes > MAX_BATCH_BYTES // 2
+        is_full = len(batches[-1]) >= MAX_BATCH_ENTRIES or size_bytes > MAX_BATCH_BYTES // 2
         if batches[-1] and (is_large or is_full):
             batches.append([])
             size_bytes = 0

@@ -9,6 +9,7 @@ from bus.member_life import MEMBER_LINK
 from router.breaker import BREAKER_LIFE
 from router.members import MEMBER_LIFE
 from router.requests import REQUEST_LIFE as ROUTER_REQUEST_LIFE
+from router.session import SESSION_LIFE
 from router.update import UPDATE_LIFE
 from trainer_adapter.requests import REQUEST_LIFE as CLIENT_REQUEST_LIFE
 from trainer_adapter.store.versions import VERSION_LIFE
@@ -38,6 +39,11 @@ TABLES: list[tuple[str, str, Table]] = [
         "A request at the router",
         "`router/requests.py`: soft state, rebuilt from workers and clients after a restart.",
         ROUTER_REQUEST_LIFE,
+    ),
+    (
+        "An open session at the router",
+        "`router/session.py`: the place of a session between the turns of an agent.",
+        SESSION_LIFE,
     ),
     (
         "A worker's breaker at the router",

@@ -15,6 +15,9 @@ async def serve(settings: WorkerSettings) -> ActorExit:
     if reason.startswith("engine_failed"):
         complain(reason)
         return ActorExit.ENGINE
+    if reason == "forbidden":
+        complain("the router does not let this key be this worker")
+        return ActorExit.FORBIDDEN
     return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
 
 

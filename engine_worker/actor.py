@@ -12,10 +12,13 @@ from bus.clock import BootClock
 from bus.effects import Connect, Publish, Send, Stop
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
-from bus.zmq_ports import DealerPort, PubPort
+from bus.security.zmq_dialer import dialer_of
+from bus.security.zmq_guard import Doorway, guard_of
+from bus.zmq_ports import DealerPort
+from bus.zmq_topics import PubPort
 from engine_worker.core import WorkerCore
 from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
-from engine_worker.host_process import HostProcess
+from engine_worker.host_process import HostExit, HostProcess
 from engine_worker.settings import WorkerSettings
 
 TICK_S = 0.05
@@ -32,7 +35,12 @@ class WorkerActor:
         self._settings = settings
         self._on_joined = on_joined
         """Called once, with the stream endpoint, when the router has given the first lease."""
-        self._publisher = PubPort(settings.stream)
+        self._dialer = dialer_of(settings.security)
+        # Who may not read any more is cut off with everybody: the others come back.
+        self._guard = guard_of(settings.security, lambda _: self._publisher.reopen())
+        doorway = None if self._guard is None else Doorway(self._guard, "stream")
+        is_unsafe = settings.security is not None and settings.security.unsafe_no_auth
+        self._publisher = PubPort(settings.stream, doorway, is_unsafe=is_unsafe)
         self._router: DealerPort | None = None
         self._host: HostProcess | None = None
         self._hosts: asyncio.TaskGroup | None = None
@@ -55,8 +63,18 @@ class WorkerActor:
         """Work until told to stop; returns why.
 
         Raises:
+            SecurityError: the lock on its socket does not work (any more).
             BaseExceptionGroup: a bug; the engine host is gone when it arrives.
         """
+        if self._guard is None:
+            return await self._run()
+        try:
+            await self._guard.prove()
+            return await self._guard.while_proven(self._run())
+        finally:
+            self._guard.close()
+
+    async def _run(self) -> str:
         asyncio.get_running_loop().set_exception_handler(self._broken)
         async with asyncio.TaskGroup() as hosts:
             self._hosts = hosts
@@ -95,7 +113,9 @@ class WorkerActor:
     def _connect(self) -> None:
         if self._router is not None:
             self._router.close()
-        self._router = DealerPort(self._settings.router, self._from_router, self._link_down)
+        self._router = DealerPort(
+            self._settings.router, self._from_router, self._link_down, dialer=self._dialer
+        )
 
     def _from_router(self, entries: list[Entry]) -> None:
         self._actor.feed(self.core.bus, entries)
@@ -118,11 +138,14 @@ class WorkerActor:
     async def _run_host(self) -> None:
         self._host = host = await HostProcess.start(self._settings, self._from_host)
         try:
-            reason = await host.wait()
+            end = await host.wait()
         finally:
             self._host = None
             await host.stop()
-        self._actor.feed(self.core.host_exited, reason)
+        self._actor.feed(self._host_exited, end)
+
+    def _host_exited(self, end: HostExit, now: float) -> list[WorkerEffect]:
+        return self.core.host_exited(end.reason, now, was_killed=end.was_killed)
 
     def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback raised: that is a bug, and this worker must not go on with it."""

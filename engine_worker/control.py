@@ -24,6 +24,8 @@ HOST_COMMANDS = frozenset(
     }
 )
 """Commands that the engine host carries out."""
+PHASES = ("prepare_update", "commit_update", "sleep", "wake_up")
+"""Those that may take minutes, in which the engine makes no steps and its host may be mute."""
 MAX_WAITING = 64
 """Commands of one kind that wait; more are refused."""
 
@@ -38,6 +40,11 @@ class ControlLanes:
     def is_running(self, kind: str) -> bool:
         """Whether a command of this kind is in the host now."""
         return kind in self._running
+
+    @property
+    def in_phase(self) -> bool:
+        """Whether one of PHASES is in the host now."""
+        return bool(self._running) and any(kind in self._running for kind in PHASES)
 
     def submit(self, entry: Entry) -> list[ToHost] | Problem:
         """Pass a command on, now or when its turn comes."""

@@ -59,6 +59,11 @@ class Controller:
         self._released: list[str] = []
         """Memory tags released, as the host said last."""
 
+    @property
+    def in_phase(self) -> bool:
+        """Whether the engine moves weights or memory, which may take minutes."""
+        return self._lanes.in_phase
+
     def takes_requests(self, *, is_pinned: bool) -> Problem | None:
         """Why a `generate` cannot be started now; None if it can.
 

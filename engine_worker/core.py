@@ -19,12 +19,13 @@ from bus.messages.control import Shutdown
 from bus.messages.endings import Done, Problem
 from bus.messages.generation import Abort
 from bus.messages.host import EngineBeat, EngineFailed, EngineReady
+from bus.messages.membership import WorkerFacts
 from bus.messages.stream import Deltas
 from engine_worker.answers import repair_ending, server_facts, worker_facts
 from engine_worker.controller import Controller, Ending, Outcomes, key_of, refused
 from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
 from engine_worker.generation import Finished, Generation, Limits, stop_in_engine
-from engine_worker.host_watch import HostWatch
+from engine_worker.host_watch import HostEnd, HostWatch
 from engine_worker.requests import RunningRequest, is_pinned
 from engine_worker.settings import WorkerSettings
 from engine_worker.streams import StreamBatcher
@@ -59,8 +60,7 @@ class WorkerCore:
         )
         self._outbox = self._member.deliveries.outbox
         self._engine: EngineReady | None = None
-        self._was_ready = False
-        self._failure = ""
+        self._facts: WorkerFacts | None = None  # of the engine that was ready last
         self._shutdown: AttemptKey | None = None
         self._leave_at: float | None = None
         self._shown: tuple[str, int] = ("", 0)
@@ -95,6 +95,8 @@ class WorkerCore:
             RemoteProtocolError: the host broke the protocol; it must be killed.
         """
         effects: list[WorkerEffect] = []
+        self._watch.spoke(now)
+        self._controller.state.is_frozen = False
         for entry in entries:
             if entry.kind in ENDINGS:
                 effects += self._host_ended(entry, now)
@@ -104,30 +106,30 @@ class WorkerCore:
                     for finished in self._generation.step(deltas, now):
                         effects += self._finish(finished, now)
                 case EngineBeat() as beat:
-                    self._watch.heard(beat, now)
+                    self._watch.reported(beat, now)
                     self._controller.version = max(self._controller.version, beat.version)
                 case EngineReady() as ready:
                     effects += self._engine_ready(ready, now)
                 case EngineFailed(message):
-                    self._failure = message
+                    self._watch.complained(message)
                 case _:
                     raise RemoteProtocolError(f"an engine host does not say {entry.kind!r}")
         return effects + self._settle(now)
 
-    def host_exited(self, reason: str, now: float) -> list[WorkerEffect]:
-        """The engine host is gone: leave the bus until another one is ready."""
-        reason = self._failure or reason
-        self._failure = ""
+    def host_exited(
+        self, reason: str, now: float, *, was_killed: bool = False
+    ) -> list[WorkerEffect]:
+        """The engine host is gone (see `HostWatch.ended`): leave until another one is ready."""
+        end = self._watch.ended(reason, now, was_killed=was_killed)
         self._generation.clear()
         self._controller.host_lost()
         self._engine = None
-        may_restart = self._watch.crashed(now) and self._was_ready
         if self._member.state == "left":
             return []
-        if not may_restart:
+        if not end.may_restart or self._facts is None:
             self._controller.state.is_broken = True
-            return self._carry_out(self._member.leave(f"engine_failed: {reason}"), now)
-        effects = self._carry_out(self._member.offline("engine_crashed", now), now)
+            return self._carry_out(_give_up(self._member, self._facts, end, now), now)
+        effects = self._carry_out(self._member.offline(end.goodbye, now), now)
         self._watch.started(now)
         return [*effects, StartHost()]
 
@@ -153,13 +155,15 @@ class WorkerCore:
         for request in expired:
             self._generation.end(request, "abort", now)
             effects += self._end(Ending("expired", request.key, _DEADLINE), now)
-        effects += stop_in_engine(expired)
+        if expired:
+            effects += stop_in_engine(expired)
         effects += self._streams.tick(self._generation.all(), self._member.epoch, now)
-        is_sampling = len(self._generation) > 0 and self.state in ("ready", "draining")
-        verdict = self._watch.verdict(now, should_move=is_sampling)
+        state, in_phase = self._controller.state, self._controller.in_phase
+        is_sampling = len(self._generation) > 0 and state.phase in ("ready", "draining")
+        verdict = self._watch.verdict(now, should_move=is_sampling, in_phase=in_phase)
         if verdict and self._member.state != "left":
-            self._failure = self._failure or verdict
             effects.append(KillHost(verdict))
+        state.is_frozen = self._watch.is_silent(now)
         return effects + self._settle(now)
 
     def _carry_out(self, effects: list[MemberEffect], now: float) -> list[WorkerEffect]:
@@ -173,7 +177,7 @@ class WorkerCore:
                     out += self._generation.forget(keys)
                 case StopWork():
                     self._controller.lease_lost()
-                    out += self._generation.clear()
+                    out += self._generation.forget(_orphans(self._generation, self._member))
                 case _:
                     out.append(effect)
         return out
@@ -242,13 +246,12 @@ class WorkerCore:
 
     def _engine_ready(self, ready: EngineReady, now: float) -> list[WorkerEffect]:
         self._engine = ready
-        self._was_ready = True
         self._watch.ready(now)
         self._controller.state.is_host_ready = True
         self._controller.capabilities = frozenset(ready.capabilities)
         self._generation.limits = Limits(ready.vocab_size, ready.max_context, 4 * ready.slots + 16)
-        facts = worker_facts(self._settings.policy, ready, self._stream, self._pid)
-        return self._carry_out(self._member.online(facts, now), now)
+        self._facts = worker_facts(self._settings.policy, ready, self._stream, self._pid)
+        return self._carry_out(self._member.online(self._facts, now), now)
 
     def _begin_shutdown(self, entry: Entry, now: float) -> list[WorkerEffect]:
         try:
@@ -283,3 +286,22 @@ class WorkerCore:
             n_tokens=self._generation.n_sampled,
             stalled_ms=self._controller.stalled_ms,
         )
+
+
+def _give_up(
+    member: MemberCore, facts: WorkerFacts | None, end: HostEnd, now: float
+) -> list[MemberEffect]:
+    """Leave for good, and let the router know that it is the engine which is bad."""
+    effects: list[MemberEffect] = []
+    if member.state == "away" and facts is not None:
+        # It left when the last engine died, and none has started since.
+        effects = member.online(facts, now)
+    elif not end.is_crash:
+        effects = member.offline(end.goodbye, now)
+    return [*effects, *member.leave(f"engine_failed: {end.reason}")]
+
+
+def _orphans(generation: Generation, member: MemberCore) -> list[AttemptKey]:
+    """What samples here and is nobody's any more."""
+    keys = [request.key for request in generation.all()]
+    return [key for key in keys if member.deliveries.running(key[0]) is None]

@@ -80,6 +80,8 @@ class EngineStats:
     n_kv_tokens: int
     """Tokens held in the KV cache."""
     version: int
+    n_calls: int
+    """Pauses, swaps and the like that wait for the current step to end."""
 
 
 StepSink = Callable[[Step], None]

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from bus.codec import pack, unpack
 from bus.entry import Entry
@@ -17,6 +17,8 @@ from engine_worker.effects import ToHost
 from engine_worker.requests import ITEM_BYTES, NEVER, RunningRequest
 from engine_worker.streams import StreamBatcher
 
+MIN_STALE = 1024
+"""Below this many deadlines of ended requests, sweeping them is not worth it."""
 FINISH_REASONS = frozenset({"stop", "length", "abort"})
 
 
@@ -79,7 +81,7 @@ class Generation:
         self._requests[entry.rid] = request
         self.n_pinned += request.is_pinned
         if request.deadline_at != NEVER:
-            heapq.heappush(self._deadlines, (request.deadline_at, entry.rid, entry.attempt))
+            self._note_deadline(request)
         return ToHost(Entry("generate", entry.rid, entry.attempt, body=entry.body))
 
     def step(self, deltas: Deltas, now: float) -> list[Finished]:
@@ -99,7 +101,7 @@ class Generation:
             request.add(version, tokens[part], logprobs[part], behaviour[part], now)
             self.n_sampled += deltas.counts[row]
             if row in ended:
-                reason = cast("FinishReason", ended[row])
+                reason = ended[row]
                 finished.append(self.end(request, reason, now))
             elif stop > start:
                 self._streams.sampled(request, version, now)
@@ -135,6 +137,14 @@ class Generation:
         self._deadlines.clear()
         self.n_pinned = 0
         return stop_in_engine(requests)
+
+    def _note_deadline(self, request: RunningRequest) -> None:
+        rid, attempt = request.key
+        heapq.heappush(self._deadlines, (request.deadline_at, rid, attempt))
+        if len(self._deadlines) > MIN_STALE + 2 * len(self._requests):
+            running = self._requests.values()
+            self._deadlines = [(r.deadline_at, *r.key) for r in running if r.deadline_at != NEVER]
+            heapq.heapify(self._deadlines)
 
     def _at(self, rid: str, attempt: Attempt) -> RunningRequest | None:
         request = self._requests.get(rid)

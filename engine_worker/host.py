@@ -25,6 +25,7 @@ from bus.ids import AttemptKey, RequestId
 from bus.messages.generation import Abort, Generate
 from bus.messages.host import EngineBeat, EngineFailed, EngineReady
 from bus.parent import die_with_parent
+from bus.security.zmq_dialer import dialer_of
 from engine_worker.engine import Engine, Work
 from engine_worker.engines.registry import build_engine
 from engine_worker.host_commands import HostCommands
@@ -137,7 +138,7 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
         engine = await asyncio.to_thread(
             build_engine, settings.engine, settings.engine_options, steps.sink
         )
-        commands = HostCommands(engine, settings.host.pull_timeout_s)
+        commands = HostCommands(engine, settings.host.pull_timeout_s, dialer_of(settings.security))
         host = EngineHost(engine, commands, link, steps)
         link.hand_over(host.receive)
         host.receive(early)

@@ -24,6 +24,7 @@ from bus.messages.control import (
 )
 from bus.messages.endings import Done, Problem
 from bus.messages.weights import AbortUpdate, Committed, CommitUpdate, Prepared, PrepareUpdate
+from bus.security.zmq_dialer import Dialer
 from engine_worker.engine import Engine, MemoryTiers, PrefixCache, WeightSink
 from engine_worker.engines.step_loop import EngineBusy
 from engine_worker.weights.receiver import WeightReceiver
@@ -37,14 +38,14 @@ MAX_AT_ONCE = 8
 class HostCommands:
     """One engine's control surface."""
 
-    def __init__(self, engine: Engine, pull_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, pull_timeout_s: float, dialer: Dialer | None = None) -> None:
         self._engine = engine
         self._pull_timeout_s = pull_timeout_s
         self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "engine-command")
         self._asleep: set[str] = set()
         self._receiver: WeightReceiver | None = None
         if isinstance(engine, WeightSink):
-            self._receiver = WeightReceiver(engine.weight_specs())
+            self._receiver = WeightReceiver(engine.weight_specs(), dialer=dialer)
 
     @property
     def capabilities(self) -> list[str]:

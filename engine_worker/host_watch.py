@@ -1,9 +1,25 @@
 """Whether the engine host is alive and getting on, and whether it may be started again."""
 
 from collections import deque
+from typing import NamedTuple
 
 from bus.messages.host import EngineBeat
 from engine_worker.settings import HostSettings
+
+
+class HostEnd(NamedTuple):
+    """What to make of a host's end."""
+
+    reason: str
+    """For people."""
+    is_crash: bool
+    """Engine or requests are to blame; otherwise somebody else has killed it."""
+    may_restart: bool
+
+    @property
+    def goodbye(self) -> str:
+        """What the router is told."""
+        return "engine_crashed" if self.is_crash else "engine_killed"
 
 
 class HostWatch:
@@ -18,28 +34,89 @@ class HostWatch:
         self._moved_at = 0.0
         self._ticked_at = 0.0
         self._is_ready = False
+        self._n_failed_starts = 0
+        self._was_in_phase = False
+        self._complaint = ""
+        """What the host said about its own end."""
+        self._verdict = ""
+        """Why it must be killed."""
         self.beat = EngineBeat(0, 0, 0, 0, 0)
 
     def started(self, now: float) -> None:
         """A host process was started."""
         self._started_at = self._ticked_at = now
         self._is_ready = False
+        self._complaint = self._verdict = ""
         self.beat = EngineBeat(0, 0, 0, 0, 0)
 
     def ready(self, now: float) -> None:
         """Its engine is built."""
         self._is_ready = True
+        self._n_failed_starts = 0
         self._heard_at = self._moved_at = now
 
-    def heard(self, beat: EngineBeat, now: float) -> None:
-        """It reported its counters."""
+    def spoke(self, now: float) -> None:
+        """It said something."""
         self._heard_at = now
+
+    def complained(self, message: str) -> None:
+        """It said that its engine has failed, and why."""
+        self._complaint = message
+
+    def is_silent(self, now: float) -> bool:
+        """Whether its process seems to be stopped: even with nothing to do it speaks."""
+        return self._is_ready and now - self._heard_at > self._settings.silent_s
+
+    def reported(self, beat: EngineBeat, now: float) -> None:
+        """It reported its counters."""
         if beat.steps != self.beat.steps:
             self._moved_at = now
         self.beat = beat
 
-    def verdict(self, now: float, *, should_move: bool) -> str:
-        """Why the host must be killed; empty while it is fine."""
+    def verdict(self, now: float, *, should_move: bool, in_phase: bool = False) -> str:
+        """Why the host must be killed; empty while it is fine.
+
+        Args:
+            now: seconds.
+            should_move: work runs, so that steps must follow each other.
+            in_phase: weights or memory are being moved, which has a patience of its own.
+        """
+        self._forgive_our_own_pause(now)
+        has_ended_phase = self._was_in_phase and not in_phase
+        self._was_in_phase = in_phase
+        if has_ended_phase or not (should_move or in_phase):
+            self._moved_at = now
+        patience_s = self._settings.phase_s if in_phase else self._settings.wedged_s
+        if not self._is_ready:
+            if now - self._started_at > self._settings.start_timeout_s:
+                self._verdict = "the engine was not ready in time"
+        elif now - self._heard_at > patience_s:
+            self._verdict = "the engine host does not answer"
+        elif now - self._moved_at > patience_s:
+            self._verdict = "the engine makes no progress"
+        return self._verdict
+
+    def ended(self, reason: str, now: float, *, was_killed: bool) -> HostEnd:
+        """The host is gone.
+
+        Args:
+            reason: how it ended.
+            now: seconds.
+            was_killed: by somebody else; its own word that its engine had failed outweighs that.
+        """
+        self._n_failed_starts += not self._is_ready
+        self._is_ready = False
+        self._crashes.append(now)
+        while self._crashes[0] < now - self._settings.crash_window_s:
+            self._crashes.popleft()
+        n_bad = max(len(self._crashes), self._n_failed_starts)
+        return HostEnd(
+            self._complaint or self._verdict or reason,
+            is_crash=bool(self._complaint) or not was_killed,
+            may_restart=n_bad <= self._settings.max_crashes,
+        )
+
+    def _forgive_our_own_pause(self, now: float) -> None:
         lateness_s = now - self._ticked_at
         self._ticked_at = now
         if lateness_s > self._late_tick_s:
@@ -47,21 +124,3 @@ class HostWatch:
             self._started_at += lateness_s
             self._heard_at += lateness_s
             self._moved_at += lateness_s
-        if not self._is_ready:
-            is_late = now - self._started_at > self._settings.start_timeout_s
-            return "the engine was not ready in time" if is_late else ""
-        if not should_move:
-            self._moved_at = now
-        if now - self._moved_at > self._settings.wedged_s:
-            return "the engine makes no progress"
-        if now - self._heard_at > self._settings.wedged_s:
-            return "the engine host does not answer"
-        return ""
-
-    def crashed(self, now: float) -> bool:
-        """The host is gone; whether another may be started."""
-        self._is_ready = False
-        self._crashes.append(now)
-        while self._crashes[0] < now - self._settings.crash_window_s:
-            self._crashes.popleft()
-        return len(self._crashes) <= self._settings.max_crashes

@@ -4,8 +4,9 @@ from typing import Any
 
 import msgspec
 
-from bus.endpoints import require_local
+from bus.endpoints import require_bindable, require_reachable
 from bus.errors import SettingsError
+from bus.security.settings import SecuritySettings
 from bus.settings import LeaseSettings
 from bus.validation import check_name
 
@@ -24,12 +25,16 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the engine host counts as dead."""
 
+    silent_s: float = 1.5
+    """The host has said nothing: the worker takes no new requests until it does."""
     wedged_s: float = 30.0
-    """Work runs, but the step counter stands still."""
+    """Work runs, but the step counter stands still; or the host says nothing at all."""
+    phase_s: float = 300.0
+    """The same while weights or memory are moved, which may take long and stop the steps."""
     start_timeout_s: float = 600.0
     """From the start of the process until the engine is ready."""
     max_crashes: int = 5
-    """More within `crash_window_s` and the worker gives up."""
+    """More within `crash_window_s`, or more starts in a row that fail, and the worker gives up."""
     crash_window_s: float = 60.0
     pull_timeout_s: float = 300.0
     """For the transfer of one weight version."""
@@ -52,6 +57,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: StreamSettings = StreamSettings()
     host: HostSettings = HostSettings()
     outbox_limit_bytes: int = 1 << 30
+    security: SecuritySettings | None = None
+    """Keys and allow-list; None: this machine only, without keys."""
     exit_with_parent: bool = False
     """Die with the process that started this one."""
 
@@ -59,5 +66,5 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         problem = check_name(self.name, field="name") or check_name(self.policy, field="policy")
         if problem is not None:
             raise SettingsError(f"{problem.field}: {problem.message}")
-        require_local(self.router)
-        require_local(self.stream)
+        require_reachable(self.router, self.security)
+        require_bindable(self.stream, self.security, is_announced=True)

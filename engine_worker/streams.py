@@ -38,7 +38,7 @@ class _Columns:
         self.behaviour = bytearray()
         self.has_behaviour = False
         self.versions: list[int] = []
-        self.finishes: list[tuple[int, str]] = []
+        self.finishes: list[tuple[int, FinishReason]] = []
 
     def add(self, request: RunningRequest, seq: int, count: int, version: int) -> None:
         """One row: tokens [seq, seq + count) of a request, all of one version."""

@@ -39,12 +39,24 @@ class WorkerState:
         self.is_broken = False
         self.is_updating = False
         self.is_paused = False
+        self.is_frozen = False
+        """The engine host has fallen silent."""
         self.asleep: list[str] = []
         """Memory tags released now."""
 
     @property
     def name(self) -> str:
-        """As in `Beat.state`; the most restrictive one wins."""
+        """As in `Beat.state`.
+
+        A silent host only keeps new requests away: what else a state refuses, and what waits,
+        does not change with it.
+        """
+        phase = self.phase
+        return "frozen" if self.is_frozen and phase in ("ready", "updating") else phase
+
+    @property
+    def phase(self) -> str:
+        """What commands are judged by; the most restrictive one wins."""
         if self.is_broken:
             return "broken"
         if not self.is_host_ready:
@@ -59,12 +71,12 @@ class WorkerState:
 
     def host_lost(self) -> None:
         """A new host knows nothing of pauses and sleep."""
-        self.is_host_ready = self.is_updating = self.is_paused = False
+        self.is_host_ready = self.is_updating = self.is_paused = self.is_frozen = False
         self.asleep = []
 
     def refusal(self, command: str) -> Problem | None:
         """Why this command cannot be started now."""
-        state = self.name
+        state = self.phase
         row = REFUSALS[state]
         code = row.get(command) or row.get("*")
         has_weights = state == "asleep" and "weights" not in self.asleep

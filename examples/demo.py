@@ -20,15 +20,15 @@ import rolloutbus
 from examples.demo_report import DemoSummary, RunDirectory, stall_ms_p50
 from examples.demo_view import DemoView
 from examples.grpo import Learner, LearnerOptions
+from examples.kill_drill import KillDrill
 from examples.rollouts import SAMPLING, FeedOptions, RolloutFeed
 from examples.task import as_text, best_constant_reward, draw_words, prompt_tokens, reward
 from examples.tiny_model import build_tiny_model, load_tiny_model
 from examples.training import Training
+from examples.witness import Witness
 from rolloutbus.errors import DeliveryError
 
 HELD_OUT_WORDS = 100
-MIN_MID_GENERATION = 5
-"""The kill waits until the victim is in the middle of this many rollouts."""
 STATUS_EVERY_S = 0.5
 EVALUATION_DEADLINE_S = 30.0
 
@@ -54,36 +54,6 @@ class DemoOptions:
     runs: Path = Path("runs")
 
 
-class KillDrill:
-    """Kills one worker, once, as soon as it is in the middle of enough rollouts."""
-
-    def __init__(self, fleet: rolloutbus.Fleet, feed: RolloutFeed, view: DemoView) -> None:
-        self.victim = ""
-        self.step = 0
-        self.n_mid_generation = 0
-        """Rollouts that the victim was in the middle of; 0 until it is dead."""
-        self._fleet = fleet
-        self._feed = feed
-        self._view = view
-
-    def arm(self, step: int) -> None:
-        """Watch the rollouts from now on, token by token."""
-        self.victim = self._fleet.worker_names[0]
-        self.step = step
-        self._feed.on_progress = self._look
-
-    def _look(self) -> None:
-        n_mid_generation = self._feed.n_mid_generation(self.victim)
-        if self.n_mid_generation or n_mid_generation < MIN_MID_GENERATION:
-            return
-        self.n_mid_generation = n_mid_generation
-        self._fleet.kill(self.victim)
-        self._view.say(
-            f"Killed worker {self.victim} (SIGKILL), on purpose, in the middle of "
-            f"{n_mid_generation} rollouts. They go on elsewhere; a new {self.victim} will join."
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class DemoRun:
     """Everything that one run holds together."""
@@ -93,6 +63,7 @@ class DemoRun:
     feed: RolloutFeed
     training: Training
     drill: KillDrill
+    witness: Witness
     view: DemoView
     directory: RunDirectory
     held_out: list[str]
@@ -100,11 +71,14 @@ class DemoRun:
     async def train(self) -> None:
         """All training steps, with rollouts running beside them and the kill half way."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.feed.run())
-            watcher = tasks.create_task(self._watch_fleet())
+            feed = tasks.create_task(self.feed.run())
+            others = [
+                tasks.create_task(self.witness.run()),
+                tasks.create_task(self._watch_fleet()),
+            ]
             for step in range(1, self.options.steps + 1):
                 if self.options.kill and step == self.options.steps // 2:
-                    self.drill.arm(step)
+                    others.append(tasks.create_task(self.drill.run(step)))
                 try:
                     patience_s = self.options.time_limit_s - self.training.elapsed_s
                     metrics = await self.training.step(patience_s=patience_s)
@@ -114,7 +88,9 @@ class DemoRun:
                 self.directory.append(metrics)
                 self.view.show_step(metrics)
             self.feed.stop()
-            watcher.cancel()
+            await feed
+            for other in others:
+                other.cancel()
 
     async def evaluate(self) -> float:
         """Mean reward on the held-out words, under the newest weights."""
@@ -136,6 +112,7 @@ class DemoRun:
 
     async def _watch_fleet(self) -> None:
         while True:
+            self.witness.follow()
             with suppress(DeliveryError):  # a view that is late must not end the run
                 self.view.show_workers((await self.client.status()).workers)
             await asyncio.sleep(STATUS_EVERY_S)
@@ -183,6 +160,7 @@ async def _started(options: DemoOptions, view: DemoView) -> AsyncGenerator[DemoR
             feed=feed,
             training=Training(feed, learner, publisher),
             drill=KillDrill(fleet, feed, view),
+            witness=Witness(client),
             view=view,
             directory=directory,
             held_out=held_out,
@@ -210,9 +188,10 @@ def _summarize(run: DemoRun, reward_last: float, seconds: float) -> DemoSummary:
         steps=len(steps),
         versions=run.training.version,
         rollouts_requested=ledger.n_requested,
-        rollouts_finished=len(ledger.endings),
+        rollouts_finished=len(ledger.finished),
         lost=ledger.n_lost,
-        duplicated=ledger.n_duplicated,
+        witnessed=len(run.witness.endings),
+        duplicated=run.witness.n_duplicated,
         resumed=ledger.n_resumed,
         dropped=ledger.n_dropped_groups,
         killed=run.drill.victim,

@@ -63,7 +63,10 @@ class DemoSummary:
     rollouts_requested: int
     rollouts_finished: int
     lost: int
+    witnessed: int
+    """Rollouts whose ending a stranger saw, who listens to the workers and not to the client."""
     duplicated: int
+    """Rollouts whose ending that stranger saw again."""
     resumed: int
     """Rollouts that went on elsewhere, tokens kept, after their worker was killed."""
     dropped: int

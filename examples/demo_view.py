@@ -118,7 +118,8 @@ def _summary_rows(summary: DemoSummary) -> list[tuple[str, str]]:
         ("updates published", f"{summary.versions}"),
         ("stall per update, median", f"{summary.stall_ms_p50:.1f} ms"),
         ("rollouts", f"{summary.rollouts_finished} of {summary.rollouts_requested} finished"),
-        ("  lost, duplicated", f"{summary.lost}, {summary.duplicated}"),
+        ("  lost", f"{summary.lost}"),
+        ("  sampled twice", f"{summary.duplicated} of {summary.witnessed} that a stranger saw end"),
         (
             f"  resumed after killing {summary.killed or 'nobody'}",
             f"{summary.resumed} ({summary.killed_mid_generation} were in mid-generation)",

@@ -7,7 +7,7 @@ that one is dropped when its turn comes, and a new group takes its place.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -46,8 +46,8 @@ class Ledger:
 
     n_requested: int = 0
     """Without those that were refused."""
-    endings: Counter[str] = field(default_factory=Counter[str])
-    """Request id -> how often it finished."""
+    finished: set[str] = field(default_factory=set[str])
+    """Request ids."""
     n_resumed: int = 0
     """Rollouts that went on elsewhere with the tokens that a lost worker had sampled."""
     n_dropped_groups: int = 0
@@ -58,25 +58,12 @@ class Ledger:
     @property
     def n_lost(self) -> int:
         """Rollouts that were asked for and never finished."""
-        return self.n_requested - len(self.endings)
-
-    @property
-    def n_duplicated(self) -> int:
-        """Endings beyond the first."""
-        return self.endings.total() - len(self.endings)
+        return self.n_requested - len(self.finished)
 
     def finish(self, rollout: Rollout) -> None:
         """Count an ending."""
-        self.endings[rollout.rid] += 1
+        self.finished.add(rollout.rid)
         self.n_resumed += rollout.n_resumed > 0
-
-
-@dataclass(frozen=True, slots=True)
-class InProgress:
-    """A rollout of which at least one token has arrived, and that has not ended."""
-
-    worker: str
-    n_tokens: int
 
 
 class BusyClock:
@@ -115,27 +102,26 @@ class RolloutFeed:
     def __init__(self, client: RolloutClient, words: Iterator[str], options: FeedOptions) -> None:
         self.ledger = Ledger()
         self.busy = BusyClock()
-        self.on_progress: Callable[[], None] = _ignore
-        """Called after each delta; what it does must be quick."""
         self._client = client
         self._words = words
         self._options = options
         self._room = asyncio.Semaphore((options.max_staleness + 1) * options.groups_per_step)
         self._finished: deque[Group] = deque()
         self._arrived = asyncio.Event()
+        self._progressed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._numbers = count()
-        self._in_progress: dict[int, InProgress] = {}
+        self._in_progress: dict[int, str] = {}
+        """Number -> worker, of rollouts of which a token has arrived, and that have not ended."""
 
     def n_mid_generation(self, worker: str) -> int:
-        """Rollouts on `worker` that have sampled something and at most a quarter of their tokens.
+        """Rollouts on `worker` that have sampled something and, as far as is seen, not ended."""
+        return sum(each == worker for each in self._in_progress.values())
 
-        What is seen here is always a little late: the rest must last until a kill has struck.
-        """
-        return sum(
-            each.worker == worker and each.n_tokens <= WORD_LETTERS // 4
-            for each in self._in_progress.values()
-        )
+    async def progress(self) -> None:
+        """Wait for the next tokens of any rollout."""
+        self._progressed.clear()
+        await self._progressed.wait()
 
     async def run(self) -> None:
         """Keep groups running until `stop`; return when the last one has ended."""
@@ -208,12 +194,7 @@ class RolloutFeed:
         return rollout
 
     def _note(self, number: int, delta: Delta) -> None:
-        n_tokens = delta.start + len(delta.tokens)
-        self._in_progress[number] = InProgress(delta.worker, n_tokens)
+        self._in_progress[number] = delta.worker
         self.ledger.n_tokens += len(delta.tokens)
         self.busy.set_busy(is_busy=True)
-        self.on_progress()
-
-
-def _ignore() -> None:
-    """Do nothing."""
+        self._progressed.set()

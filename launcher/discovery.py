@@ -17,6 +17,8 @@ class CurrentFleet(msgspec.Struct, frozen=True):
     """Where clients connect."""
     pid: int
     """Of the process that brought it up."""
+    key_file: str = ""
+    """What commands connect with; empty if it asks for no keys."""
 
 
 def announce(fleet: CurrentFleet) -> None:
@@ -33,8 +35,8 @@ def withdraw(fleet: CurrentFleet) -> None:
         _path().unlink(missing_ok=True)
 
 
-def current_address() -> str:
-    """Address of the fleet that runs here.
+def current_fleet() -> CurrentFleet:
+    """The fleet that runs here.
 
     Raises:
         SettingsError: there is none.
@@ -44,12 +46,12 @@ def current_address() -> str:
         raise SettingsError(
             "no fleet of yours runs here: start one with `rolloutbus up`, or say --address"
         )
-    return fleet.address
+    return fleet
 
 
-def this_process(address: str) -> CurrentFleet:
+def this_process(address: str, key_file: str = "") -> CurrentFleet:
     """The announcement of a fleet that this process has brought up."""
-    return CurrentFleet(address, os.getpid())
+    return CurrentFleet(address, os.getpid(), key_file)
 
 
 def _path() -> Path:

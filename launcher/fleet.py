@@ -62,6 +62,8 @@ class Fleet:
         self._workers: dict[str, SupervisedProcess] = {}
         self.run_dir = Path()
         """Holds sockets and logs while the fleet runs."""
+        self.key_file = ""
+        """Key of an admin, for `connect`; empty unless the fleet is guarded."""
 
     async def __aenter__(self) -> Self:
         """Bring everything up; returns when every worker can be asked.
@@ -78,8 +80,10 @@ class Fleet:
             )
             self.run_dir = run_dir.path
             await stack.enter_async_context(self._supervisor)
-            await self._start(FleetPlan(self._settings, run_dir))
-            current = discovery.this_process(self.address)
+            plan = FleetPlan(self._settings, run_dir)
+            self.key_file = plan.key_file
+            await self._start(plan)
+            current = discovery.this_process(self.address, self.key_file)
             discovery.announce(current)
             stack.callback(discovery.withdraw, current)
             self._stack = stack.pop_all()

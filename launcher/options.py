@@ -16,7 +16,30 @@ Address = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+YourKey = Annotated[
+    str,
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="FILE",
+        help="Your key, for a guarded router at --address tcp://HOST:PORT#KEY.",
+    ),
+]
+KeyFile = Annotated[
+    str, typer.Option("--key", metavar="FILE", help="This actor's key pair; see `keys new`.")
+]
+AllowFile = Annotated[
+    str, typer.Option("--allow-list", metavar="FILE", help="Who may connect; see `keys allow`.")
+]
 Deadline = Annotated[float, typer.Option("--deadline", min=0.001, help="Seconds from now.")]
+DeadLetters = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE",
+        help="Keeps requests that killed engines, for its owner only. "
+        "Default: `up`: dead_letters.msgpack beside the logs; `router`: none.",
+    ),
+]
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option(

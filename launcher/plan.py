@@ -9,7 +9,10 @@ from pathlib import Path
 import msgspec
 
 from bus.child import ProcessSpec
+from bus.security.principals import Role
+from bus.security.settings import SecuritySettings
 from engine_worker.settings import WorkerSettings
+from launcher.fleet_keys import FleetKeys
 from launcher.run_dir import RunDirectory
 from launcher.settings import FleetSettings, engine_options
 from router.settings import RouterSettings
@@ -17,11 +20,14 @@ from trainer_adapter.store.settings import StoreSettings
 
 ROUTER = "router"
 STORE = "store"
+DEAD_LETTERS = "dead_letters.msgpack"
+"""In the directory of the logs, unless another file is named."""
 READY_TIMEOUT_S = 30.0
 """Of what has no engine to build."""
 WORKER_GRACE_S = 12.0
 """A worker gives its engine host 8 s to leave."""
 
+_WORKER: Role = "worker"
 _ANY_PORT = "tcp://127.0.0.1:0"
 
 
@@ -32,6 +38,14 @@ class FleetPlan:
         self._settings = settings
         self._run_dir = run_dir
         self.worker_names = [f"w{index}" for index in range(settings.workers)]
+        self._keys = FleetKeys(Path(settings.secure)) if settings.secure is not None else None
+        if self._keys is not None:
+            self._keys.make({STORE: "store", **dict.fromkeys(self.worker_names, _WORKER)})
+
+    @property
+    def key_file(self) -> str:
+        """What clients may connect with; empty if the fleet asks for no keys."""
+        return str(self._keys.operator) if self._keys is not None else ""
 
     def router(self, endpoints: dict[str, str] | None = None) -> ProcessSpec:
         """The router.
@@ -45,6 +59,8 @@ class FleetPlan:
             frontend=known.get("frontend") or self._settings.address or self._endpoint("frontend"),
             backend=known.get("backend") or self._endpoint("backend"),
             leases=self._settings.lease,
+            dead_letters=self._dead_letters(),
+            security=self._security(ROUTER),
             exit_with_parent=True,
         )
         return self._spec(ROUTER, "router", settings, ready_timeout_s=READY_TIMEOUT_S)
@@ -55,6 +71,7 @@ class FleetPlan:
             router=backend,
             directory=str(self._run_dir.path / "store"),
             bulk=self._endpoint("bulk"),
+            security=self._security(STORE),
             exit_with_parent=True,
         )
         return self._spec(STORE, "trainer_adapter.store", settings, ready_timeout_s=READY_TIMEOUT_S)
@@ -69,6 +86,7 @@ class FleetPlan:
             engine=self._settings.engine,
             engine_options=engine_options(self._settings),
             lease=self._settings.lease,
+            security=self._security(name),
             host=self._settings.host,
             exit_with_parent=True,
         )
@@ -89,8 +107,17 @@ class FleetPlan:
             ready_timeout_s,
         )
 
+    def _dead_letters(self) -> str:
+        given = self._settings.dead_letters
+        # Beside the logs, and so left behind with them.
+        return str(Path(given).absolute() if given else self._run_dir.logs / DEAD_LETTERS)
+
     def _endpoint(self, name: str) -> str:
-        return self._run_dir.ipc(name) if self._settings.transport == "ipc" else _ANY_PORT
+        is_ipc = self._settings.transport == "ipc" and self._keys is None
+        return self._run_dir.ipc(name) if is_ipc else _ANY_PORT
+
+    def _security(self, name: str) -> SecuritySettings | None:
+        return self._keys.security_of(name) if self._keys is not None else None
 
 
 def python(module: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 
-from bus.endpoints import require_local
+from bus.endpoints import is_local
 from bus.errors import SettingsError
 from bus.settings import LeaseSettings
 from engine_worker.engines.fake_settings import FakeSettings
@@ -34,9 +34,11 @@ class UpOptions(TypedDict, total=False):
     address: str
     run_dir: str | os.PathLike[str] | None
     keep_logs: bool
+    dead_letters: str | os.PathLike[str]
     lease: LeaseSettings
     host: HostSettings
     start_timeout_s: float
+    secure: str | os.PathLike[str] | None
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -60,12 +62,18 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     run_dir: str | os.PathLike[str] | None = None
     """An empty or new directory for sockets and logs; None: a temporary one."""
     keep_logs: bool = False
-    """Leave the processes' logs behind."""
+    """Leave the processes' logs behind, and the dead letters beside them."""
+    dead_letters: str | os.PathLike[str] = ""
+    """File that gets requests which killed engines, mode 0600, appended to; empty:
+    `dead_letters.msgpack` among the logs."""
     lease: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
     host: HostSettings = msgspec.field(default_factory=HostSettings)
     """When an engine host counts as dead, and how often it may die."""
     start_timeout_s: float = 600.0
     """Until every worker has built its engine and joined."""
+    secure: str | os.PathLike[str] | None = None
+    """A directory of keys, made if missing: every link is encrypted, over TCP, and only keys of
+    its allow-list may connect. None: no keys, this machine only."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -73,8 +81,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for value, kind in ((self.engine, EngineKind), (self.transport, Transport)):
             if value not in get_args(kind):
                 raise SettingsError(f"{value!r} is not one of {', '.join(get_args(kind))}")
-        if self.address:
-            require_local(self.address)
+        if self.address and self.secure is None and not is_local(self.address):
+            raise SettingsError(f"{self.address} is beyond this machine: say secure (--secure DIR)")
         if self.engine == "transformers":
             _require_packages()
             _require_model(os.fspath(self.model))

@@ -17,13 +17,13 @@ from contextlib import asynccontextmanager
 from enum import IntEnum
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import typer
 import uvloop
 
 from bus.errors import BusError, PeerLost, ProcessFailed, SettingsError
-from launcher.discovery import current_address
-from trainer_adapter.client import RolloutClient
-from trainer_adapter.settings import ClientSettings
+from launcher.discovery import current_fleet
+from trainer_adapter.client import RolloutClient, settings_for
 
 CONNECT_TIMEOUT_S = 3.0
 
@@ -86,18 +86,26 @@ def fail(message: str, status: ExitStatus) -> NoReturn:
 
 
 @asynccontextmanager
-async def connected(address: str) -> AsyncGenerator[RolloutClient]:
+async def connected(address: str, key_file: str = "") -> AsyncGenerator[RolloutClient]:
     """A client of the router at `address`; empty: of the fleet that runs here.
+
+    It connects with the key of `key_file`; empty: with that of the fleet that runs here, if it is
+    asked for, or with none.
 
     Raises:
         Unreachable: no router answers there.
+        SettingsError: the address needs a key, or the key file cannot be used.
     """
-    try:
-        endpoint = address or current_address()
-    except SettingsError as error:
-        raise Unreachable(str(error)) from error
-    settings = ClientSettings(
-        name=f"cli-{os.getpid()}", router=endpoint, connect_timeout_s=CONNECT_TIMEOUT_S
+    endpoint = address
+    if not endpoint:
+        try:
+            fleet = current_fleet()
+        except SettingsError as error:
+            raise Unreachable(str(error)) from error
+        endpoint, key_file = fleet.address, key_file or fleet.key_file
+    settings = msgspec.structs.replace(
+        settings_for(endpoint, "" if key_file else f"cli-{os.getpid()}", key_file),
+        connect_timeout_s=CONNECT_TIMEOUT_S,
     )
     client = RolloutClient(settings)
     try:

@@ -16,6 +16,7 @@ from bus.errors import (
     RequestCancelled,
     RequestError,
     RequestExpired,
+    SecurityError,
     SettingsError,
     StaleVersion,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "RequestError",
     "RequestExpired",
     "RolloutCancelled",
+    "SecurityError",
     "SettingsError",
     "StaleVersion",
 ]

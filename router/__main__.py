@@ -3,7 +3,7 @@
 import secrets
 import sys
 
-from bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
+from bus.process import ActorExit, announce_ready, complain, on_stop_signal, run_actor
 from router.actor import RouterActor
 from router.settings import RouterSettings
 
@@ -16,6 +16,10 @@ async def serve(settings: RouterSettings) -> ActorExit:
         frontend, backend = router.endpoints
         announce_ready(frontend=frontend, backend=backend)
         await router.stopped()
+    problem = router.core.context.superseded
+    if problem:
+        complain(problem)
+        return ActorExit.REJECTED
     return ActorExit.STOPPED
 
 

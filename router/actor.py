@@ -9,6 +9,9 @@ from bus.clock import BootClock, Clock
 from bus.entry import Entry
 from bus.ids import Peer
 from bus.ports import PortCounters
+from bus.resources import ResourceWatch
+from bus.security.principals import Principal
+from bus.security.zmq_guard import Doorway, Guard, guard_of
 from bus.zmq_ports import RouterPort
 from router.core import RouterCore
 from router.dead_letters import append_letters
@@ -27,17 +30,28 @@ class RouterActor:
         self.core = RouterCore(settings, instance, Random(settings.seed))  # noqa: S311 - chooses workers, keeps no secret
         self._port: RouterPort | None = None
         self._actor: Actor[Effect] | None = None
+        self._guard: Guard | None = None
+        self._watch = ResourceWatch()
 
     async def __aenter__(self) -> Self:
         """Listen.
 
         Raises:
-            SettingsError: an address is in use or not allowed.
+            SettingsError: an address is in use or not allowed, or keys cannot be used.
+            SecurityError: the locks on the sockets do not work.
         """
-        port = RouterPort([self._settings.frontend, self._settings.backend], self._receive)
-        self._port = port
-        self._actor = Actor(port.apply, clock=self._clock, tick=self._tick, tick_s=TICK_S)
-        self._actor.start()
+        endpoints = [self._settings.frontend, self._settings.backend]
+        self._guard = guard = guard_of(self._settings.security, self._revoked)
+        try:
+            port = RouterPort(endpoints, self._receive, self._malformed, self._doorways())
+            self._port = port
+            self._actor = Actor(port.apply, clock=self._clock, tick=self._tick, tick_s=TICK_S)
+            self._actor.start()
+            if guard is not None:
+                await guard.prove()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -45,6 +59,8 @@ class RouterActor:
         self.stop()
         if self._port is not None:
             self._port.close()
+        if self._guard is not None:
+            self._guard.close()
 
     @property
     def endpoints(self) -> list[str]:
@@ -62,16 +78,23 @@ class RouterActor:
             self._actor.stop("stopped")
 
     async def stopped(self) -> None:
-        """Serve until `stop`.
+        """Serve until `stop`, or until peers say that another router holds the fleet.
 
         Raises:
+            SecurityError: the locks on the sockets do not work any more.
             Exception: a bug; the next router takes the table up from its peers.
         """
-        if self._actor is not None:
+        if self._guard is not None and self._actor is not None:
+            await self._guard.while_proven(self._actor.stopped())
+        elif self._actor is not None:
             await self._actor.stopped()
 
     def _tick(self, now: float) -> list[Effect]:
         effects = self.core.tick(now)
+        if self.core.context.superseded and self._actor is not None:
+            self._actor.stop(self.core.context.superseded)
+        if alarms := self._watch.look(now):
+            self.core.context.count("resource_alarms", len(alarms))
         letters = self.core.take_dead_letters()
         if letters and self._settings.dead_letters:
             try:
@@ -80,6 +103,30 @@ class RouterActor:
                 n_kept = 0
             self.core.context.count("dead_letters_dropped", len(letters) - n_kept)
         return effects
+
+    def _doorways(self) -> list[Doorway]:
+        guard = self._guard
+        if guard is None:
+            return []
+        return [
+            Doorway(guard, "frontend", self._receive_signed),
+            Doorway(guard, "backend", self._receive_signed),
+        ]
+
+    def _revoked(self, keys: frozenset[str]) -> None:
+        if self._guard is None or self._port is None or self._actor is None:
+            return
+        gone = frozenset(key for key in keys if self._guard.principal(key) is None)
+        for code, some in (("forbidden", gone), ("unknown-peer", keys - gone)):
+            self._actor.feed(self.core.revoked, self._port.peers_of(some), code)
+
+    def _receive_signed(self, peer: Peer, principal: Principal, entries: list[Entry]) -> None:
+        if self._actor is not None:
+            self._actor.feed(self.core.receive_signed, peer, principal, entries)
+
+    def _malformed(self, peer: Peer) -> None:
+        if self._actor is not None:
+            self._actor.feed(self.core.malformed, peer)
 
     def _receive(self, peer: Peer, entries: list[Entry]) -> None:
         if self._actor is not None:

@@ -44,8 +44,10 @@ class Breaker:
         self.state: BreakerState = "closed"
         self.probe = ""
         """rid of the request that is the probe now; empty: none is under way."""
-        self._failed_at: deque[float] = deque()
+        self._failed_at: deque[float] = deque(maxlen=settings.n_failures)
         self._opened_at = 0.0
+        self.failed_at = 0.0
+        """When it failed last."""
         self._n_successes = 0
 
     @property
@@ -58,12 +60,16 @@ class Breaker:
         """Whether a request may go to the worker now."""
         return self.state == "closed" or (self.state == "trying" and not self.probe)
 
-    def failed(self, now: float) -> bool:
-        """A failure; True if it is left alone from now on and was not before."""
+    def failed(self, now: float, *, is_final: bool = False) -> bool:
+        """A failure; True if it is left alone from now on and was not before.
+
+        A final one, of a worker that gives itself up, needs no others to open it.
+        """
+        self.failed_at = now
         self._failed_at.append(now)
         self._drop_old(now)
         if self.state == "closed":
-            if len(self._failed_at) < self._settings.n_failures:
+            if not is_final and len(self._failed_at) < self._settings.n_failures:
                 return False
             self._advance("tripped")
         elif self.state == "trying":

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from bus.ids import Peer
 from bus.validation import RID_NUMBER
 
+NOWHERE = Peer(b"")
+"""The connection of who has none."""
+
 
 class ClientRecord:
     """One client process; survives its connections."""
@@ -29,6 +32,8 @@ class Clients:
     def __init__(self) -> None:
         self._by_name: dict[str, ClientRecord] = {}
         self._by_peer: dict[Peer, ClientRecord] = {}
+        self._missed: dict[str, ClientRecord] = {}
+        """Those whose requests workers run, and who have not said hello."""
         self.named: Callable[[str], ClientRecord | None] = self._by_name.get
         """The client with this name; the dict's own method, asked for each entry that leaves."""
         self.at: Callable[[Peer], ClientRecord | None] = self._by_peer.get
@@ -40,11 +45,17 @@ class Clients:
     def __len__(self) -> int:
         return len(self._by_name)
 
+    def miss(self, name: str, now: float) -> None:
+        """A worker runs something for this client: it is silent from now on, if it is not here."""
+        if name not in self._by_name and name not in self._missed:
+            self._missed[name] = ClientRecord(name, "", NOWHERE, now)
+
     def join(self, name: str, boot: str, peer: Peer, now: float) -> Peer | None:
         """A client says hello; returns the connection it replaces, if any."""
         old = self._by_name.get(name)
         if old is not None:
             self._by_peer.pop(old.peer, None)
+        self._missed.pop(name, None)
         record = ClientRecord(name, boot, peer, now)
         self._by_name[name] = record
         self._by_peer[peer] = record
@@ -52,11 +63,13 @@ class Clients:
 
     def remove(self, record: ClientRecord) -> None:
         """The client is gone."""
-        if self._by_name.get(record.name) is record:
-            del self._by_name[record.name]
+        for table in (self._by_name, self._missed):
+            if table.get(record.name) is record:
+                del table[record.name]
         if self._by_peer.get(record.peer) is record:
             del self._by_peer[record.peer]
 
     def silent_since(self, moment: float) -> list[ClientRecord]:
         """Clients not heard of since `moment`."""
-        return [record for record in self._by_name.values() if record.seen_at < moment]
+        everybody = [*self._by_name.values(), *self._missed.values()]
+        return [record for record in everybody if record.seen_at < moment]

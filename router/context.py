@@ -8,7 +8,10 @@ from bus.codec import pack
 from bus.entry import NO_BODY, Entry
 from bus.ids import Attempt
 from bus.messages.endings import Problem
+from bus.messages.limits import MAX_POLICIES
 from router.clients import Clients
+from router.detached import Detached
+from router.followers import Followers
 from router.members import SERVING, MemberRecord, Members
 from router.outgoing import Outgoing
 from router.settings import RouterSettings
@@ -23,14 +26,25 @@ class Context:
     members: Members = field(default_factory=Members)
     clients: Clients = field(default_factory=Clients)
     out: Outgoing = field(default_factory=Outgoing)
+    detached: Detached = field(init=False)
     router_epoch: int = 1
     is_recovering: bool = True
+    started_at: float | None = None
+    """Of the first tick, seconds; None before it."""
+    superseded: str = ""
+    """Who told that another router holds the fleet; this one must exit. Else empty."""
     committed: dict[str, int] = field(default_factory=dict[str, int])
     """Last committed version per policy."""
     counters: dict[str, int] = field(default_factory=dict[str, int])
+    troubled: dict[str, str] = field(default_factory=dict[str, str])
+    """Workers whose breaker is not closed, gone ones too -> what failed last."""
     has_member_news: bool = False
     """Clients are to be told of the members again."""
     _n_attempts: int = 0
+
+    def __post_init__(self) -> None:
+        silence_s = self.settings.leases.silence_s
+        self.detached = Detached(Followers(self.clients, silence_s))
 
     def next_attempt(self) -> Attempt:
         """A number no attempt had before."""
@@ -44,6 +58,11 @@ class Context:
     def committed_of(self, policy: str) -> int:
         """Last committed version of a policy; 0 before the first."""
         return self.committed.get(policy, 0)
+
+    @property
+    def may_miss_commits(self) -> bool:
+        """Whether nobody has told yet what was committed before this router began."""
+        return self.is_recovering and self.members.store() is None
 
     def is_fit(self, worker: MemberRecord) -> bool:
         """Whether it could serve: alive, ready, not behind, and not tripped."""
@@ -74,7 +93,18 @@ class Context:
 
     def refuse(self, client: str, rid: str, problem: Problem, kind: str = "refused") -> None:
         """Answer a client's command with `refused`, `expired` or `failed`."""
+        request = self.detached.requests.get(rid)
+        is_own = request is not None and request.client == client
+        if request is not None and is_own and not self.detached.followers.is_followed(request):
+            self.detached.keep_unheard(request, kind, problem)
+            return
         self.to_client(client, Entry(kind, rid, body=pack(problem)))
+
+
+def note_commit(committed: dict[str, int], policy: str, version: int) -> None:
+    """This version is committed; policies beyond what a status can list are ignored."""
+    if policy in committed or len(committed) < MAX_POLICIES:
+        committed[policy] = max(version, committed.get(policy, 0))
 
 
 def refusal(code: str, message: str, field_name: str = "", retry_after_ms: int = 0) -> Problem:

@@ -4,7 +4,7 @@ One table of members drives dispatch and control alike.
 Spec: docs/protocol.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from bus.backoff import Chance
@@ -16,19 +16,25 @@ from bus.messages import ENDINGS
 from bus.messages.control import FleetStatus
 from bus.messages.delivery import Accepted, Ack
 from bus.messages.membership import Hello
+from bus.security.principals import Principal
+from router.authority import Authority
 from router.clients import ClientRecord
-from router.context import Context, refusal
+from router.context import Context, note_commit, refusal
 from router.dead_letter import DeadLetter
 from router.desk import Desk
 from router.dispatch import Dispatcher
+from router.door import Door
 from router.executions import Executions
 from router.fleet import Fleet, is_share
-from router.health import Health
+from router.health import Health, told_reason
 from router.members import MemberRecord
 from router.membership import Membership
+from router.offences import Offences
 from router.outgoing import Effect
 from router.placement import Placer
 from router.publications import Publications
+from router.reattachment import Reattachment
+from router.sessions import Sessions
 from router.settings import RouterSettings
 from router.table import RequestTable
 from router.updates import Updates
@@ -58,15 +64,25 @@ class RouterCore:
         self.context = Context(settings, instance)
         self.table = RequestTable(self.context, Placer(chance))
         self._health = Health(self.context, self.table)
-        self._dispatcher = Dispatcher(self.context, self.table, self._health, chance)
+        self._sessions = Sessions(self.context, self.table, chance)
+        door = Door(self.context, self.table, chance)
+        self._dispatcher = Dispatcher(self.context, self.table, self._health, self._sessions, door)
         self._executions = Executions(self.context, self.table, self._health)
         self._fleet = Fleet(self.context, self._health.worker_failed)
         self._updates = Updates(self.context, self._fleet, self._dispatcher.refresh_worker)
         self._membership = Membership(self.context, self._on_beat, self._on_lost)
         self._publications = Publications(self.context, self._updates)
+        self._reattachment = Reattachment(self.context)
         self._desk = Desk(
-            self.context, self.table, self._dispatcher, self._fleet, self._publications
+            self.context,
+            self.table,
+            self._dispatcher,
+            self._fleet,
+            self._publications,
+            self._sessions,
         )
+        self._offences = Offences()
+        self._authority = Authority(self.context, self._expel)
         self._recovered_at: float | None = None
         self._from_client = self._client_handlers()
         self._from_member = self._member_handlers()
@@ -74,6 +90,9 @@ class RouterCore:
 
     def receive(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
         """Handle one batch from one connection."""
+        if self._offences.shunned and self._offences.is_shunned(peer, now):
+            self.context.count("shunned", len(entries))
+            return []
         sender, handlers = self._sender(peer)
         for entry in entries:
             handle = handlers.get(entry.kind)
@@ -84,25 +103,52 @@ class RouterCore:
                     self._receive_other(peer, entry, now)
                     sender, handlers = self._sender(peer)
             except RemoteProtocolError as error:
-                self.context.count("malformed")
                 self._answer_malformed(peer, entry, str(error))
+                if self._offended(peer, now):
+                    break
         self._dispatcher.dispatch_waiting(now)
+        return self.context.out.take()
+
+    def receive_signed(
+        self, peer: Peer, principal: Principal, entries: list[Entry], now: float
+    ) -> list[Effect]:
+        """The same for a connection whose key is known: what it may not say is refused."""
+        return self.receive(peer, self._authority.screen(peer, principal, entries, now), now)
+
+    def revoked(self, peers: Iterable[Peer], code: str, now: float) -> list[Effect]:
+        """The keys of these connections have lost their rights, or (`unknown-peer`) have others."""
+        for peer in peers:
+            self.context.count("revoked")
+            self._expel(peer, code, "the rights of this key have changed", now)
+        return self.context.out.take()
+
+    def malformed(self, peer: Peer, now: float) -> list[Effect]:
+        """A message of this connection could not even be decoded."""
+        if not self._offences.is_shunned(peer, now):
+            self._offended(peer, now)
         return self.context.out.take()
 
     def tick(self, now: float) -> list[Effect]:
         """Time passes; call at least every 0.25 s, after the sockets were drained."""
         context = self.context
         if self._recovered_at is None:
+            context.started_at = now
             self._recovered_at = now + context.settings.leases.recovery_s
         for client in self._membership.tick(now):
             self._dispatcher.client_gone(client)
         if context.is_recovering and now >= self._recovered_at:
             context.is_recovering = False
             self._dispatcher.recovered(now)
+        n_dropped = context.detached.tick(now)
+        if n_dropped:
+            context.count("detached_uncollected", n_dropped)
+        self._executions.tick(now)
         self._fleet.tick(now)
         self._publications.tick(now)
         self._updates.tick(now)
         self._health.tick(now)
+        self._sessions.tick(now)
+        self._offences.tick(now)
         self._dispatcher.tick(now)
         return context.out.take()
 
@@ -123,6 +169,8 @@ class RouterCore:
             "status": self._desk.report,
             "open_session": self._desk.open_session,
             "close_session": self._desk.close_session,
+            "list_detached": self._reattachment.list_detached,
+            "attach": self._reattachment.attach,
             "publish_version": self._desk.publish,
         }
         handlers.update(dict.fromkeys(TO_MEMBERS, self._desk.ask_members))
@@ -144,12 +192,18 @@ class RouterCore:
         sender, _ = self._sender(peer)
         if entry.kind == "hello":
             hello = cast("Hello", unpack(entry))
+            former = self.context.clients.named(hello.name)
             self._membership.hello(peer, hello, now)
+            if former is not None and former.boot != hello.boot:
+                self._client_replaced(former)
             if hello.store is not None:
                 # Its record may say that workers taken for good are behind.
                 self._refresh_workers(now)
         elif sender is None:
+            self.context.count("strangers")
             self._membership.dismiss(peer, "unknown-peer", "say hello first")
+        elif entry.kind == "rejected":
+            self._membership.rejected(sender.name, entry)
         elif entry.kind != "goodbye":
             msg = f"unknown message kind {entry.kind[:32]!r}"
             raise RemoteProtocolError(msg)
@@ -158,32 +212,59 @@ class RouterCore:
         else:
             self._membership.goodbye(sender, entry, now)
 
+    def _client_replaced(self, former: ClientRecord) -> None:
+        if self.context.clients.named(former.name) is not former:
+            self._dispatcher.client_gone(former)
+
     def _answer_malformed(self, peer: Peer, entry: Entry, why: str) -> None:
         client = self.context.clients.at(peer)
-        if client is not None and entry.rid:
+        if entry.kind == "hello":
+            self._membership.dismiss(peer, "bad-hello", why)
+        elif client is not None and entry.rid:
             code = "unknown_message" if why.startswith("unknown message") else "bad_request"
             field = _field_in(why)
             self.context.refuse(client.name, entry.rid, refusal(code, why[:300], field))
 
+    def _offended(self, peer: Peer, now: float) -> bool:
+        """Count it; a connection that repeats is dismissed with all it has. True if it was."""
+        self.context.count("malformed")
+        if not self._offences.add(peer, now):
+            return False
+        self.context.count("offenders_dismissed")
+        self._expel(peer, "protocol", "too many malformed messages; see the protocol", now)
+        return True
+
+    def _expel(self, peer: Peer, code: str, why: str, now: float) -> None:
+        """End a connection, and what it held here."""
+        member = self.context.members.at(peer)
+        client = self.context.clients.at(peer)
+        self._membership.dismiss(peer, code, why)
+        if client is not None:
+            self._client_goodbye(client)
+        elif member is not None:
+            self._membership.expel(member, why, now)
+
     def _on_beat(self, worker: MemberRecord, has_changed: bool, now: float) -> None:  # noqa: FBT001 - the signature of OnBeat
         context = self.context
         is_ahead = worker.version > context.committed_of(worker.policy)
-        if is_ahead and context.is_recovering and context.members.store() is None:
+        if is_ahead and context.may_miss_commits:
             # Without a store's record, what a worker attests is the best witness of a commit.
-            context.committed[worker.policy] = worker.version
+            note_commit(context.committed, worker.policy, worker.version)
             self._refresh_workers(now)
         self._executions.reconcile(worker)
         if has_changed:
             self._dispatcher.refresh_worker(worker, now)
 
     def _refresh_workers(self, now: float) -> None:
-        for worker in self.context.members.workers():
+        # Whoever is behind now goes first, or else it would get what waits.
+        for worker in sorted(self.context.members.workers(), key=self.context.is_serving):
             self._dispatcher.refresh_worker(worker, now)
 
     def _on_lost(self, member: MemberRecord, reason: str, now: float) -> None:
         if member.role == "worker":
             self._health.member_lost(member, reason, now)
-            self._executions.member_lost(member, reason)
+            self._executions.member_lost(member, told_reason(reason))
+            self._sessions.worker_lost(member)
         self._fleet.member_lost(member, now)
 
     def _accepted(self, member: MemberRecord, entry: Entry, _now: float) -> None:

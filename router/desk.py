@@ -7,8 +7,10 @@ from typing import cast
 
 from bus.codec import pack, unpack
 from bus.entry import Entry
-from bus.messages.control import CloseSession, FleetStatus, OpenSession, WorkerStatus
+from bus.messages.control import FleetStatus, WorkerStatus
+from bus.messages.endings import Problem
 from bus.messages.generation import Abort, Aborted
+from bus.messages.session import CloseSession, OpenedSession, OpenSession
 from bus.messages.weights import PublishVersion
 from bus.validation import check_name, check_rid
 from router.clients import ClientRecord
@@ -17,7 +19,11 @@ from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.members import MemberRecord
 from router.publications import Publications
+from router.sessions import Sessions
 from router.table import RequestTable
+
+MAX_SESSION_S = 86_400.0
+"""A lease or a grace of a session lasts a day at most."""
 
 
 class Desk:
@@ -30,34 +36,33 @@ class Desk:
         dispatcher: Dispatcher,
         fleet: Fleet,
         publications: Publications,
+        sessions: Sessions,
     ) -> None:
         self._context = context
         self._table = table
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._publications = publications
+        self._sessions = sessions
 
     def abort(self, client: ClientRecord, entry: Entry, _now: float) -> None:
         """Stop requests of this client."""
         n_aborted = self._dispatcher.abort(client, cast("Abort", unpack(entry)))
         self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
 
-    def open_session(self, client: ClientRecord, entry: Entry, _now: float) -> None:
-        """Remember a session; its first `generate` finds it a worker."""
-        session = cast("OpenSession", unpack(entry)).session
-        problem = check_name(session, field="session")
-        if problem is not None:
-            self._context.refuse(client.name, entry.rid, problem)
-            return
-        sessions = self._table.placer.sessions
-        if sessions.get(session) is None:
-            sessions.put(session, "")
-        self._context.finish(client.name, entry.rid)
+    def open_session(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Give a session a place, or renew it."""
+        body = cast("OpenSession", unpack(entry))
+        opened = _problem_of(body) or self._sessions.open(client.name, body, now)
+        if isinstance(opened, Problem):
+            self._context.refuse(client.name, entry.rid, opened)
+        else:
+            self._context.finish(client.name, entry.rid, pack(OpenedSession(opened)))
 
     def close_session(self, client: ClientRecord, entry: Entry, _now: float) -> None:
-        """Forget a session's place."""
+        """Free a session's place."""
         session = cast("CloseSession", unpack(entry)).session
-        if self._table.placer.sessions.forget(session):
+        if self._sessions.close(client.name, session):
             self._context.finish(client.name, entry.rid)
             return
         message = f"session {session[:64]!r} is not open"
@@ -66,7 +71,16 @@ class Desk:
 
     def publish(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Bring a sealed version to the fleet."""
-        self._publications.publish(client.name, entry, cast("PublishVersion", unpack(entry)), now)
+        body = cast("PublishVersion", unpack(entry))
+        problem = (
+            check_rid(entry.rid, client=client.name)
+            or check_deadline(entry)
+            or check_name(body.policy, field="policy")
+        )
+        if problem is not None:
+            self._context.refuse(client.name, entry.rid, problem)
+        else:
+            self._publications.publish(client.name, entry, body, now)
 
     def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Pass a command to one member or to all workers."""
@@ -80,6 +94,9 @@ class Desk:
         elif targets is None:
             code = "no_store" if entry.route == "store" else "unknown_worker"
             problem = refusal(code, f"no {entry.route[:80]!r} is connected", "route")
+            self._context.refuse(client.name, entry.rid, problem)
+        elif not self._fleet.has_room(len(targets)):
+            problem = refusal("busy", "too many commands are under way", retry_after_ms=1000)
             self._context.refuse(client.name, entry.rid, problem)
         else:
             self._fleet.ask(client.name, entry, targets, now)
@@ -102,6 +119,8 @@ class Desk:
             sum(worker.n_running for worker in workers),
             len(context.clients),
             {**context.counters, "sessions_moved": self._table.placer.n_moved},
+            self._sessions.counts(),
+            dict(context.troubled),
         )
 
     def _targets(self, route: str) -> list[MemberRecord] | None:
@@ -132,3 +151,19 @@ class Desk:
             worker.beat.stalled_ms,
             facts.pid if facts else 0,
         )
+
+
+def _problem_of(body: OpenSession) -> Problem | None:
+    """Which limit an `open_session` breaks."""
+    problem = check_name(body.session, field="session") or check_name(body.policy, field="policy")
+    if problem is None and body.worker:
+        problem = check_name(body.worker, field="worker")
+    if problem is None and not 0 < body.lease_s <= MAX_SESSION_S:
+        problem = refusal(
+            "bad_request", f"a lease is above 0 and at most {MAX_SESSION_S:.0f} s", "lease_s"
+        )
+    if problem is None and not 0 <= body.grace_s <= MAX_SESSION_S:
+        problem = refusal(
+            "bad_request", f"a grace is at least 0 and at most {MAX_SESSION_S:.0f} s", "grace_s"
+        )
+    return problem

@@ -6,11 +6,11 @@ Spec: docs/protocol.md, "Commands".
 import heapq
 from collections import defaultdict
 
-from bus.backoff import Chance
 from bus.codec import pack
 from bus.entry import Entry, Placement
 from bus.errors import RemoteProtocolError
 from bus.messages.delivery import Accepted, Ack, AttemptList, Queued
+from bus.messages.endings import Problem
 from bus.messages.generation import Abort
 from bus.versions import VersionRule
 from router.admission import Admission
@@ -20,6 +20,7 @@ from router.door import Door
 from router.health import Health
 from router.members import MemberRecord
 from router.requests import Request
+from router.sessions import Sessions
 from router.table import RequestTable
 from router.waiting import LaneKey
 
@@ -28,13 +29,14 @@ class Dispatcher:
     """The client side of the request table, and placement."""
 
     def __init__(
-        self, context: Context, table: RequestTable, health: Health, chance: Chance
+        self, context: Context, table: RequestTable, health: Health, sessions: Sessions, door: Door
     ) -> None:
         self._context = context
         self._out = context.out
         self._table = table
         self._health = health
-        self._door = Door(context, table, chance)
+        self._sessions = sessions
+        self._door = door
         self._admission = Admission()
         self._resend_first_s = context.settings.leases.resend_first_s
         self._n_arrived = 0
@@ -43,6 +45,8 @@ class Dispatcher:
         """A `generate` arrives, for the first time or again."""
         known = self._table.get(entry.rid)
         if known is not None:
+            if entry.place is not None and entry.place.crashes:
+                self._health.claimed(entry.rid, entry.place.crashes, now)
             self._submitted_again(known, client, entry)
             return
         problem = self._admission.problem_of(client, entry)
@@ -51,8 +55,16 @@ class Dispatcher:
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
             return
         request = self._made(client, entry, now)
+        if request.place.outlives_client and self._context.detached.is_full:
+            problem = refusal("busy", "too many detached requests are held", retry_after_ms=1000)
+            self._context.refuse(client.name, entry.rid, problem)
+            return
+        if request.place.crashes:
+            self._health.claimed(request.rid, request.place.crashes, now)
         if self._health.is_watching and not self._health.admitted(request):
             return
+        if request.place.session and self._sessions.is_used:
+            self._sessions.attach(request, request.place)
         waiting = self._table.waiting
         lane = None if waiting.is_empty else waiting.lane(request)
         if lane is None and request.state == "queued" and self._place(request, now):
@@ -60,6 +72,10 @@ class Dispatcher:
         elif waiting.is_empty or self._door.admits(request, lane, now):
             self._table.add(request)
             waiting.add(request)
+        elif request.session is not None:
+            request.session.ended(request.rid)
+        if request.place.outlives_client:
+            self._context.detached.follow(request.rid, client.peer, has_prompt=True)
 
     def acked(self, client: ClientRecord, entry: Entry, body: Ack) -> None:
         """The client has these endings: forget the requests, free the worker's outbox.
@@ -103,8 +119,10 @@ class Dispatcher:
 
     def client_gone(self, client: ClientRecord) -> None:
         """A client stayed silent too long or left: stop its work, forget its requests."""
+        self._sessions.client_gone(client.name)
         fenced: defaultdict[str, AttemptList] = defaultdict(list)
-        for request in [r for r in self._table if r.client == client.name]:
+        mine = [r for r in self._table if r.client == client.name]
+        for request in [each for each in mine if not each.place.outlives_client]:
             if request.worker:
                 fenced[request.worker].append((request.rid, request.attempt))
             self._table.unload(request)
@@ -172,7 +190,12 @@ class Dispatcher:
 
     def _place_first(self, key: LaneKey, now: float) -> bool:
         request = self._table.waiting.first(key)
-        if request is None or not self._place(request, now):
+        if request is None:
+            return False
+        if request.deadline_at <= now:  # it came back from a worker that was lost
+            self._expire(request)
+            return True
+        if not self._place(request, now):
             return False
         self._table.waiting.served(request, now)
         return True
@@ -181,7 +204,12 @@ class Dispatcher:
         if known.client != client.name:
             message = "another client uses this rid"
             self._context.refuse(client.name, entry.rid, refusal("duplicate_rid", message, "rid"))
-        elif known.state == "running":
+            return
+        if known.place.outlives_client:
+            self._context.detached.follow(known.rid, client.peer, has_prompt=True)
+        if known.state == "running":
+            if self._sessions.is_used and known.session is None and entry.place is not None:
+                self._sessions.attach(known, entry.place)  # adopted: its worker did not say
             body = pack(Accepted([(known.rid, known.attempt)]))
             self._context.out.send(client.peer, Entry("accepted", route=known.worker, body=body))
         elif known.state != "ended":
@@ -189,9 +217,13 @@ class Dispatcher:
 
     def _place(self, request: Request, now: float) -> bool:
         place, rule, table = request.place, request.rule, self._table
+        if rule is not None and rule.needs_committed and self._context.may_miss_commits:
+            return False
         committed = 0 if rule is None else self._context.committed_of(place.policy)
         if request.is_suspect:
             worker = self._health.isolation.choose(request)
+        elif request.session is not None:
+            worker = self._sessions.choose(request, request.session, now)
         else:
             worker = table.placer.choose(place, rule, committed)
         if worker is None:
@@ -209,6 +241,7 @@ class Dispatcher:
         return True
 
     def _send(self, request: Request, worker: MemberRecord, now: float) -> None:
+        left_ms = int((request.deadline_at - now) * 1000)
         place = request.place
         rule = request.rule
         if rule is not None:
@@ -221,7 +254,7 @@ class Dispatcher:
                 request.attempt,
                 worker.epoch,
                 request.client,
-                int((request.deadline_at - now) * 1000) or 1,
+                left_ms if left_ms > 0 else 1,  # a worker takes anything else for "no deadline"
                 place,
                 request.body,
             ),
@@ -229,28 +262,49 @@ class Dispatcher:
 
     def _expire(self, request: Request) -> None:
         request.advance("expired")
-        self._table.forget(request)
-        policy, rid = request.place.policy, request.rid
+        policy = request.place.policy
         committed = self._context.committed_of(policy)
-        if self._table.placer.has_serving(policy, request.rule, committed):
-            message = "the deadline passed while it waited for a free worker"
-            self._context.refuse(request.client, rid, refusal("deadline", message), "expired")
-        else:
-            wanted = request.place.versions
-            message = f"no worker served policy {policy!r} at {wanted} before the deadline"
-            problem = refusal("version_unavailable", message, "place.versions")
-            self._context.refuse(request.client, rid, problem)
+        is_served = self._table.placer.has_serving(policy, request.rule, committed)
+        problem = _lateness(request, is_served=is_served)
+        kind = "expired" if problem.code == "deadline" else "refused"
+        self._context.refuse(request.client, request.rid, problem, kind)
+        self._table.forget(request)
 
     def _report_queued(self) -> None:
-        told: defaultdict[str, list[str]] = defaultdict(list)
-        for request in [*self._table.waiting, *self._table.sent.values()]:
-            if not request.is_reported:
-                request.is_reported = True
-                told[request.client].append(request.rid)
-        for client, rids in told.items():
+        requests = [*self._table.waiting, *self._table.sent.values()]
+        for client, rids in _unreported(requests).items():
             self._context.to_client(client, Entry("queued", body=pack(Queued(rids))))
+
+
+def _unreported(requests: list[Request]) -> dict[str, list[str]]:
+    """Client -> rids that it has not been told of; from now on they count as told."""
+    told: defaultdict[str, list[str]] = defaultdict(list)
+    for request in requests:
+        if not request.is_reported:
+            request.is_reported = True
+            told[request.client].append(request.rid)
+    return told
+
+
+def _lateness(request: Request, *, is_served: bool) -> Problem:
+    """Why the deadline passed while it waited."""
+    policy = request.place.policy
+    if is_served:
+        return refusal("deadline", "the deadline passed while it waited for a free worker")
+    if request.rule is None:
+        message = f"no worker of policy {policy!r} was ready before the deadline"
+        return refusal("deadline", message)
+    message = f"no worker served policy {policy!r} at {request.place.versions} before the deadline"
+    return refusal("version_unavailable", message, "place.versions")
 
 
 def _made_concrete(place: Placement, rule: VersionRule, committed: int) -> Placement:
     """What the worker checks: a rule that needs no ledger."""
-    return Placement(place.policy, rule.concrete(committed), place.session, place.group, place.cost)
+    return Placement(
+        place.policy,
+        rule.concrete(committed),
+        place.session,
+        place.group,
+        place.cost,
+        outlives_client=place.outlives_client,
+    )

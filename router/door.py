@@ -41,8 +41,8 @@ class Door:
             self._refuse(request, hint)
             return False
         displaced.advance("displaced")
-        self._table.forget(displaced)
         self._refuse(displaced, "clients with less in the queue need its place")
+        self._table.forget(displaced)
         return True
 
     def _refuse(self, request: Request, message: str) -> None:

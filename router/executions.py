@@ -5,16 +5,21 @@ Spec: docs/protocol.md, "Delivery".
 
 from collections import defaultdict
 
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.ids import NO_ATTEMPT
-from bus.messages.delivery import Accepted, AttemptList
+from bus.codec import pack, unpack
+from bus.entry import NO_BODY, Entry, Placement
+from bus.errors import RemoteProtocolError
+from bus.messages.delivery import Accepted, Ack, AttemptList
+from bus.messages.endings import Problem
 from router.context import Context
+from router.doubts import Doubts
 from router.fleet import is_share
 from router.health import Health
 from router.members import MemberRecord
 from router.requests import Request
 from router.table import RequestTable
+
+PASSING = frozenset({"not_ready", "stale_version"})
+"""Codes of refusals after which a request is sent again."""
 
 
 class Executions:
@@ -24,6 +29,7 @@ class Executions:
         self._context = context
         self._table = table
         self._health = health
+        self._doubts = Doubts(context, table)
 
     def accepted(self, worker: MemberRecord, body: Accepted) -> None:
         """A worker has begun these."""
@@ -53,15 +59,23 @@ class Executions:
                 self._table.fence(worker, [(entry.rid, entry.attempt)], "not the current attempt")
                 return
             self._table.adopt(request, worker, entry.attempt)
+        is_heard = True
+        if request.place.outlives_client:
+            if self._is_sent_again(request, worker, entry):
+                return
+            is_heard = self._context.detached.followers.is_followed(request)
         if (entry.kind == "failed" or self._health.is_watching) and request.state != "ended":
             self._health.ended(worker, entry, now)
         self._table.finish(request)
-        self._forward(worker, entry, request.client)
+        if is_heard:
+            self._forward(worker, entry, request.client)
 
     def reconcile(self, worker: MemberRecord) -> None:
         """Compare the table with what a worker's beat says it runs."""
         beat = worker.beat
         held = {rid for rid, _, _ in beat.outbox}
+        groups = dict(beat.detached) if beat.detached else {}
+        begun: AttemptList = []
         fenced: AttemptList = []
         for rid, attempt, client in beat.running:
             if is_share(rid):
@@ -69,27 +83,98 @@ class Executions:
             held.add(rid)
             request = self._table.get(rid)
             if request is None:
-                request = Request(rid, client, Placement(worker.policy), "queued")
+                request = Request(rid, client, _place_of(worker, rid, groups), "queued")
                 self._table.add(request)
-            if request.n_sent == 0 and request.state in {"queued", "parked"}:
+                self._context.clients.miss(client, worker.beat_at)
+            is_unplaced = request.n_sent == 0 or (rid in groups and not request.worker)
+            if is_unplaced and request.state in {"queued", "parked"}:
                 self._table.adopt(request, worker, attempt)
             elif request.attempt != attempt or request.worker != worker.name:
                 fenced.append((rid, attempt))
-        self._table.fence(worker, fenced, "placed elsewhere")
-        self._table.lose(self._forgotten(worker, held), worker, "forgotten by its worker")
+            elif request.state == "sent":  # the word that it was begun has been lost
+                begun.append((rid, attempt))
+        if fenced:
+            self._table.fence(worker, fenced, "placed elsewhere")
+        if begun:
+            self.accepted(worker, Accepted(begun))
+        forgotten = self._forgotten(worker, held) if worker.requests else []
+        if forgotten:
+            self._lose(forgotten, worker, "forgotten by its worker")
+        if groups or self._context.detached.requests:
+            self._reconcile_kept(worker, groups, held)
+
+    def tick(self, now: float) -> None:
+        """Time passes."""
+        if len(self._doubts):
+            self._doubts.tick(now)
 
     def member_lost(self, worker: MemberRecord, reason: str) -> None:
         """A lease is over: unconfirmed requests wait for another worker, the rest are `lost`."""
         self._table.placer.update(worker, is_serving=False)
         mine = [r for r in self._table if r.worker == worker.name]
         unconfirmed = [r for r in mine if r.state == "sent"]
-        self._table.lose([r for r in mine if r.state in {"running", "ended"}], worker, reason)
+        self._lose([r for r in mine if r.state in {"running", "ended"}], worker, reason)
         for request in unconfirmed:
-            self._table.unload(request)
-            self._table.sent.pop(request.rid, None)
-            request.advance("lost")
-            request.worker, request.attempt = "", NO_ATTEMPT
-            self._table.waiting.add(request)
+            self._table.requeue(request, "lost")
+
+    def _lose(self, requests: list[Request], worker: MemberRecord, reason: str) -> None:
+        """Executions are gone: their clients decide, or we do for detached ones without any."""
+        if self._context.detached.requests:
+            requests = [each for each in requests if not self._kept_from_loss(each, worker)]
+            for request in requests:
+                if request.place.outlives_client and request.state == "running":
+                    self._doubts.told(request)
+        self._table.lose(requests, worker, reason)
+
+    def _kept_from_loss(self, request: Request, worker: MemberRecord) -> bool:
+        context = self._context
+        if not request.place.outlives_client or context.detached.followers.can_resend(request):
+            return False
+        if request.state == "running" and request.body != NO_BODY:
+            context.count("detached_requeued")
+            request.is_reported = False
+            self._table.requeue(request, "requeued")
+            return True
+        if context.detached.followers.is_followed(request):
+            return False
+        message = f"worker {worker.name} was lost, and the request or its result with it"
+        self._table.unload(request)
+        context.refuse(
+            request.client, request.rid, Problem("worker_lost", message, "unknown"), "failed"
+        )
+        request.advance("lost")
+        self._table.forget(request)
+        return True
+
+    def _is_sent_again(self, request: Request, worker: MemberRecord, entry: Entry) -> bool:
+        """Queue a detached request again that its worker could not take; its client cannot."""
+        if entry.kind != "refused" or request.state not in {"sent", "running"}:
+            return False
+        can_resend = self._context.detached.followers.can_resend(request)
+        if request.body == NO_BODY or can_resend or not is_passing(entry):
+            return False
+        ack = pack(Ack([(request.rid, request.attempt)]))
+        self._context.to_member(worker, "ack", ack)
+        self._table.requeue(request, "lost" if request.state == "sent" else "requeued")
+        return True
+
+    def _reconcile_kept(self, worker: MemberRecord, groups: dict[str, str], held: set[str]) -> None:
+        """Know the detached endings that this worker keeps, and no others of it."""
+        context, table = self._context, self._table
+        for rid, attempt, client in worker.beat.outbox if groups else ():
+            if rid not in groups or table.get(rid) is not None or context.detached.is_full:
+                continue
+            if not context.detached.is_collected(rid, attempt):
+                request = Request(rid, client, _place_of(worker, rid, groups), "queued")
+                table.add(request)
+                table.adopt(request, worker, attempt)
+                table.finish(request)
+        for request in list(context.detached.requests.values()):
+            is_kept_there = request.state == "ended" and request.worker == worker.name
+            if is_kept_there and request.rid not in held:
+                context.count("detached_uncollected")
+                request.advance("lost")
+                table.forget(request)
 
     def _forgotten(self, worker: MemberRecord, held: set[str]) -> list[Request]:
         """Requests confirmed by this worker that it neither runs nor has an ending of."""
@@ -99,3 +184,19 @@ class Executions:
     def _forward(self, worker: MemberRecord, entry: Entry, client: str) -> None:
         ending = Entry(entry.kind, entry.rid, entry.attempt, "", worker.name, 0, None, entry.body)
         self._context.to_client(client, ending)
+
+
+def _place_of(worker: MemberRecord, rid: str, groups: dict[str, str]) -> Placement:
+    """What is known of the placement of a request that a worker names; `groups` of detached."""
+    if rid in groups:
+        return Placement(worker.policy, group=groups[rid], outlives_client=True)
+    return Placement(worker.policy)
+
+
+def is_passing(entry: Entry) -> bool:
+    """Whether a worker's refusal is one that time heals."""
+    try:
+        problem = unpack(entry)
+    except RemoteProtocolError:
+        return False
+    return isinstance(problem, Problem) and problem.code in PASSING

@@ -26,6 +26,10 @@ OnResult = Callable[[MemberRecord, WorkerOutcome, float], None]
 
 DONE_KEPT_S = 60.0
 """A finished command is remembered this long, in case its client asks again."""
+DONE_KEPT = 10_000
+"""More than that are not remembered; the oldest go first."""
+MAX_SHARES = 100_000
+"""Shares of commands under way; clients name their deadlines, and members may take their time."""
 
 
 @dataclass(slots=True)
@@ -71,6 +75,10 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._commands)
 
+    def has_room(self, n_members: int) -> bool:
+        """Whether a command to so many members may be begun."""
+        return len(self._parts) + n_members <= MAX_SHARES
+
     def is_known(self, client: str, rid: str) -> bool:
         """Whether this rid is under way or done; a done one is answered again."""
         done = self._done.get(rid)
@@ -85,6 +93,8 @@ class Fleet:
             body = pack(FleetOutcome(list(results.values()), silent))
             reply = Entry("finished", entry.rid, body=body)
             self._done[entry.rid] = (at + DONE_KEPT_S, reply)
+            if len(self._done) > DONE_KEPT:
+                del self._done[next(iter(self._done))]
             self._context.to_client(client, reply)
 
         deadline_at = now + entry.deadline_ms / 1000

@@ -17,10 +17,22 @@ from router.suspicion import Suspicions
 from router.table import RequestTable
 
 ENGINE_CRASHED = "engine_crashed"
-"""The goodbye of a worker whose engine's process died."""
-ENGINE_CODES = frozenset({"engine_failed", ENGINE_CRASHED, "internal"})
+"""The goodbye of a worker whose engine's process died by itself."""
+ENGINE_KILLED = "engine_killed"
+"""The goodbye of a worker whose engine's process was killed by somebody else."""
+ENGINE_FAILED = "engine_failed"
+"""The goodbye of a worker that gives up: its engine died by itself, and too often."""
+CHARGED = frozenset({ENGINE_CRASHED, ENGINE_FAILED})
+"""Goodbyes that are charged to the requests that ran."""
+ENGINE_CODES = frozenset({ENGINE_FAILED, ENGINE_CRASHED, "internal"})
 """Problems of `failed` endings that are the worker's fault."""
 POISON = Problem("poison", "The engine died each time this request ran, alone at last.", "failed")
+KEPT_S = 600.0
+"""The breaker of a worker that does not come back is forgotten after this."""
+KEPT_MAX = 10_000
+"""Breakers and dead letters remembered: peers choose the names."""
+MAX_WHY = 200
+"""Characters of a reason that `status` shows."""
 
 
 class Health:
@@ -31,25 +43,36 @@ class Health:
         self._table = table
         self._breakers: dict[str, Breaker] = {}
         self._suspicions = Suspicions()
-        self.isolation = Isolation(context, table.placer)
+        self.isolation = Isolation(context, table.placer, self._suspicions)
         self.is_watching = False
         """Anything is remembered at all; an attribute, because each request asks."""
         self._dead: list[DeadLetter] = []
 
-    def worker_failed(self, name: str, now: float) -> None:
-        """A failure that is the worker's own."""
+    def worker_failed(
+        self, name: str, now: float, why: str = "does not answer", *, is_final: bool = False
+    ) -> None:
+        """A failure that is the worker's own; a final one needs no others to trip it."""
         breaker = self._breakers.get(name)
         if breaker is None:
             breaker = self._breakers[name] = Breaker(name, self._context.settings.breaker)
+            if len(self._breakers) > KEPT_MAX:
+                self._forget(next(iter(self._breakers.values())))
         self.is_watching = True
-        if breaker.failed(now):
+        if breaker.failed(now, is_final=is_final):
             self._context.count("breaker_opened")
+        if breaker.state != "closed":
+            self._context.troubled[name] = why[:MAX_WHY]
         self._apply(breaker)
 
     def judge(self, worker: MemberRecord) -> None:
         """Note on the worker's record what its breaker says."""
         breaker = self._breakers.get(worker.name)
         worker.is_tripped = breaker is not None and not breaker.takes_requests
+
+    def claimed(self, rid: str, n_crashes: int, now: float) -> None:
+        """A client says how many engines died under this, maybe before this router began."""
+        self._suspicions.claim(rid, n_crashes, now)
+        self.is_watching = True
 
     def admitted(self, request: Request) -> bool:
         """A request enters; False if it is known as poison and was answered so."""
@@ -69,7 +92,7 @@ class Health:
     def ended(self, worker: MemberRecord, entry: Entry, now: float) -> None:
         """The current attempt of a request came to an end at its worker."""
         if entry.kind == "failed" and _is_engine_fault(entry):
-            self.worker_failed(worker.name, now)
+            self.worker_failed(worker.name, now, "its engine fails requests")
             return
         if entry.kind == "finished":
             self._suspicions.clear(entry.rid)
@@ -82,12 +105,13 @@ class Health:
             self._apply(breaker)
 
     def member_lost(self, worker: MemberRecord, reason: str, now: float) -> None:
-        """A lease ended; a lease that expired, and an engine that crashed, are failures."""
-        if reason == ENGINE_CRASHED:
+        """A lease ended; one that expired, and an engine that is gone, are failures."""
+        code = code_of(reason)
+        if code in CHARGED:
             self._charge(worker, now)
-        elif worker.expires_at > now:
+        elif code != ENGINE_KILLED and worker.expires_at > now:
             return
-        self.worker_failed(worker.name, now)
+        self.worker_failed(worker.name, now, reason, is_final=code == ENGINE_FAILED)
 
     def tick(self, now: float) -> None:
         """Time passes: breakers let probes through, suspicions fade, set-aside workers return."""
@@ -107,25 +131,29 @@ class Health:
         return dead
 
     def _charge(self, worker: MemberRecord, now: float) -> None:
+        """Suspect what ran; what was only on its way there cannot have done it."""
         self.is_watching = True
         found = [self._table.get(rid) for rid in sorted(worker.requests)]
-        requests = [each for each in found if each is not None]
-        if worker.is_set_aside and len(requests) == 1 and requests[0].is_suspect:
-            self._condemn(requests[0], now)
-            return
+        requests = [each for each in found if each is not None and each.state == "running"]
+        alone_on = worker.name if len(requests) == 1 else ""
+        suspicions = self._suspicions
         for request in requests:
-            self._suspicions.charge(request.rid, now)
-            request.is_suspect = self._suspicions.must_be_alone(request.rid)
+            suspicions.charge(request.rid, now, alone_on=alone_on)
+            was_isolated = worker.is_set_aside and request.is_suspect
+            request.is_suspect = suspicions.must_be_alone(request.rid)
+            if was_isolated and suspicions.is_proven(request.rid):
+                self._condemn(request)
 
-    def _condemn(self, request: Request, now: float) -> None:
-        self._suspicions.condemn(request.rid, now)
+    def _condemn(self, request: Request) -> None:
+        self._suspicions.condemn(request.rid)
         self._context.count("poisoned")
         letter = DeadLetter(request.rid, request.client, POISON.message, request.body)
-        self._dead.append(letter)
+        if len(self._dead) < KEPT_MAX:
+            self._dead.append(letter)
         self._table.unload(request)
         request.advance("poisoned")
-        self._table.forget(request)
         self._context.refuse(request.client, request.rid, POISON, "failed")
+        self._table.forget(request)
 
     def _tick_breaker(self, breaker: Breaker, now: float) -> None:
         worker = self._context.members.named(breaker.name)
@@ -135,8 +163,13 @@ class Health:
             breaker.probe = ""  # aborted, expired or gone with its client: it told us nothing
         if breaker.takes_requests != was_open:
             self._apply(breaker)
-        if breaker.is_idle:
-            del self._breakers[breaker.name]
+        if breaker.is_idle or (worker is None and now - breaker.failed_at > KEPT_S):
+            self._forget(breaker)
+
+    def _forget(self, breaker: Breaker) -> None:
+        del self._breakers[breaker.name]
+        self._context.troubled.pop(breaker.name, None)
+        self._apply(breaker)
 
     def _apply(self, breaker: Breaker) -> None:
         worker = self._context.members.named(breaker.name)
@@ -147,6 +180,16 @@ class Health:
         if worker.is_tripped != was_tripped:
             self._table.placer.update(worker, is_serving=self._context.is_serving(worker))
             self._context.has_member_news = True
+
+
+def code_of(reason: str) -> str:
+    """The part of a goodbye's reason that is for routers; the rest is for people."""
+    return reason.partition(":")[0]
+
+
+def told_reason(reason: str) -> str:
+    """What clients are told of a loss: all crashes alike, for they count them."""
+    return ENGINE_CRASHED if code_of(reason) in CHARGED else reason
 
 
 def _is_engine_fault(entry: Entry) -> bool:

@@ -4,14 +4,16 @@ from router.context import Context
 from router.members import MemberRecord
 from router.placement import Placer
 from router.requests import Request
+from router.suspicion import Suspicions
 
 
 class Isolation:
     """Sets workers aside for suspects, and gives them back."""
 
-    def __init__(self, context: Context, placer: Placer) -> None:
+    def __init__(self, context: Context, placer: Placer, suspicions: Suspicions) -> None:
         self._context = context
         self._placer = placer
+        self._suspicions = suspicions
         self._set_aside: dict[str, MemberRecord] = {}
         """By policy."""
 
@@ -24,7 +26,7 @@ class Isolation:
         """An empty worker that will get nothing else; None while it has yet to become empty."""
         policy = request.place.policy
         worker = self._set_aside.get(policy)
-        if worker is not None and not self._suits(worker, request):
+        if worker is not None and not self._serves(worker, request):
             if worker.requests:
                 return None
             self._give_back(policy)
@@ -54,6 +56,20 @@ class Isolation:
         if self._context.members.named(worker.name) is worker:
             self._placer.update(worker, is_serving=self._context.is_serving(worker))
 
+    def _serves(self, worker: MemberRecord, request: Request) -> bool:
+        """Whether it can take the request, and no witness that is less partial can.
+
+        Two crashes on one worker may be the worker's fault: the second run is another's if any is
+        there.
+        """
+        if not self._suits(worker, request):
+            return False
+        partial = self._suspicions.crashed_alone_on(request.rid)
+        if worker.name not in partial:
+            return True
+        others = self._placer.serving(request.place.policy)
+        return all(each.name in partial or not self._suits(each, request) for each in others)
+
     def _suits(self, worker: MemberRecord, request: Request) -> bool:
         context = self._context
         return (
@@ -68,4 +84,7 @@ class Isolation:
     def _emptiest(self, request: Request) -> MemberRecord | None:
         workers = self._placer.serving(request.place.policy)
         suitable = [each for each in workers if self._suits(each, request)]
-        return min(suitable, key=lambda each: len(each.requests), default=None)
+        partial = self._suspicions.crashed_alone_on(request.rid)
+        return min(
+            suitable, key=lambda each: (each.name in partial, len(each.requests)), default=None
+        )

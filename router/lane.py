@@ -9,8 +9,11 @@ from router.requests import Request
 from router.service_rate import ServiceRate
 from router.turns import Turns
 
-Rank = tuple[int, float, int]
-"""(-priority, pass of the client, arrival): the lowest is next."""
+Rank = tuple[int, bool, float, int]
+"""(-priority, not a session's turn, pass of the client, arrival): the lowest is next."""
+
+MIN_LEFT = 256
+"""Below this many that have left, sweeping them is not worth it."""
 
 
 class _Level:
@@ -24,6 +27,8 @@ class _Level:
         """(pass, arrival, client); a pass only grows, so an old one is put right when it shows."""
         self.n_waiting: dict[str, int] = {}
         """Per client, without those that have left."""
+        self._n_left = 0
+        """Those that have left and are still in a queue, at most."""
 
     def add(self, request: Request) -> None:
         client = request.client
@@ -41,6 +46,20 @@ class _Level:
             self.n_waiting[client] = left
         else:
             self.n_waiting.pop(client, None)
+        self._n_left += 1
+        if self._n_left > MIN_LEFT + 2 * self._lane.n_waiting:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Drop those that have left, wherever they stand: they may have large bodies."""
+        self._n_left = 0
+        for client, queue in list(self._queues.items()):
+            queue[:] = [each for each in queue if each[1].lane is self._lane]
+            heapq.heapify(queue)
+            if not queue:
+                del self._queues[client]
+        self._heads = [head for head in self._heads if head[2] in self._queues]
+        heapq.heapify(self._heads)
 
     def first(self) -> Request | None:
         heads = self._heads
@@ -66,7 +85,8 @@ class Lane:
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self.rate = ServiceRate()
-        self._n_waiting = 0
+        self.n_waiting = 0
+        """Without those that have left."""
         self._levels: dict[int, _Level] = {}
 
     def add(self, request: Request) -> None:
@@ -77,7 +97,7 @@ class Lane:
             level = self._levels[priority] = _Level(self)
         level.add(request)
         request.lane = self
-        self._n_waiting += 1
+        self.n_waiting += 1
 
     def served(self, request: Request, now: float) -> None:
         """A worker has its turn's request."""
@@ -87,8 +107,11 @@ class Lane:
     def discount(self, request: Request) -> None:
         """The request waits no more."""
         request.lane = None
-        self._n_waiting -= 1
-        self._levels[request.place.priority].discount(request.client)
+        self.n_waiting -= 1
+        if self.n_waiting:
+            self._levels[request.place.priority].discount(request.client)
+        else:
+            self._levels.clear()
 
     def first(self) -> Request | None:
         """Who is next; None when nobody waits here any more."""
@@ -107,11 +130,12 @@ class Lane:
     def is_surely_short(self, wait_s: float, now: float) -> bool:
         """Whether even the last one here waits less than that; cheap."""
         per_s = self.rate.per_s(now)
-        return per_s is None or self._n_waiting <= wait_s * per_s
+        return per_s is None or self.n_waiting <= wait_s * per_s
 
     def rank(self, request: Request) -> Rank:
         """The place of this lane's first request among those of other lanes."""
-        return -request.place.priority, self.turns.pass_of(request.client), request.order
+        at = self.turns.pass_of(request.client)
+        return -request.place.priority, not request.home, at, request.order
 
     def _n_ahead(self, client: str, priority: int) -> float:
         """At least how many start before a new request of this client would."""

@@ -134,7 +134,7 @@ class Members:
         return [
             member
             for member in self._by_name.values()
-            if member.role == "worker" and policy in (None, member.policy)
+            if member.role == "worker" and (policy is None or member.policy == policy)
         ]
 
     def store(self) -> MemberRecord | None:

@@ -10,6 +10,7 @@ from bus.codec import PROTOCOL_VERSION, pack, unpack
 from bus.entry import Entry
 from bus.holder import lease_number
 from bus.ids import Peer
+from bus.messages.limits import MAX_ROUTER_EPOCH
 from bus.messages.membership import (
     Beat,
     ClientBeat,
@@ -19,11 +20,12 @@ from bus.messages.membership import (
     Lease,
     Member,
     Members,
+    Rejected,
     Welcome,
 )
 from bus.validation import check_name
 from router.clients import ClientRecord
-from router.context import Context
+from router.context import Context, note_commit
 from router.members import MemberRecord
 
 OWN_PAUSE_GRACE_S = 2.0
@@ -59,6 +61,10 @@ class Membership:
             self.dismiss(peer, "bad-hello", problem.message)
         elif (hello.role == "worker") != (hello.worker is not None):
             self.dismiss(peer, "bad-hello", "a worker, and only a worker, brings worker facts")
+        elif (hello.role == "store") != (hello.store is not None):
+            self.dismiss(peer, "bad-hello", "a store, and only a store, brings store facts")
+        elif self._is_renamed(peer, hello):
+            self.dismiss(peer, "bad-hello", "this connection belongs to another name")
         else:
             self._outrank(hello)
             if hello.role == "client":
@@ -99,6 +105,21 @@ class Membership:
         self._lose(member, "goodbye", reason or "left", now)
         self._context.out.forget(member.peer)
 
+    def expel(self, member: MemberRecord, why: str, now: float) -> None:
+        """A member breaks the protocol again and again, or has no rights: its lease ends now."""
+        self._lose(member, "goodbye", why, now)
+
+    def rejected(self, name: str, entry: Entry) -> None:
+        """A peer that was welcomed says that it obeys another router, which lives."""
+        body = cast("Rejected", unpack(entry))
+        if body.instance == self._context.instance:
+            return
+        self._context.count("rejected")
+        self._context.superseded = (
+            f"another router holds this fleet: {name} obeys router {body.instance[:8]} "
+            f"at epoch {body.router_epoch}; this one was started while that one runs"
+        )
+
     def tick(self, now: float) -> list[ClientRecord]:
         """Judge leases; returns the clients that were silent for too long and are dropped."""
         context = self._context
@@ -128,11 +149,19 @@ class Membership:
         self._context.out.send(peer, Entry("dismissed", body=pack(Dismissed(code, message))))
         self._context.out.forget(peer)
 
+    def _is_renamed(self, peer: Peer, hello: Hello) -> bool:
+        """Whether the connection is known as somebody else: one peer must not fill our tables."""
+        client = self._context.clients.at(peer)
+        if client is not None:
+            return (hello.role, hello.name) != ("client", client.name)
+        member = self._context.members.at(peer)
+        return member is not None and (hello.role, hello.name) != (member.role, member.name)
+
     def _outrank(self, hello: Hello) -> None:
         """Peers obey upwards only: be above every router that this one has obeyed."""
         context = self._context
         if hello.router_instance != context.instance and hello.router_epoch >= context.router_epoch:
-            context.router_epoch = hello.router_epoch + 1
+            context.router_epoch = min(hello.router_epoch + 1, MAX_ROUTER_EPOCH)
 
     def _client_hello(self, peer: Peer, hello: Hello, now: float) -> None:
         known = self._context.clients.named(hello.name)
@@ -143,7 +172,7 @@ class Membership:
             self._context.out.forget(replaced)
         elif replaced is not None:
             self.dismiss(replaced, "replaced", "the same client name said hello elsewhere")
-        self._welcome(peer, self._public_members())
+        self._welcome(peer, self._public_members(), now)
 
     def _member_hello(self, peer: Peer, hello: Hello, now: float) -> None:
         context = self._context
@@ -167,8 +196,8 @@ class Membership:
             context.count("joins")
         if hello.store is not None:
             for policy, version in hello.store.committed.items():
-                context.committed[policy] = max(version, context.committed_of(policy))
-        self._welcome(peer, [])
+                note_commit(context.committed, policy, version)
+        self._welcome(peer, [], now)
         self._tell_members(now)
 
     def _replace(self, known: MemberRecord, peer: Peer, hello: Hello, now: float) -> None:
@@ -184,11 +213,12 @@ class Membership:
         self._context.members.remove(member)
         self._tell_members(now)
 
-    def _welcome(self, peer: Peer, members: list[Member]) -> None:
+    def _welcome(self, peer: Peer, members: list[Member], now: float) -> None:
         context = self._context
-        welcome = Welcome(
-            context.router_epoch, context.instance, PROTOCOL_VERSION, members, self._bulk()
-        )
+        started_at = now if context.started_at is None else context.started_at
+        up_ms = int((now - started_at) * 1000)
+        epoch, instance = context.router_epoch, context.instance
+        welcome = Welcome(epoch, instance, PROTOCOL_VERSION, members, self._bulk(), up_ms)
         context.out.send(peer, Entry("welcome", body=pack(welcome)))
 
     def _tell_members(self, now: float) -> None:

@@ -112,16 +112,19 @@ class Placer:
             serving.pop(worker.name, None)
         self.has_changed = True
         self.refresh(worker)
+        if not serving:  # policies are named by workers
+            del self._serving[worker.policy]
+            self._free.pop(worker.policy, None)
 
     def refresh(self, worker: MemberRecord) -> None:
         """Note that a worker has become full, or is no longer."""
         free = self._free.get(worker.policy)
-        if free is None:
-            free = self._free[worker.policy] = FreeList()
         has_place = len(worker.requests) < worker.capacity
         if has_place and self._serving.get(worker.policy, {}).get(worker.name) is worker:
+            if free is None:
+                free = self._free[worker.policy] = FreeList()
             free.add(worker)
-        else:
+        elif free is not None:
             free.remove(worker)
 
     def serving(self, policy: str) -> list[MemberRecord]:
@@ -132,6 +135,20 @@ class Placer:
         """Whether any worker, free or full, could ever serve this now."""
         workers = self._serving.get(policy, {}).values()
         return any(rule is None or rule.accepts(w.version, committed) for w in workers)
+
+    def serving_at(self, policy: str, name: str) -> MemberRecord | None:
+        """The worker of this policy and name, if it takes requests."""
+        return self._serving.get(policy, {}).get(name)
+
+    def may_queue_at(self, worker: MemberRecord) -> bool:
+        """Whether one more request that sticks may go there, to wait if need be."""
+        return len(worker.requests) < worker.capacity * STICKY_OVERCOMMIT
+
+    def stick(self, session: str, worker: str) -> None:
+        """From now on the session's requests like this worker."""
+        before = self.sessions.get(session)
+        self.n_moved += before is not None and before != worker
+        self.sessions.put(session, worker)
 
     def choose(
         self, place: Placement, rule: VersionRule | None, committed: int
@@ -155,17 +172,13 @@ class Placer:
     ) -> MemberRecord | None:
         name = self.sessions.get(place.session) if place.session else None
         name = name or (self.groups.get(place.group) if place.group else None)
-        worker = self._serving.get(place.policy, {}).get(name) if name else None
+        worker = self.serving_at(place.policy, name) if name else None
         if worker is None or (rule is not None and not rule.accepts(worker.version, committed)):
             return None
-        if len(worker.requests) >= worker.capacity * STICKY_OVERCOMMIT:
-            return None
-        return worker
+        return worker if self.may_queue_at(worker) else None
 
     def _remember(self, place: Placement, worker: str) -> None:
         if place.session:
-            before = self.sessions.get(place.session)
-            self.n_moved += before is not None and before not in ("", worker)
-            self.sessions.put(place.session, worker)
+            self.stick(place.session, worker)
         if place.group:
             self.groups.put(place.group, worker)

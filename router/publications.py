@@ -17,6 +17,9 @@ MEMBERS_GRACE_S = 10.0
 a restarted router."""
 RETRY_S = 0.5
 """Before a publication is tried again whose workers were all lost on the way."""
+MAX_OPEN = 100
+"""Publications under way; policies are named by clients."""
+ANSWER_KEPT = 10_000
 ANSWER_KEPT_S = 60.0
 """An answer is remembered this long, in case its client asks again."""
 
@@ -75,6 +78,8 @@ class Publications:
             if other.body.policy == body.policy:
                 message = f"version {other.body.version} is on its way; wait for it"
                 return refusal("update_in_progress", message, retry_after_ms=100)
+        if len(self._open) >= MAX_OPEN:
+            return refusal("busy", f"{MAX_OPEN} publications are under way", retry_after_ms=1000)
         committed = self._context.committed_of(body.policy)
         if body.version < committed:
             message = f"version {body.version} is below the committed {committed}"
@@ -123,6 +128,8 @@ class Publications:
     ) -> None:
         answer = Entry(kind, publication.rid, body=pack(body))
         self._answered[publication.rid] = (now + ANSWER_KEPT_S, answer)
+        if len(self._answered) > ANSWER_KEPT:
+            del self._answered[next(iter(self._answered))]
         del self._open[publication.rid]
         self._context.to_client(publication.client, answer)
 

@@ -15,6 +15,7 @@ from bus.versions import VersionRule
 
 if TYPE_CHECKING:
     from router.lane import Lane
+    from router.session import Session
 
 RequestState = Literal["parked", "queued", "sent", "running", "ended", "gone"]
 
@@ -43,12 +44,13 @@ REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
         "lost": "queued",
         "poisoned": "gone",
     },
-    # executing; only the client could send it again
+    # executing; only the client could send it again, unless it is detached
     "running": {
         "accepted": "running",
         "adopted": "running",
         "ended": "ended",
         "lost": "gone",
+        "requeued": "queued",
         "poisoned": "gone",
     },
     # its ending was forwarded; the worker keeps it until the client's ack passes
@@ -76,6 +78,7 @@ class Request:
         "resend_at",
         "rid",
         "rule",
+        "session",
         "state",
         "worker",
     )
@@ -111,6 +114,14 @@ class Request:
         """Engines died under it: it runs alone, and its body is kept as evidence."""
         self.is_reported = False
         """The client has been told `queued`."""
+        self.session: Session | None = None
+        """The open session that it belongs to."""
+
+    @property
+    def home(self) -> str:
+        """The worker that it waits for, before all others: it is a session's turn. Else empty."""
+        session = self.session
+        return session.worker if session is not None and session.turn == self.rid else ""
 
     def advance(self, event: str) -> RequestState:
         """Move along REQUEST_LIFE.

@@ -4,8 +4,9 @@ import math
 
 import msgspec
 
-from bus.endpoints import require_local
+from bus.endpoints import require_bindable
 from bus.errors import SettingsError
+from bus.security.settings import SecuritySettings
 from bus.settings import LeaseSettings
 from router.breaker import BreakerSettings
 
@@ -25,6 +26,9 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     client_weights: dict[str, float] = {}
     """Shares of named clients of the queue and of the workers, when more than one waits; a
     client that is not named has 1.0."""
+    sessions_per_slot: float = 2.0
+    """Sessions that may be open at a worker for each of its slots; more are refused with `busy`.
+    Two keep the slots in use when a conversation samples about half of the time."""
     breaker: BreakerSettings = BreakerSettings()
     dead_letters: str = ""
     """File that keeps requests which killed engines, appended to; empty: they are not kept."""
@@ -32,13 +36,17 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Work of a client that went silent is aborted after this."""
     seed: int | None = None
     """Seed of the placement's random choices; None: from the system."""
+    security: SecuritySettings | None = None
+    """Keys and allow-list; None: this machine only, without keys."""
     exit_with_parent: bool = False
     """Leave when the process that started this one dies."""
 
     def __post_init__(self) -> None:
-        require_local(self.frontend)
-        require_local(self.backend)
+        for endpoint in (self.frontend, self.backend):
+            require_bindable(endpoint, self.security, is_router=True)
         if min(self.queue_limit, self.queue_bytes) < 1:
             raise SettingsError("queue_limit and queue_bytes must be at least 1")
+        if not 0 < self.sessions_per_slot < math.inf:
+            raise SettingsError("sessions_per_slot must be above 0")
         if any(not 0 < weight < math.inf for weight in self.client_weights.values()):
             raise SettingsError("client_weights must be above 0")

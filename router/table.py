@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from bus.codec import pack
 from bus.entry import NO_BODY, Entry
-from bus.ids import Attempt
+from bus.ids import NO_ATTEMPT, Attempt
 from bus.messages.delivery import AttemptList, Fenced, Lost
 from router.context import Context
 from router.members import MemberRecord
@@ -39,12 +39,18 @@ class RequestTable:
     def add(self, request: Request) -> None:
         """A new request."""
         self._requests[request.rid] = request
+        if request.place.outlives_client:
+            self._context.detached.add(request)
 
     def forget(self, request: Request) -> None:
         """The request leaves the table."""
         self.waiting.remove(request)
         self.sent.pop(request.rid, None)
         self._requests.pop(request.rid, None)
+        if request.place.outlives_client:
+            self._context.detached.remove(request)
+        if request.session is not None:
+            request.session.ended(request.rid)
         self.placer.has_changed = True  # who waited behind it is first now
 
     def load(self, request: Request, worker: MemberRecord) -> None:
@@ -72,17 +78,21 @@ class RequestTable:
             self.unload(request)
             self.sent.pop(request.rid, None)
             request.body = NO_BODY
+            if request.session is not None:
+                request.session.ended(request.rid)
         request.advance("ended")
 
     def acknowledge(self, request: Request) -> None:
         """The client has the ending: the request leaves the table."""
         request.advance("acked")
         del self._requests[request.rid]
+        if request.place.outlives_client:
+            self._context.detached.collected(request)
 
     def confirm(self, request: Request) -> None:
         """The worker has begun: the router needs the body no more."""
         request.advance("accepted")
-        if not request.is_suspect:
+        if not (request.is_suspect or request.place.outlives_client):
             request.body = NO_BODY
         self.sent.pop(request.rid, None)
 
@@ -92,7 +102,8 @@ class RequestTable:
         request.attempt = attempt
         request.worker = worker.name
         request.n_sent = 1
-        request.body = NO_BODY
+        if not request.place.outlives_client:
+            request.body = NO_BODY
         request.advance("adopted")
         self.load(request, worker)
         self._context.count("adopted")
@@ -109,6 +120,14 @@ class RequestTable:
             self._context.count("lost", len(items))
             body = pack(Lost(items, worker.name, reason))
             self._context.to_client(client, Entry("lost", route=worker.name, body=body))
+
+    def requeue(self, request: Request, event: str) -> None:
+        """Its worker did not keep it: it waits for another one."""
+        self.unload(request)
+        self.sent.pop(request.rid, None)
+        request.advance(event)
+        request.worker, request.attempt = "", NO_ATTEMPT
+        self.waiting.add(request)
 
     def fence(self, worker: MemberRecord | None, items: AttemptList, reason: str) -> None:
         """Tell a worker that these executions are not its own any more."""

@@ -19,7 +19,7 @@ from bus.messages.weights import (
     PublishVersion,
     RecordCommit,
 )
-from router.context import Context
+from router.context import Context, note_commit
 from router.fleet import Fleet, MemberCommand, Results, problem_of
 from router.members import MemberRecord
 from router.update import SILENT, Update
@@ -66,10 +66,11 @@ class Updates:
             return
         for worker in context.members.workers():
             committed = context.committed_of(worker.policy)
-            is_behind = worker.state == "live" and worker.version < committed
+            if worker.version >= committed or worker.state != "live":
+                continue
             can_update = worker.beat.state in {"ready", "paused", "updating"}
             is_idle = not worker.is_catching_up and worker.policy not in self._current
-            if is_behind and can_update and is_idle and worker.retry_update_at <= now:
+            if can_update and is_idle and worker.retry_update_at <= now:
                 self._catch_up(worker, committed, now)
 
     def _catch_up(self, worker: MemberRecord, version: int, now: float) -> None:
@@ -174,8 +175,7 @@ class Updates:
     ) -> None:
         _note_problems(update, "commit_update", results, silent)
         update.advance("done")
-        policy, version = update.body.policy, update.body.version
-        self._context.committed[policy] = max(version, self._context.committed_of(policy))
+        note_commit(self._context.committed, update.body.policy, update.body.version)
         self._close(update, now)
 
     def _undo(self, update: Update, now: float) -> None:
@@ -193,7 +193,9 @@ class Updates:
             if member is not None:
                 member.is_catching_up = False
                 member.problem = update.problems.get(name, "")
-        for worker in self._context.members.workers(update.body.policy):
+        workers = self._context.members.workers(update.body.policy)
+        # Whoever is behind now goes first, or else it would get what waits.
+        for worker in sorted(workers, key=self._context.is_serving):
             self._on_change(worker, now)
         update.on_end(update, now)
 

@@ -12,8 +12,9 @@ from router.lane import Lane, Rank
 from router.requests import Request
 from router.turns import Turns
 
-LaneKey = tuple[str, str, bool]
-"""(policy, version rule, whether it runs alone)."""
+LaneKey = tuple[str, str, bool, str]
+"""(policy, version rule, whether it runs alone, worker that it waits for if it is a session's
+turn)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,8 @@ class WaitingRoom:
         self._n_requests -= 1
         self.n_bytes -= n_bytes
         self.is_empty = not self._n_requests
+        if self.is_empty:
+            self._lanes.clear()  # policies and rules are named by peers
 
     def served(self, request: Request, now: float) -> None:
         """Its turn came, a worker has it."""
@@ -113,6 +116,10 @@ class WaitingRoom:
         if lane is not None:
             lane.served(request, now)
             self.remove(request)
+
+    def overtaken_by(self, request: Request) -> None:
+        """It went before all who wait: its client pays for that like for any other turn."""
+        self._turns_of(request.place.policy).charge(request.client, request.place.cost)
 
     def first(self, key: LaneKey) -> Request | None:
         """Who is next in a lane; drops the lane when it is empty."""
@@ -183,4 +190,4 @@ class WaitingRoom:
 
 
 def _lane_key(request: Request) -> LaneKey:
-    return (request.place.policy, request.place.versions, request.is_suspect)
+    return (request.place.policy, request.place.versions, request.is_suspect, request.home)

@@ -1,13 +1,21 @@
 """What an engine under test emitted, by request, for tests that wait for it."""
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TypeVar
 
 from bus.ids import AttemptKey, RequestId
-from engine_worker.engine import Step
+from engine_worker.engine import Engine, Step
 
-DEADLINE_S = 30.0
+Result = TypeVar("Result")
+
+DEADLINE_S = 60.0
+PACE_S = 0.001
+"""Between two looks at an engine's gauges, which tell nobody when they change."""
 
 
 def key(name: str) -> AttemptKey:
@@ -27,13 +35,29 @@ class Emitted:
 
 
 class StepLog:
-    """A step sink. Can hold the engine's thread still right after a chosen step."""
+    """A step sink. Can hold the engine's thread still right after a chosen step.
+
+    A context manager: leaving it ends the threads that `call_midway` began.
+    """
 
     def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(2)
         self._changed = threading.Condition()
         self._by_key: dict[AttemptKey, Emitted] = {}
         self._hold_at: int | None = None
         self.steps: list[Step] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Not waited for: closing the engine ends its calls.
+        self._pool.shutdown(wait=False)
 
     def __call__(self, step: Step) -> None:
         """Take one step from the engine."""
@@ -62,6 +86,17 @@ class StepLog:
         with self._changed:
             self._hold_at = None
             self._changed.notify_all()
+
+    def call_midway(self, engine: Engine, call: Callable[[], Result]) -> Future[Result]:
+        """Make a call that waits for the step that is held, and let the engine go on."""
+        self.wait_held()
+        future = self._pool.submit(call)
+        give_up_at = time.monotonic() + DEADLINE_S
+        while not engine.stats().n_calls:
+            assert time.monotonic() < give_up_at, "the call did not reach the engine"
+            time.sleep(PACE_S)
+        self.release()
+        return future
 
     def wait_until(self, is_reached: Callable[[], bool]) -> None:
         """Wait until `is_reached`, judged after each step."""

@@ -1,14 +1,26 @@
 """The client of the bus for async programs: rollouts, streams and control of the fleet."""
 
 import asyncio
+import os
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Unpack
 
 from bus.errors import RemoteProtocolError
-from bus.messages.generation import Sampling
+from bus.messages.generation import (
+    Attach,
+    DetachedList,
+    DetachedRequest,
+    ListDetached,
+    Sampling,
+)
+from bus.messages.session import OpenSession
+from bus.security.settings import SecuritySettings
+from bus.security.zmq_dialer import dialer_of
 from trainer_adapter.control import FleetClient
 from trainer_adapter.effects import Result
+from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import Delta, Rollout
 from trainer_adapter.rollouts import (
     DEFAULT_DEADLINE_S,
@@ -17,6 +29,8 @@ from trainer_adapter.rollouts import (
     ask_of,
     group_asks,
 )
+from trainer_adapter.session import Session, SessionOptions
+from trainer_adapter.session_book import HeldSession
 from trainer_adapter.settings import ClientSettings
 
 
@@ -24,7 +38,7 @@ class RolloutClient(FleetClient):
     """Samples with whatever workers are there. An async context manager; see `connect`.
 
     A request survives the loss of its worker, of its router and of its connection, and ends
-    exactly once. Cancelling a waiting call aborts its request.
+    exactly once. Cancelling a waiting call aborts its request, unless that is `detached`.
     """
 
     async def generate(
@@ -97,6 +111,59 @@ class RolloutClient(FleetClient):
         deadline_s = options.get("deadline_s", DEFAULT_DEADLINE_S)
         return self.connection.stream(ask, deadline_s)
 
+    def session(
+        self, name: str, *, wait_s: float = 0.0, **options: Unpack[SessionOptions]
+    ) -> Session:
+        """Open a session for the length of an `async with`: one trajectory, one worker.
+
+        Between two turns it keeps its place at its worker, and the next turn goes before what
+        waits. If the worker is lost it moves, with its name: see `Session.last_move`.
+
+        Args:
+            name: unique in the fleet; what its requests carry as `session`.
+            wait_s: how long to wait for a place, in seconds.
+            options: policy, lease and grace; see SessionOptions.
+
+        Raises:
+            Refused: on entering: all places are taken (`busy`), no worker is live (`not_ready`),
+                or the name is another client's (`session_taken`).
+        Spec: docs/protocol.md, "Sessions".
+        """
+        return Session(self, OpenSession(name, **options), wait_s)
+
+    @property
+    def sessions(self) -> Mapping[str, HeldSession]:
+        """The sessions that are open, by name: where each is, and how often it moved."""
+        return self.connection.sessions
+
+    async def reattach(self, *, deadline_s: float = 0.0) -> list[DetachedRequest]:
+        """Name the detached requests of this client's name.
+
+        Those asked for by an earlier process of this name, or given up by this one, may be taken up
+        with `collect` or `follow`; what nobody collects is dropped after an hour.
+
+        Args:
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+        Spec: docs/protocol.md, "Detached requests".
+        """
+        return (await self._to_router(DetachedList, ListDetached(), deadline_s)).requests
+
+    async def collect(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Rollout:
+        """Wait for the result of a detached request; giving up leaves it where it is.
+
+        Raises:
+            As `generate`. Refused with code `unknown_request` if nobody holds it; PeerLost if
+            its worker was lost and nobody else has the prompt.
+        """
+        return _rollout(await self.connection.ask(_attach(rid), deadline_s))
+
+    def follow(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> AsyncGenerator[Delta]:
+        """Stream a detached request from its first token on; see `stream` and `collect`.
+
+        One that was not asked for as a stream comes in larger portions.
+        """
+        return self.connection.stream(_attach(rid, is_followed=True), deadline_s)
+
     async def abort(self, rids: Iterable[str] | None = None) -> int:
         """Stop requests by rid, or everything that this client samples. Returns how many.
 
@@ -105,16 +172,36 @@ class RolloutClient(FleetClient):
         return self.connection.abort(rids)
 
 
-def connect(address: str, *, name: str = "") -> RolloutClient:
+def connect(address: str, *, name: str = "", key_file: str | Path = "") -> RolloutClient:
     """Make a client for the router at `address`; use it with `async with`.
 
     Args:
         address: endpoint of the router's frontend, e.g. `tcp://127.0.0.1:7777`.
+            A guarded router's carries its public key: `tcp://HOST:PORT#KEY`.
         name: unique among live clients; a random one if empty.
+        key_file: this client's own key, where the router asks for one.
+
+    Raises:
+        SettingsError: the address is not allowed without keys, or the key file cannot be used.
     """
-    return RolloutClient(
-        ClientSettings(name=name or f"client-{secrets.token_hex(4)}", router=address)
-    )
+    return RolloutClient(settings_for(address, name, key_file))
+
+
+def settings_for(address: str, name: str, key_file: str | Path) -> ClientSettings:
+    """Settings of a client with a name of its own; with a key it is named after it.
+
+    Raises:
+        SettingsError: the address is not allowed without keys, or the key file cannot be used.
+    """
+    security = SecuritySettings(key_file=os.fspath(key_file)) if key_file else None
+    dialer = dialer_of(security)
+    unique = f"{dialer.name if dialer else 'client'}-{secrets.token_hex(4)}"
+    return ClientSettings(name=name or unique, router=address, security=security)
+
+
+def _attach(rid: str, *, is_followed: bool = False) -> Ask:
+    # Without the prompt it cannot be sent again: when it is lost, that is its end.
+    return Ask("attach", Attach(), on_loss="fail", rid=rid, is_followed=is_followed)
 
 
 def _rollout(result: Result) -> Rollout:

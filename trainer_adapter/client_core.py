@@ -4,7 +4,7 @@ It owns the open requests of one named client and leaves sockets, tasks and futu
 Spec: docs/protocol.md.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from bus.backoff import Chance
@@ -13,12 +13,15 @@ from bus.entry import Entry
 from bus.errors import ActorStopped, BusError, PeerLost, RemoteProtocolError
 from bus.messages import ENDINGS
 from bus.messages.delivery import Accepted, Lost, Queued
-from bus.messages.membership import Dismissed, Member, Members, Welcome
+from bus.messages.membership import Dismissed, Lease, Member, Members, Welcome
+from bus.messages.session import SessionMoved
 from trainer_adapter.counters import ClientCounters
 from trainer_adapter.effects import Effect, Stopped, Subscribe, Unsubscribe, Welcomed
 from trainer_adapter.link import Link, LinkIdentity
+from trainer_adapter.losses import Losses
 from trainer_adapter.request_book import Desk, RequestBook
 from trainer_adapter.requests import Ask
+from trainer_adapter.session_book import HeldSession, SessionBook
 from trainer_adapter.settings import ClientSettings
 from trainer_adapter.stream_reader import StreamReader
 from trainer_adapter.verdicts import Verdicts
@@ -41,7 +44,9 @@ class ClientCore:
         desk = Desk(settings, self._link, chance, self.counters, self._out)
         # Numbers start at random, so that a restarted client never uses an old rid again.
         self._book = RequestBook(desk, first_n=int(boot[:8], 16) << 31)
-        self._verdicts = Verdicts(desk, self._book)
+        self._sessions = SessionBook(self.counters)
+        self._verdicts = Verdicts(desk, self._book, self._sessions)
+        self._losses = Losses(desk, self._book)
         self._streams = StreamReader(desk, self._book)
         self._endpoints: dict[str, float] = {}
         """Streams listened to -> when to leave them; NEVER while their worker is here."""
@@ -55,6 +60,11 @@ class ClientCore:
     def n_open(self) -> int:
         """Requests under way, the core's own included."""
         return len(self._book.open)
+
+    @property
+    def sessions(self) -> Mapping[str, HeldSession]:
+        """The sessions that are open, by name."""
+        return self._sessions.held
 
     def start(self, now: float) -> list[Effect]:
         """Connect."""
@@ -78,10 +88,19 @@ class ClientCore:
         n_aborted = self._book.abort(rids, now)
         return n_aborted, self._drain()
 
+    def let_go(self, rid: str, now: float) -> list[Effect]:
+        """Nobody waits for this request any more: stop it, unless it is detached."""
+        if not self._book.release(rid):
+            self._book.abort([rid], now)
+        return self._drain()
+
     def receive(self, entries: Sequence[Entry], now: float) -> list[Effect]:
         """A batch from the router."""
         self._link.heard(now)
         for entry in entries:
+            if self._link.has_rejected:
+                self.counters.unexpected_in += 1
+                continue
             try:
                 self._dispatch(entry, now)
             except RemoteProtocolError:
@@ -105,8 +124,7 @@ class ClientCore:
     def tick(self, now: float) -> list[Effect]:
         """Time has passed; call it every 50 ms."""
         if self._link.tick(now):
-            self._book.acks.drop()
-            self.counters.reconnects += 1
+            self._link_lost()
         self._book.tick(now)
         for endpoint in [each for each, leave_at in self._endpoints.items() if leave_at <= now]:
             del self._endpoints[endpoint]
@@ -132,9 +150,11 @@ class ClientCore:
             case "queued":
                 self._book.queued(cast("Queued", unpack(entry)).rids)
             case "lost":
-                self._book.lost(cast("Lost", unpack(entry)), now)
+                self._losses.lost(cast("Lost", unpack(entry)), now)
             case "lease":
-                pass  # hearing it was the point
+                self._link.answered(cast("Lease", unpack(entry)))
+            case "session_moved":
+                self._sessions.moved(cast("SessionMoved", unpack(entry)))
             case "welcome":
                 self._welcome(cast("Welcome", unpack(entry)), now)
             case "members":
@@ -146,12 +166,14 @@ class ClientCore:
                 self.counters.unexpected_in += 1
 
     def _welcome(self, body: Welcome, now: float) -> None:
-        if not self._link.welcomed(body):
+        if not self._link.welcomed(body, now):
+            if self._link.has_rejected:
+                self._link_lost()
             return
         self._link.heard(now)
         self._update_members(body.members, body.bulk, now)
         self._out.append(Welcomed(body.router_epoch))
-        self._book.relinked(now)
+        self._book.relinked(now, self._sessions.reopening())
 
     def _dismissed(self, body: Dismissed, now: float) -> None:
         match body.code:
@@ -167,6 +189,9 @@ class ClientCore:
 
     def _fail_link(self, now: float) -> None:
         self._link.failed(now)
+        self._link_lost()
+
+    def _link_lost(self) -> None:
         self._book.acks.drop()
         self.counters.reconnects += 1
 

@@ -7,7 +7,8 @@ messenger of every ref that a client gives out.
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from bus.actor import Actor, one_by_one
@@ -18,6 +19,7 @@ from bus.entry import Entry
 from bus.errors import ActorStopped, BusError, MailboxFull, PeerLost
 from bus.mailbox import Mailbox
 from bus.messages.generation import Generate
+from bus.messages.limits import MAX_TOKENS_BYTES
 from bus.messages.membership import Member
 from bus.ports import (
     BatchHandler,
@@ -27,7 +29,9 @@ from bus.ports import (
     TopicBatchHandler,
 )
 from bus.ref import Command
-from bus.zmq_ports import DealerPort, SubPort
+from bus.security.zmq_dialer import Dialer, dialer_of
+from bus.zmq_ports import DealerPort
+from bus.zmq_topics import SubPort
 from trainer_adapter.client_core import ClientCore
 from trainer_adapter.counters import ClientCounters
 from trainer_adapter.effects import (
@@ -43,6 +47,7 @@ from trainer_adapter.effects import (
 )
 from trainer_adapter.requests import Ask, asked_by
 from trainer_adapter.rollout import Delta
+from trainer_adapter.session_book import HeldSession
 from trainer_adapter.settings import TICK_S, ClientSettings
 
 GOODBYE_LINGER_MS = 1000
@@ -58,6 +63,14 @@ class Ports(NamedTuple):
 
 ZMQ_PORTS = Ports(DealerPort, SubPort)
 
+
+def ports_of(dialer: Dialer | None) -> Ports:
+    """Real sockets, with keys if there are any."""
+    if dialer is None:
+        return ZMQ_PORTS
+    return Ports(partial(DealerPort, dialer=dialer), partial(SubPort, dialer=dialer))
+
+
 SPARE_DELTAS = 4
 """A stream has at most one delta per token, and an empty last one."""
 
@@ -66,12 +79,16 @@ class Connection:
     """A named client's place on the bus, on the event loop that opened it."""
 
     def __init__(
-        self, settings: ClientSettings, ports: Ports = ZMQ_PORTS, clock: Clock | None = None
+        self, settings: ClientSettings, ports: Ports | None = None, clock: Clock | None = None
     ) -> None:
+        """`ports`: how to connect; None: by real sockets, with the keys of the settings."""
         self.settings = settings
-        self._ports = ports
+        self.dialer = dialer_of(settings.security)
+        self._ports = ports or ports_of(self.dialer)
         self._clock = clock or BootClock()
         self._core = ClientCore(settings, secrets.token_hex(16), random.SystemRandom())
+        self.sessions: Mapping[str, HeldSession] = self._core.sessions
+        """The sessions that are open, by name; always up to date."""
         self._link: LinkPort | None = None
         self._streams: SubscriptionPort | None = None
         self._futures: dict[str, asyncio.Future[Result]] = {}
@@ -184,7 +201,9 @@ class Connection:
         self, ask: Ask, deadline_s: float
     ) -> tuple[str, asyncio.Future[Result], Mailbox[Delta]]:
         """The same, with the mailbox that its deltas come to, which ends with the request."""
-        n_tokens = ask.body.sampling.max_new_tokens if isinstance(ask.body, Generate) else 0
+        n_tokens = MAX_TOKENS_BYTES // 4 if ask.is_followed else 0
+        if isinstance(ask.body, Generate):
+            n_tokens = ask.body.sampling.max_new_tokens
         rid, future = self.submit(ask, deadline_s)
         inbox = self._inboxes[rid] = Mailbox[Delta](max(n_tokens, 0) + SPARE_DELTAS)
         if future.done():
@@ -192,12 +211,14 @@ class Connection:
         return rid, future, inbox
 
     def forget(self, rid: str) -> None:
-        """Nobody waits for this request any more: stop it if it still runs."""
+        """Nobody waits for this request any more: stop it if it still runs and is not detached."""
         self._inboxes.pop(rid, None)
         future = self._futures.pop(rid, None)
         if future is not None:
             future.cancel()
-            self.abort([rid])
+            effects = self._core.let_go(rid, self._clock.now())
+            if self._actor is not None:
+                self._actor.carry_out(effects)
 
     def abort(self, rids: Iterable[str] | None) -> int:
         """Stop generates (None: all); each still ends by itself. Returns how many."""

@@ -1,7 +1,6 @@
 """Control of the fleet: one method per command, one result per worker."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -9,11 +8,9 @@ import msgspec
 
 from bus.clock import Clock
 from bus.messages.control import (
-    CloseSession,
     FleetStatus,
     FlushCache,
     MemoryTag,
-    OpenSession,
     Pause,
     PauseMode,
     Resume,
@@ -23,9 +20,9 @@ from bus.messages.control import (
     Status,
     WakeUp,
 )
-from bus.messages.endings import Done
 from bus.ref import FLEET, ROUTER, ActorRef, worker
-from trainer_adapter.connection import ZMQ_PORTS, Connection, Ports
+from bus.security.zmq_dialer import Dialer
+from trainer_adapter.connection import Connection, Ports
 from trainer_adapter.effects import Result
 from trainer_adapter.rollout import Delta, FleetResult
 from trainer_adapter.settings import ClientSettings
@@ -45,7 +42,7 @@ class FleetClient:
     """
 
     def __init__(
-        self, settings: ClientSettings, ports: Ports = ZMQ_PORTS, clock: Clock | None = None
+        self, settings: ClientSettings, ports: Ports | None = None, clock: Clock | None = None
     ) -> None:
         self.connection = Connection(settings, ports, clock)
 
@@ -65,6 +62,11 @@ class FleetClient:
     def bulk(self) -> str:
         """Endpoint where the weight store serves bytes; empty while none is connected."""
         return self.connection.bulk
+
+    @property
+    def dialer(self) -> Dialer | None:
+        """The keys it connects with, if any."""
+        return self.connection.dialer
 
     def ref(self, address: str = ROUTER) -> FleetRef:
         """What to `tell`, `ask` and `stream` at this address.
@@ -126,15 +128,6 @@ class FleetClient:
     async def status(self, *, deadline_s: float = 0.0) -> FleetStatus:
         """The router's table: workers, versions, queue."""
         return await self._to_router(FleetStatus, Status(), deadline_s)
-
-    @asynccontextmanager
-    async def session(self, name: str) -> AsyncGenerator[str]:
-        """Keep the requests that name this session on one worker; forget the place on leaving."""
-        await self._to_router(Done, OpenSession(name), 0.0)
-        try:
-            yield name
-        finally:
-            await self._to_router(Done, CloseSession(name), 0.0)
 
     async def _to_workers(
         self, body: msgspec.Struct, target: str, deadline_s: float

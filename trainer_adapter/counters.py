@@ -30,6 +30,10 @@ class ClientCounters:
     stream_mismatches: int = 0
     """Requests whose streamed tokens were not those of the result."""
     digest_mismatches: int = 0
+    sessions_moved: int = 0
+    """Times that a session of ours had to change its worker."""
+    sessions_lost: int = 0
+    """Sessions whose place was gone when we came back."""
     malformed_in: int = 0
     """Entries whose body broke its type."""
     unexpected_in: int = 0

@@ -11,8 +11,9 @@ from bus.codec import pack
 from bus.effects import THE_LINK, Connect, Send
 from bus.entry import Entry
 from bus.life import following
-from bus.messages.membership import ClientBeat, Goodbye, Hello, Welcome
+from bus.messages.membership import ClientBeat, Goodbye, Hello, Lease, Rejected, Welcome
 from bus.settings import LeaseSettings
+from bus.witness import Witness
 from trainer_adapter.effects import Effect
 
 LinkState = Literal["down", "greeting", "up", "stopped"]
@@ -56,7 +57,9 @@ class Link:
         self._heard_at = 0.0
         self._beat_at = 0.0
         self._ticked_at = 0.0
-        self._seq = 0
+        self._witness = Witness()
+        self.has_rejected = False
+        """The connection leads to a second router: nothing that comes over it counts."""
 
     @property
     def is_up(self) -> bool:
@@ -73,13 +76,22 @@ class Link:
         if self.state != "greeting":
             self._heard_at = now
 
-    def welcomed(self, welcome: Welcome) -> bool:
-        """Whether the welcome counts: a lower epoch of another router is one of the past."""
-        is_other = welcome.instance != self._instance
+    def answered(self, lease: Lease) -> None:
+        """The router obeyed answers a beat."""
+        if lease.instance == self._instance:
+            self._witness.answered(lease.seq)
+            self.router_epoch = max(self.router_epoch, lease.router_epoch)
+
+    def welcomed(self, welcome: Welcome, now: float) -> bool:
+        """Whether the welcome counts; a second router is rejected, and the connection dropped."""
         if self.state not in ("greeting", "up"):
             return False
-        if is_other and welcome.router_epoch < self.router_epoch:
-            return False
+        if self._instance and welcome.instance != self._instance:
+            has_outlived = self._witness.has_outlived(welcome.up_ms / 1000, now)
+            if has_outlived or welcome.router_epoch <= self.router_epoch:
+                self._reject(now)
+                return False
+            self._witness.rebound()
         self._advance("welcome")
         self._instance = welcome.instance
         self.router_epoch = max(self.router_epoch, welcome.router_epoch)
@@ -123,8 +135,15 @@ class Link:
                 self._beat(now)
         return was_up and not self.is_up
 
+    def _reject(self, now: float) -> None:
+        rejected = Rejected(self.router_epoch, self._instance)
+        self._send(Entry("rejected", body=pack(rejected)))
+        self.has_rejected = True
+        self.failed(now)
+
     def _connect(self, now: float) -> None:
         self._advance("connect")
+        self.has_rejected = False
         self._out.append(Connect())
         self._heard_at = now
         self._greet(now)
@@ -135,14 +154,14 @@ class Link:
             name=self._identity.name,
             boot=self._identity.boot,
             router_epoch=self.router_epoch,
+            router_instance=self._instance,
         )
         self._send(Entry("hello", body=pack(hello)))
         self._beat(now)
 
     def _beat(self, now: float) -> None:
-        self._seq += 1
         self._beat_at = now + self._settings.beat_s
-        self._send(Entry("client_beat", body=pack(ClientBeat(self._seq))))
+        self._send(Entry("client_beat", body=pack(ClientBeat(self._witness.beat(now)))))
 
     def _send(self, entry: Entry) -> None:
         self._out.append(Send(THE_LINK, entry))

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import torch
 
+from bus.bulk import BulkLink
 from bus.errors import DeadlineExceeded, LocalProtocolError, PeerLost
 from bus.manifest import lay_out
 from bus.messages.endings import Done
@@ -23,6 +24,7 @@ from bus.messages.weights import (
 )
 from bus.messages.weights import Published as PublishedByRouter
 from bus.ref import ROUTER, STORE
+from bus.security.zmq_dialer import Dialer
 from trainer_adapter.control import FleetRef
 from trainer_adapter.named_tensors import DTYPE_NAMES, Tensors, named_tensors, published_dtype
 from trainer_adapter.rollout import FleetResult
@@ -40,6 +42,11 @@ class Publishing(Protocol):
     @property
     def bulk(self) -> str:
         """Endpoint of the weight store's bulk socket; empty while there is no store."""
+        ...
+
+    @property
+    def dialer(self) -> Dialer | None:
+        """The keys it connects with, if any."""
         ...
 
     def ref(self, address: str) -> FleetRef:
@@ -188,7 +195,7 @@ class WeightPublisher:
             layout,
             [tensor for _, tensor in named],
             policy=self.policy,
-            bulk=self._client.bulk,
+            bulk=BulkLink(self._client.bulk, self._client.dialer),
         )
         seal = SealVersion(policy=self.policy, version=reserved.version, digests=digests)
         await self._ask_store(Done, seal, update)

@@ -9,9 +9,8 @@ from typing import Literal
 
 from bus.backoff import Chance
 from bus.effects import THE_LINK, Send
-from bus.errors import BusError, DeadlineExceeded, EngineFailed, MailboxFull, PeerLost
+from bus.errors import BusError, DeadlineExceeded, MailboxFull, Refused
 from bus.ids import Attempt
-from bus.messages.delivery import Lost
 from bus.messages.endings import Problem
 from bus.messages.generation import Abort
 from trainer_adapter.acks import Acks
@@ -19,6 +18,7 @@ from trainer_adapter.counters import ClientCounters
 from trainer_adapter.effects import Complete, Effect, Outcome
 from trainer_adapter.endings import cancelled, error_of
 from trainer_adapter.link import Link
+from trainer_adapter.released import Released
 from trainer_adapter.requests import Ask, OpenRequest
 from trainer_adapter.retry_budget import RetryBudget
 from trainer_adapter.settings import ClientSettings
@@ -32,7 +32,6 @@ INTERNAL_DEADLINE_S = 5.0
 MUTE_S = 5.0
 """A running request of which neither worker nor router has said anything for this long is sent
 again; workers list what they run five times a second."""
-ENGINE_CRASHED = "engine_crashed"
 
 
 @dataclass(slots=True)
@@ -59,16 +58,21 @@ class RequestBook:
         self._budget = RetryBudget()
         self.acks = Acks(desk.out)
         self.open: dict[str, OpenRequest] = {}
+        self.released = Released(desk.settings.max_open)
 
     def add(self, ask: Ask, deadline_s: float, now: float, then: Then | None = None) -> OpenRequest:
         """Open a request and send it if the link is up.
 
         Raises:
             MailboxFull: too many are open.
+            Refused: an `attach` to what this client waits for already.
         """
+        if ask.rid in self.open:
+            raise Refused(Problem("duplicate_rid", "this client waits for it", "not_started"))
         if len(self.open) >= self._settings.max_open and then is None:
             raise MailboxFull(f"{len(self.open)} requests are open; wait for some of them")
-        rid = self._new_rid()
+        rid = ask.rid or self._new_rid()
+        self.released.discard(rid)
         request = OpenRequest(rid, ask, now + deadline_s)
         self.open[rid] = request
         if then is not None:
@@ -78,10 +82,13 @@ class RequestBook:
         self._send(request, now)
         return request
 
-    def relinked(self, now: float) -> None:
-        """A router has welcomed us: tell it everything again, it may know nothing."""
+    def relinked(self, now: float, first: Iterable[tuple[Ask, Then]] = ()) -> None:
+        """A router has welcomed us: tell it everything again, after `first`, our own commands."""
         orphans: list[str] = []
-        for request in list(self.open.values()):
+        requests = list(self.open.values())
+        for ask, then in first:
+            self.add(ask, INTERNAL_DEADLINE_S, now, then)
+        for request in requests:
             request.may_run |= request.state in ("sent", "queued", "running")
             request.advance("relinked")
             if request.abort_since is None:
@@ -95,8 +102,9 @@ class RequestBook:
         """These wait at the router: no need to send them again."""
         for rid in rids:
             request = self.open.get(rid)
-            if request is not None and request.state != "deferred":
-                request.advance("queued")
+            if request is None or request.state == "deferred":
+                continue
+            if request.advance("queued") == "queued":  # one that runs is watched as before
                 self._due.cancel(("resend", rid))
 
     def accepted(self, rid: str, attempt: Attempt, worker: str, now: float) -> OpenRequest | None:
@@ -108,20 +116,6 @@ class RequestBook:
         if request.state != "running" and request.advance("accepted") == "running":
             self._due.set(("resend", rid), now + MUTE_S)
         return request
-
-    def lost(self, body: Lost, now: float) -> None:
-        """Executions are gone with their worker: resume, retry or give up."""
-        for rid, attempt in body.items:
-            request = self.open.get(rid)
-            if request is None or attempt in request.dead_attempts:
-                continue
-            self._counters.lost += 1
-            if not request.bury(attempt):
-                continue
-            if body.reason == ENGINE_CRASHED:
-                request.n_crashes += 1
-                request.owes_retry = True
-            self._after_loss(request, body, now)
 
     def go_on(self, request: OpenRequest, now: float) -> None:
         """Send a request again whose execution is over: with what is held, or from the start."""
@@ -170,14 +164,18 @@ class RequestBook:
             self._send_abort(told, now)
         return n_aborted
 
+    def release(self, rid: str) -> bool:
+        """Nobody waits for it any more; True if it is detached and so goes on without us."""
+        request = self.open.get(rid)
+        if request is None or not request.ask.is_detached:
+            return False
+        self._leave(request)
+        self.released.add(rid)
+        return True
+
     def end(self, request: OpenRequest, outcome: Outcome, now: float) -> None:
         """The request is over for its caller."""
-        request.advance("ended")
-        del self.open[request.rid]
-        self._due.cancel(("resend", request.rid))
-        self._due.cancel(("deadline" if now < request.deadline_at else "overdue", request.rid))
-        if request.abort_since is not None:
-            self._due.cancel(("abort", request.rid))
+        self._leave(request)
         then = self._then.pop(request.rid, None)
         if then is not None:
             then(outcome, now)
@@ -185,6 +183,14 @@ class RequestBook:
         if not isinstance(outcome, BusError):
             self._counters.finished += 1
         self._desk.out.append(Complete(request.rid, outcome))
+
+    def _leave(self, request: OpenRequest) -> None:
+        request.advance("ended")
+        del self.open[request.rid]
+        for duty in ("resend", "deadline", "overdue"):
+            self._due.cancel((duty, request.rid))
+        if request.abort_since is not None:
+            self._due.cancel(("abort", request.rid))
 
     def end_all(self, error: BusError, now: float) -> None:
         """Nothing will come any more."""
@@ -224,8 +230,8 @@ class RequestBook:
                 self._due.set(("resend", request.rid), now + wait_s)
                 return
             request.owes_retry = False
-        if request.dead_attempts:
-            # The router must see what ended before it sees the same rid again.
+        if request.dead_attempts or request.ask.kind == "list_detached":
+            # The router must see what ended before it sees the same rid again, or names it.
             self.acks.flush()
         lease = self._settings.lease
         request.wait_s = (
@@ -250,7 +256,7 @@ class RequestBook:
             self._counters.resends += 1
         if request.state == "sent" and self._desk.link.is_up:
             self._counters.resends += 1
-        if request.abort_since is None:
+        if request.abort_since is None and now < request.deadline_at:
             self._send(request, now)
 
     def _overdue(self, request: OpenRequest, now: float, *, is_final: bool) -> None:
@@ -267,19 +273,10 @@ class RequestBook:
             self._due.set(("overdue", request.rid), now + self._settings.overtime_s)
         else:
             self.end(request, DeadlineExceeded(f"{request.ask.kind}: no ending in time"), now)
-            if request.is_generate:
+            if request.ask.is_detached:
+                self.released.add(request.rid)
+            elif request.is_generate:
                 self._send_abort([request.rid], now)
-
-    def _after_loss(self, request: OpenRequest, body: Lost, now: float) -> None:
-        if request.abort_since is not None:
-            self.end(request, cancelled(request, None), now)
-        elif request.n_crashes >= self._settings.max_crashes:
-            self.end(request, _crashed_too_often(request), now)
-        elif request.ask.on_loss == "fail" or not request.is_generate:
-            error = PeerLost(f"worker {body.worker} was lost ({body.reason}) while it ran")
-            self.end(request, error, now)
-        else:
-            self.go_on(request, now)
 
     def _repeat_abort(self, request: OpenRequest, aborts: list[str], now: float) -> None:
         since = request.abort_since
@@ -296,11 +293,6 @@ class RequestBook:
                 self._due.set(("abort", rid), now + self._settings.lease.resend_first_s)
         if self._desk.link.is_up:
             self.add(Ask("abort", Abort(rids)), INTERNAL_DEADLINE_S, now, _nothing)
-
-
-def _crashed_too_often(request: OpenRequest) -> EngineFailed:
-    message = f"The engine crashed {request.n_crashes} times while this request ran."
-    return EngineFailed(Problem(ENGINE_CRASHED, message, "failed"), rid=request.rid)
 
 
 def _nothing(outcome: Outcome, now: float) -> None:

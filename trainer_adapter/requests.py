@@ -15,6 +15,7 @@ from bus.ids import NO_ATTEMPT, Attempt
 from bus.life import following
 from bus.messages.endings import Problem
 from bus.messages.generation import Generate
+from bus.messages.limits import MAX_DEADLINE_MS
 from bus.ref import ROUTER, Command
 from trainer_adapter.reassembly import Assembly
 from trainer_adapter.rollout import OnLoss
@@ -41,6 +42,9 @@ REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
 }  # fmt: skip
 """state -> event -> state."""
 
+MAX_DEAD = 256
+"""Executions of one request that are remembered as void; the oldest are forgotten first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -55,6 +59,15 @@ class Ask:
     on_loss: OnLoss = "resume"
     retries_busy: bool = False
     """Wait out `refused(busy)` instead of raising it."""
+    rid: str = ""
+    """Of an `attach`: the request taken up; empty: a new one."""
+    is_followed: bool = False
+    """Of an `attach`: somebody reads its deltas."""
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether it goes on without its caller."""
+        return bool(self.rid) or (self.place is not None and self.place.outlives_client)
 
 
 def asked_by(command: Command | Ask, *, stream: bool = False) -> Ask:
@@ -117,7 +130,7 @@ class OpenRequest:
     @property
     def is_generate(self) -> bool:
         """Whether it samples tokens (else it is a control command)."""
-        return self.ask.kind == "generate"
+        return self.ask.kind in ("generate", "attach")
 
     @property
     def n_prompt_tokens(self) -> int:
@@ -127,7 +140,9 @@ class OpenRequest:
     @property
     def is_streamed(self) -> bool:
         """Whether its deltas are read by somebody."""
-        return isinstance(self.ask.body, Generate) and self.ask.body.stream
+        return self.ask.is_followed or (
+            isinstance(self.ask.body, Generate) and self.ask.body.stream
+        )
 
     @property
     def is_truncated(self) -> bool:
@@ -169,6 +184,8 @@ class OpenRequest:
         if attempt != NO_ATTEMPT:
             self.saw(attempt, self.worker)
             self.dead_attempts.add(attempt)
+            if len(self.dead_attempts) > MAX_DEAD:
+                self.dead_attempts.discard(min(self.dead_attempts))
         return is_latest
 
     def entry(self, now: float) -> Entry:
@@ -180,13 +197,13 @@ class OpenRequest:
             self.n_prefix = self.assembly.n_tokens
         else:
             self.n_prefix = 0
-        if place is not None and self.may_run:
-            place = msgspec.structs.replace(place, resend=True)
+        if place is not None and (self.may_run or self.n_crashes):
+            place = msgspec.structs.replace(place, resend=self.may_run, crashes=self.n_crashes)
         return Entry(
             kind=ask.kind,
             rid=self.rid,
             route=ask.route,
-            deadline_ms=max(1, round(1000 * (self.deadline_at - now))),
+            deadline_ms=min(MAX_DEADLINE_MS, max(1, round(1000 * (self.deadline_at - now)))),
             place=place,
             body=pack(body),
         )

@@ -12,7 +12,8 @@ from bus.entry import Placement
 from bus.errors import Refused
 from bus.messages.endings import Problem
 from bus.messages.generation import Generate, Sampling
-from bus.validation import MAX_PROMPT_BYTES, check_placement
+from bus.messages.limits import MAX_TOKENS_BYTES
+from bus.validation import check_placement
 from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import Int32s, OnLoss
 
@@ -39,6 +40,9 @@ class GenerateOptions(TypedDict, total=False):
     """Higher goes first; -100..100, 0 if absent."""
     on_loss: OnLoss
     """When the worker is lost: `resume` (if absent), `retry` or `fail`."""
+    detached: bool
+    """It goes on when this process ends, and is not stopped when its caller stops waiting; see
+    `RolloutClient.reattach`. Its `group` tells it apart then."""
 
 
 def ask_of(
@@ -61,6 +65,7 @@ def ask_of(
         group=options.get("group", ""),
         cost=len(tokens) + sampling.max_new_tokens,
         priority=options.get("priority", 0),
+        outlives_client=options.get("detached", False),
     )
     problem = check_placement(place)
     if problem is not None:
@@ -112,8 +117,8 @@ def tokens_of(prompt: Prompt) -> Int32s:
     if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
         raise Refused(_bad("prompt", "a token id is negative or does not fit int32"))
     tokens = np.ascontiguousarray(array, "<i4")
-    if tokens.nbytes > MAX_PROMPT_BYTES:
-        raise Refused(_bad("prompt", f"a prompt has at most {MAX_PROMPT_BYTES // 4} tokens"))
+    if tokens.nbytes > MAX_TOKENS_BYTES:
+        raise Refused(_bad("prompt", f"a prompt has at most {MAX_TOKENS_BYTES // 4} tokens"))
     return tokens
 
 

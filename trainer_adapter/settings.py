@@ -2,9 +2,10 @@
 
 import msgspec
 
-from bus.endpoints import require_local
+from bus.endpoints import require_reachable
 from bus.errors import SettingsError
 from bus.messages.endings import Problem
+from bus.security.settings import SecuritySettings
 from bus.settings import LeaseSettings
 from bus.validation import check_name
 
@@ -38,9 +39,11 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     poison at the third, unless it was restarted in between."""
     repair_tries: int = 3
     """Per attempt; afterwards the result fills the gap."""
+    security: SecuritySettings | None = None
+    """Keys; None: a router on this machine that asks for none."""
 
     def __post_init__(self) -> None:
         problem = check_name(self.name)
         if isinstance(problem, Problem):
             raise SettingsError(f"client name: {problem.message}")
-        require_local(self.router)
+        require_reachable(self.router, self.security)

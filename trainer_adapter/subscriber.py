@@ -1,7 +1,9 @@
 """Watching streams without being their client: what recorders, viewers and replay tools use."""
 
+import os
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
@@ -13,7 +15,9 @@ from bus.mailbox import Mailbox
 from bus.messages.generation import FinishReason
 from bus.messages.stream import Deltas
 from bus.ports import SubscriptionPort
-from trainer_adapter.connection import ZMQ_PORTS, Ports
+from bus.security.settings import SecuritySettings
+from bus.security.zmq_dialer import dialer_of
+from trainer_adapter.connection import Ports, ports_of
 from trainer_adapter.endings import floats, ints
 from trainer_adapter.rollout import Float32s, Int32s
 from trainer_adapter.stream_reader import rows_of
@@ -49,13 +53,23 @@ class StreamSubscriber:
     """
 
     def __init__(
-        self, endpoints: Iterable[str] = (), *, client: str = "", ports: Ports = ZMQ_PORTS
+        self,
+        endpoints: Iterable[str] = (),
+        *,
+        client: str = "",
+        key_file: str | Path = "",
+        ports: Ports | None = None,
     ) -> None:
-        """Listen to these workers' stream endpoints; `client` empty means everybody's rows."""
+        """Listen to these workers' stream endpoints; `client` empty means everybody's rows.
+
+        Raises:
+            SettingsError: the key file cannot be used.
+        """
         self._waiting_endpoints = set(endpoints)
         self._connected: set[str] = set()
         self._topic = topic_of(client) if client else b""
-        self._ports = ports
+        security = SecuritySettings(key_file=os.fspath(key_file)) if key_file else None
+        self._ports = ports or ports_of(dialer_of(security))
         self._port: SubscriptionPort | None = None
         self._rows = Mailbox[StreamRow](MAX_WAITING_ROWS)
         self.n_malformed = 0
@@ -124,6 +138,6 @@ class StreamSubscriber:
                     logprobs=floats(row.logprobs),
                     behaviour_logprobs=floats(row.behaviour_logprobs or row.logprobs),
                     version=row.versions[0][0],
-                    finish=cast("FinishReason | None", finishes.get(index)),
+                    finish=finishes.get(index),
                 )
             )

@@ -5,10 +5,10 @@ waiting call, aborts its request, and leaves the client usable.
 """
 
 import asyncio
-import secrets
 import threading
-from collections.abc import Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -16,11 +16,12 @@ import uvloop
 
 from bus.errors import ActorStopped
 from bus.messages.control import FleetStatus, MemoryTag, PauseMode
-from bus.messages.generation import Sampling
+from bus.messages.generation import DetachedRequest, Sampling
 from bus.ref import FLEET
-from trainer_adapter.client import RolloutClient
+from trainer_adapter.client import RolloutClient, settings_for
 from trainer_adapter.rollout import Delta, FleetResult, Rollout
-from trainer_adapter.rollouts import GenerateOptions, Prompt
+from trainer_adapter.rollouts import DEFAULT_DEADLINE_S, GenerateOptions, Prompt
+from trainer_adapter.session import Session, SessionOptions
 from trainer_adapter.settings import ClientSettings
 
 T = TypeVar("T")
@@ -145,6 +146,25 @@ class SyncFleetClient:
         return self.run(self._client.status(deadline_s=deadline_s))
 
 
+class SyncSession:
+    """Blocking turns of one session; see `Session`, which is behind it as `session`."""
+
+    def __init__(self, client: SyncFleetClient, session: Session) -> None:
+        self._client = client
+        self.session = session
+        """Where it is, and how often it moved."""
+
+    def generate(
+        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
+    ) -> Rollout:
+        """The next turn."""
+        return self._client.run(self.session.generate(prompt, sampling, **options))
+
+    def renew(self) -> None:
+        """Let lease and grace begin anew."""
+        self._client.run(self.session.renew())
+
+
 class SyncRolloutClient(SyncFleetClient):
     """Blocking rollouts; see `RolloutClient` for what each method promises. A context manager."""
 
@@ -169,30 +189,44 @@ class SyncRolloutClient(SyncFleetClient):
         self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
     ) -> Generator[Delta]:
         """Stream tokens; leaving the iterator early aborts the request."""
-        deltas = self.async_client.stream(prompt, sampling, **options)
+        yield from self._read(self.async_client.stream(prompt, sampling, **options))
+
+    def reattach(self, *, deadline_s: float = 0.0) -> list[DetachedRequest]:
+        """Name the detached requests of this client's name."""
+        return self.run(self.async_client.reattach(deadline_s=deadline_s))
+
+    def collect(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Rollout:
+        """Wait for the result of a detached request."""
+        return self.run(self.async_client.collect(rid, deadline_s=deadline_s))
+
+    def follow(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Generator[Delta]:
+        """Stream a detached request from its first token on."""
+        yield from self._read(self.async_client.follow(rid, deadline_s=deadline_s))
+
+    def abort(self, rids: Iterable[str] | None = None) -> int:
+        """Stop these requests (None: everything this client samples). Returns how many."""
+        return self.run(self.async_client.abort(rids))
+
+    def _read(self, deltas: AsyncGenerator[Delta]) -> Generator[Delta]:
         try:
             while (delta := self.run(anext(deltas, None))) is not None:
                 yield delta
         finally:
             self.run(deltas.aclose())
 
-    def abort(self, rids: Iterable[str] | None = None) -> int:
-        """Stop these requests (None: everything this client samples). Returns how many."""
-        return self.run(self.async_client.abort(rids))
-
     @contextmanager
-    def session(self, name: str) -> Generator[str]:
-        """Keep the requests that name this session on one worker."""
-        session = self.async_client.session(name)
+    def session(
+        self, name: str, *, wait_s: float = 0.0, **options: Unpack[SessionOptions]
+    ) -> Generator[SyncSession]:
+        """Open a session for the length of a `with`; see `RolloutClient.session`."""
+        session = self.async_client.session(name, wait_s=wait_s, **options)
         self.run(session.__aenter__())
         try:
-            yield name
+            yield SyncSession(self, session)
         finally:
             self.run(session.__aexit__(None, None, None))
 
 
-def connect_sync(address: str, *, name: str = "") -> SyncRolloutClient:
+def connect_sync(address: str, *, name: str = "", key_file: str | Path = "") -> SyncRolloutClient:
     """Make a blocking client; use it with `with`. Arguments as of `connect`."""
-    return SyncRolloutClient(
-        ClientSettings(name=name or f"client-{secrets.token_hex(4)}", router=address)
-    )
+    return SyncRolloutClient(settings_for(address, name, key_file))

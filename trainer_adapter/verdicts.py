@@ -27,6 +27,7 @@ from trainer_adapter.reassembly import Row
 from trainer_adapter.request_book import Desk, RequestBook
 from trainer_adapter.requests import OpenRequest
 from trainer_adapter.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
+from trainer_adapter.session_book import SessionBook
 
 DEFERRABLE = frozenset({"not_ready", "stale_version"})
 """Refusals that time heals: the request is sent again until its deadline."""
@@ -53,13 +54,16 @@ def delta_of(request: OpenRequest, row: Row) -> Delta:
 class Verdicts:
     """Judges endings."""
 
-    def __init__(self, desk: Desk, book: RequestBook) -> None:
+    def __init__(self, desk: Desk, book: RequestBook, sessions: SessionBook) -> None:
         self._counters = desk.counters
         self._out = desk.out
         self._book = book
+        self._sessions = sessions
 
     def ended(self, entry: Entry, now: float) -> None:
         """An ending came: the first one of an attempt that counts wins."""
+        if self._book.released and entry.rid in self._book.released:
+            return  # whoever attaches to it later is to have it
         if entry.route:
             self._book.acks.add(entry.route, entry.rid, entry.attempt)
         request = self._book.open.get(entry.rid)
@@ -74,7 +78,9 @@ class Verdicts:
             if request.is_generate:
                 self._generate_ended(request, entry, now)
             else:
-                self._book.end(request, result_of(request, entry), now)
+                outcome = result_of(request, entry)
+                self._sessions.ended(request.ask.body, outcome)
+                self._book.end(request, outcome, now)
         except RemoteProtocolError as error:
             self._counters.malformed_in += 1
             self._book.end(request, error, now)

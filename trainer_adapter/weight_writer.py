@@ -14,7 +14,8 @@ import torch
 
 from bus.bulk import BulkLink
 from bus.host import host_id
-from bus.manifest import CHUNK_BYTES, Bytes, bytes_of, digest_of, total_bytes
+from bus.manifest import Bytes, bytes_of, digest_of, total_bytes
+from bus.messages.limits import CHUNK_BYTES
 from bus.messages.weights import PushChunk, Reserved, Tensor
 from bus.shm import SegmentWriter
 from trainer_adapter.named_tensors import DTYPE_NAMES
@@ -38,9 +39,11 @@ class WeightWriter:
         sources: Sequence[torch.Tensor],
         *,
         policy: str,
-        bulk: str,
+        bulk: BulkLink,
     ) -> list[int]:
         """Copy `sources` to their places in `layout`; returns a digest per tensor.
+
+        `bulk` is opened only if the store cannot be written to in place.
 
         Raises:
             SegmentGone: the reservation has lapsed.
@@ -51,7 +54,7 @@ class WeightWriter:
             return await asyncio.to_thread(_copy_all, content, layout, sources)
         content = self._buffer_of(total_bytes(layout))
         digests = await asyncio.to_thread(_copy_all, content, layout, sources)
-        async with BulkLink(bulk) as link:
+        async with bulk as link:
             await link.ask_all(_pushes(link, policy, reserved.version, content))
         return digests
 

@@ -5,7 +5,17 @@ A name, once used, keeps its meaning for ever. Spec: docs/protocol.md, "Messages
 
 import msgspec
 
-from bus.messages import control, delivery, endings, generation, host, membership, stream, weights
+from bus.messages import (
+    control,
+    delivery,
+    endings,
+    generation,
+    host,
+    membership,
+    session,
+    stream,
+    weights,
+)
 
 KINDS: dict[str, type[msgspec.Struct]] = {
     # membership
@@ -17,6 +27,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "client_beat": membership.ClientBeat,
     "lease": membership.Lease,
     "goodbye": membership.Goodbye,
+    "rejected": membership.Rejected,
     # delivery
     "queued": delivery.Queued,
     "accepted": delivery.Accepted,
@@ -27,6 +38,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "generate": generation.Generate,
     "abort": generation.Abort,
     "repair": generation.Repair,
+    "list_detached": generation.ListDetached,
+    "attach": generation.Attach,
     "pause": control.Pause,
     "resume": control.Resume,
     "sleep": control.Sleep,
@@ -34,8 +47,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "flush_cache": control.FlushCache,
     "server_info": control.ServerInfo,
     "shutdown": control.Shutdown,
-    "open_session": control.OpenSession,
-    "close_session": control.CloseSession,
+    "open_session": session.OpenSession,
+    "close_session": session.CloseSession,
     "status": control.Status,
     "reserve_version": weights.ReserveVersion,
     "seal_version": weights.SealVersion,
@@ -44,6 +57,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "commit_update": weights.CommitUpdate,
     "abort_update": weights.AbortUpdate,
     "record_commit": weights.RecordCommit,
+    # sessions that have a place
+    "session_moved": session.SessionMoved,
     # endings; the body of `finished` and `cancelled` depends on the command: see RESULTS
     "failed": endings.Problem,
     "expired": endings.Problem,
@@ -68,6 +83,8 @@ RESULTS: dict[str, type[msgspec.Struct]] = {
     "generate": generation.Generated,
     "abort": generation.Aborted,
     "repair": generation.Repaired,
+    "list_detached": generation.DetachedList,
+    "attach": generation.Generated,
     "pause": endings.Done,
     "resume": endings.Done,
     "sleep": control.Memory,
@@ -75,7 +92,7 @@ RESULTS: dict[str, type[msgspec.Struct]] = {
     "flush_cache": control.Flushed,
     "server_info": control.ServerFacts,
     "shutdown": endings.Done,
-    "open_session": endings.Done,
+    "open_session": session.OpenedSession,
     "close_session": endings.Done,
     "status": control.FleetStatus,
     "reserve_version": weights.Reserved,

@@ -3,9 +3,22 @@
 Spec: docs/protocol.md, "Control".
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from bus.messages.limits import (
+    MAX_KINDS,
+    MAX_MEMBERS,
+    Counters,
+    KindNames,
+    Names,
+    Natural,
+    SessionsByWorker,
+    Short,
+    Troubles,
+    VersionsByPolicy,
+)
 
 PauseMode = Literal["abort", "in_place", "retract", "drain"]
 MemoryTag = Literal["weights", "kv_cache"]
@@ -24,21 +37,21 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sleep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Release memory by tag; the worker must be idle or paused with `abort`."""
 
-    tags: list[MemoryTag]
+    tags: Annotated[list[MemoryTag], msgspec.Meta(max_length=MAX_KINDS)]
 
 
 class WakeUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Take released memory back by tag."""
 
-    tags: list[MemoryTag]
+    tags: Annotated[list[MemoryTag], msgspec.Meta(max_length=MAX_KINDS)]
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of `sleep` and `wake_up`."""
 
-    size_bytes: dict[str, int]
+    size_bytes: Counters
     """Per tag, released or taken back."""
-    asleep: list[str]
+    asleep: KindNames
     """Tags released now."""
 
 
@@ -49,7 +62,7 @@ class FlushCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Flushed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of `flush_cache`."""
 
-    n_tokens: int
+    n_tokens: Natural
 
 
 class Shutdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,23 +78,23 @@ class ServerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ServerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of `server_info`."""
 
-    engine: str
-    version: int
-    state: str
-    steps: int
-    n_running: int
-    n_waiting: int
-    n_kv_tokens: int
-    vocab_size: int
-    max_context: int
-    slots: int
+    engine: Short
+    version: Natural
+    state: Short
+    steps: Natural
+    n_running: Natural
+    n_waiting: Natural
+    n_kv_tokens: Natural
+    vocab_size: Natural
+    max_context: Natural
+    slots: Natural
 
 
 class WorkerOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One worker's ending of a fleet command."""
 
-    worker: str
-    kind: str
+    worker: Short
+    kind: Short
     """`finished`, `failed`, `cancelled`, `expired` or `refused`."""
     body: msgspec.Raw
 
@@ -89,21 +102,9 @@ class WorkerOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FleetOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `finished` for a command sent to workers: one ending each, and who is missing."""
 
-    results: list[WorkerOutcome]
-    silent: list[str]
+    results: Annotated[list[WorkerOutcome], msgspec.Meta(max_length=MAX_MEMBERS)]
+    silent: Names
     """Workers that had not answered at the deadline, or were lost while it ran."""
-
-
-class OpenSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Reserve a sticky place for a session (optional: the first `generate` also does)."""
-
-    session: str
-
-
-class CloseSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Forget a session's place."""
-
-    session: str
 
 
 class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,30 +114,34 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WorkerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One row of the router's table."""
 
-    name: str
-    epoch: str
-    state: str
-    policy: str
-    version: int
-    engine: str
-    slots: int
-    n_running: int
-    n_tokens: int
+    name: Short
+    epoch: Short
+    state: Short
+    policy: Short
+    version: Natural
+    engine: Short
+    slots: Natural
+    n_running: Natural
+    n_tokens: Natural
     beat_age_ms: int
     stalled_ms: float
-    pid: int
+    pid: Natural
 
 
 class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of `status`."""
 
-    router_epoch: int
-    instance: str
+    router_epoch: Natural
+    instance: Short
     recovering: bool
-    workers: list[WorkerStatus]
-    committed: dict[str, int]
+    workers: Annotated[list[WorkerStatus], msgspec.Meta(max_length=MAX_MEMBERS)]
+    committed: VersionsByPolicy
     """Last committed version per policy."""
-    n_queued: int
-    n_running: int
-    n_clients: int
-    counters: dict[str, int]
+    n_queued: Natural
+    n_running: Natural
+    n_clients: Natural
+    counters: Counters
+    sessions: SessionsByWorker = msgspec.field(default_factory=dict[str, int])
+    """Open sessions per worker that has any."""
+    troubled: Troubles = msgspec.field(default_factory=dict[str, str])
+    """Workers that fail too much to be given work, gone ones too -> what failed last."""

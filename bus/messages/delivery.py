@@ -6,14 +6,13 @@ Spec: docs/protocol.md, "Delivery".
 
 import msgspec
 
-AttemptList = list[tuple[str, tuple[int, int]]]
-"""[(rid, attempt)]."""
+from bus.messages.limits import AttemptList, Rids, Sentence, Short
 
 
 class Queued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Router to client: these commands wait at the router; stop resending them."""
 
-    rids: list[str]
+    rids: Rids
 
 
 class Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,12 +31,12 @@ class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Router to client: these executions are gone with their worker; resume, retry or give up."""
 
     items: AttemptList
-    worker: str
-    reason: str
+    worker: Short
+    reason: Sentence
 
 
 class Fenced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Router to worker: these executions are not yours any more; stop and forget them."""
 
     items: AttemptList
-    reason: str
+    reason: Sentence

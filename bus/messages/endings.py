@@ -7,23 +7,38 @@ from typing import Literal
 
 import msgspec
 
+from bus.messages.limits import (
+    MAX_FIELD_CHARS,
+    MAX_SENTENCE_CHARS,
+    Field,
+    Natural,
+    Sentence,
+    Short,
+)
+
 Outcome = Literal["not_started", "unknown", "failed"]
 
 
 class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of `failed`, `expired` and `refused`; a caller branches on `outcome` and `code`."""
 
-    code: str
+    code: Short
     """From the closed list in docs/protocol.md."""
-    message: str
+    message: Sentence
     """One sentence for a person, saying what to do."""
     outcome: Outcome
-    field: str = ""
+    field: Field = ""
     """The offending field, dotted, e.g. `sampling.top_p`."""
-    retry_after_ms: int = 0
+    retry_after_ms: Natural = 0
+
+    def __post_init__(self) -> None:
+        # What we say ourselves may quote an engine at length; a receiver would refuse it whole.
+        if len(self.message) > MAX_SENTENCE_CHARS or len(self.field) > MAX_FIELD_CHARS:
+            msgspec.structs.force_setattr(self, "message", self.message[:MAX_SENTENCE_CHARS])
+            msgspec.structs.force_setattr(self, "field", self.field[:MAX_FIELD_CHARS])
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of `finished` of a command that has nothing more to say."""
 
-    note: str = ""
+    note: Sentence = ""

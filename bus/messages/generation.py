@@ -3,14 +3,25 @@
 Spec: docs/protocol.md, "Generation".
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "abort"]
+from bus.messages.limits import (
+    MAX_ITEMS,
+    MAX_STOP_TOKEN_IDS,
+    AttemptId,
+    Column,
+    HeaderText,
+    Natural,
+    Rid,
+    Rids,
+    Short,
+    VersionRuns,
+)
 
-VersionRuns = list[tuple[int, int]]
-"""[(version, n_tokens)] in token order: which weights computed the logits of which tokens."""
+FinishReason = Literal["stop", "length", "abort"]
+DetachedState = Literal["waiting", "running", "ended"]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -29,7 +40,9 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     presence_penalty: float = 0.0
     seed: int | None = None
     """Token i is drawn with a generator seeded by (seed, i); None: the engine's own choice."""
-    stop_token_ids: list[int] = msgspec.field(default_factory=list[int])
+    stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = (
+        msgspec.field(default_factory=list[int])
+    )
     """Besides the model's end-of-sequence ids; the stop token is part of the output."""
     ignore_eos: bool = False
 
@@ -37,19 +50,19 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 class Prefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens already sampled by an earlier attempt: a resumed request goes on after them."""
 
-    tokens: bytes
+    tokens: Column
     """int32 [k], little endian."""
-    logprobs: bytes
+    logprobs: Column
     """float32 [k]."""
     versions: VersionRuns
-    behaviour_logprobs: bytes = b""
+    behaviour_logprobs: Column = b""
     """float32 [k] or empty."""
 
 
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sample one continuation of `prompt`. Ends with `Generated`."""
 
-    prompt: bytes
+    prompt: Column
     """int32 [n_prompt_tokens], little endian, at least one token."""
     sampling: Sampling
     stream: bool = False
@@ -60,18 +73,18 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of `finished` and `cancelled` for a `generate`: everything, prefix included."""
 
-    tokens: bytes
+    tokens: Column
     """int32 [n]."""
-    logprobs: bytes
+    logprobs: Column
     """float32 [n]: log-softmax after temperature and penalties, before truncation."""
     versions: VersionRuns
     finish_reason: FinishReason
-    digest: int
+    digest: Natural
     """xxh3-64 of `tokens`."""
-    n_prompt_tokens: int
-    behaviour_logprobs: bytes = b""
+    n_prompt_tokens: Natural
+    behaviour_logprobs: Column = b""
     """float32 [n], renormalised over the support sampled from; empty when nothing truncates."""
-    n_resumed: int = 0
+    n_resumed: Natural = 0
     """Tokens that came with the prefix."""
     queue_ms: float = 0.0
     """From arrival at the worker to the first engine step."""
@@ -81,21 +94,21 @@ class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Stop exactly these requests of the sender (all of the sender's when `everything`)."""
 
-    rids: list[str] = msgspec.field(default_factory=list[str])
+    rids: Rids = msgspec.field(default_factory=list[str])
     everything: bool = False
 
 
 class Aborted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many requests an `abort` found and stopped; each still gets its own ending."""
 
-    n_aborted: int
+    n_aborted: Natural
 
 
 class Repair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ask a worker for the part of a stream that was missed."""
 
-    rid: str
-    attempt: tuple[int, int]
+    rid: Rid
+    attempt: AttemptId
     start: int
     """Index of the first token wanted."""
 
@@ -103,9 +116,34 @@ class Repair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Repaired(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Tokens from `start` on, as far as the worker has sampled."""
 
-    start: int
-    tokens: bytes
-    logprobs: bytes
+    start: Natural
+    tokens: Column
+    logprobs: Column
     versions: VersionRuns
-    behaviour_logprobs: bytes = b""
+    behaviour_logprobs: Column = b""
     """float32 [k]; empty when nothing truncates."""
+
+
+class ListDetached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask the router which detached requests of the sender's name it knows."""
+
+
+class DetachedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request that goes on, or has ended, without the process that asked for it."""
+
+    rid: Rid
+    state: DetachedState
+    group: HeaderText = ""
+    """Of its placement: what its client called it by."""
+    worker: Short = ""
+    """Who runs it or keeps its ending; empty while it waits."""
+
+
+class DetachedList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Result of `list_detached`, in order of rids."""
+
+    requests: Annotated[list[DetachedRequest], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
+class Attach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Take a detached request up, under its own rid; ends with the ending of its `generate`."""

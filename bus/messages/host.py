@@ -6,30 +6,38 @@ Spec: docs/protocol.md, "Engine host".
 
 import msgspec
 
+from bus.messages.limits import (
+    EosTokenIds,
+    KindNames,
+    Natural,
+    Sentence,
+    Short,
+)
+
 
 class EngineReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The engine is built and will take work."""
 
-    engine: str
-    vocab_size: int
-    max_context: int
-    slots: int
-    eos_token_ids: list[int]
-    capabilities: list[str]
+    engine: Short
+    vocab_size: Natural
+    max_context: Natural
+    slots: Natural
+    eos_token_ids: EosTokenIds
+    capabilities: KindNames
     """Command kinds that this engine can do."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The engine could not be built or has broken; the host exits next."""
 
-    message: str
+    message: Sentence
 
 
 class EngineBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every 0.25 s: counters, read by the loop that answers commands."""
 
-    steps: int
-    n_running: int
-    n_waiting: int
-    n_kv_tokens: int
-    version: int
+    steps: Natural
+    n_running: Natural
+    n_waiting: Natural
+    n_kv_tokens: Natural
+    version: Natural

@@ -3,9 +3,24 @@
 Spec: docs/protocol.md, "Membership".
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from bus.messages.limits import (
+    MAX_MEMBERS,
+    Claims,
+    Count,
+    DetachedRids,
+    EosTokenIds,
+    HeaderText,
+    KindNames,
+    Natural,
+    RouterEpoch,
+    Sentence,
+    Short,
+    VersionsByPolicy,
+)
 
 Role = Literal["client", "worker", "store"]
 
@@ -13,28 +28,28 @@ Role = Literal["client", "worker", "store"]
 class WorkerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a worker offers for as long as this lease lasts."""
 
-    policy: str
+    policy: Short
     """Name of the policy whose weights it serves."""
-    stream: str
+    stream: HeaderText
     """Endpoint of its PUB socket."""
-    slots: int
+    slots: Count
     """Requests that its engine runs side by side."""
-    max_context: int
-    vocab_size: int
-    engine: str
+    max_context: Natural
+    vocab_size: Natural
+    engine: Short
     """`transformers`, `sglang` or `fake`."""
-    capabilities: list[str]
+    capabilities: KindNames
     """Command kinds its engine can do."""
-    eos_token_ids: list[int] = msgspec.field(default_factory=list[int])
-    pid: int = 0
+    eos_token_ids: EosTokenIds = msgspec.field(default_factory=list[int])
+    pid: Natural = 0
 
 
 class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a weight store offers: where its bytes are pulled, what is committed."""
 
-    bulk: str
+    bulk: HeaderText
     """Endpoint that serves manifests and chunks."""
-    committed: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    committed: VersionsByPolicy = msgspec.field(default_factory=dict[str, int])
     """Last committed version of each policy, from its durable record."""
 
 
@@ -42,14 +57,14 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """First message on a new connection; the name's older connection, if any, is dismissed."""
 
     role: Role
-    name: str
-    boot: str
+    name: Short
+    boot: Short
     """Random 128-bit hex name of this process: two processes with one name show."""
-    epoch: str = ""
+    epoch: Short = ""
     """A member's new lease, `<boot>.<n>` with n higher than before."""
-    router_epoch: int = 0
+    router_epoch: RouterEpoch = 0
     """The highest router epoch this peer has obeyed."""
-    router_instance: str = ""
+    router_instance: Short = ""
     """The router process that epoch belonged to; empty before the first welcome."""
     protocol: tuple[int, int] = (1, 1)
     """Lowest and highest protocol version spoken."""
@@ -60,85 +75,98 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One worker as the router sees it."""
 
-    name: str
-    epoch: str
-    stream: str
-    state: str
+    name: Short
+    epoch: Short
+    stream: HeaderText
+    state: Short
     """See the worker life cycle in docs/protocol.md."""
-    version: int
-    policy: str
+    version: Natural
+    policy: Short
+
+
+MemberList = Annotated[list[Member], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The router's answer to a hello."""
 
-    router_epoch: int
-    instance: str
+    router_epoch: Natural
+    instance: Short
     """Random name of this router process."""
     protocol: int
     """The version both will speak."""
-    members: list[Member]
+    members: MemberList
     """To clients: every live worker, so that they can subscribe. Empty to others."""
-    bulk: str = ""
+    bulk: HeaderText = ""
     """To clients and workers: where the weight store serves bytes; empty while none is here."""
+    up_ms: Natural = 0
+    """How long this router has been running: whoever was answered by another one since knows
+    that there are two."""
 
 
 class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """To clients: the whole list again, whenever membership changes."""
 
-    members: list[Member]
-    bulk: str = ""
+    members: MemberList
+    bulk: HeaderText = ""
 
 
 class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The router will not serve this connection (again)."""
 
-    code: str
-    """`unknown-peer` (say hello again), `replaced`, `protocol`, `bad-hello`, `shutting-down`."""
-    message: str
+    code: Short
+    """`unknown-peer` (say hello again), `replaced`, `protocol`, `bad-hello`, `forbidden`,
+    `shutting-down`."""
+    message: Sentence
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Every 0.5 s from a worker or store: renews the lease, corrects the router's table."""
 
-    seq: int
-    version: int = 0
+    seq: Natural
+    version: Natural = 0
     """Weights that the engine attests to have active."""
-    state: str = "ready"
-    """`starting`, `ready`, `paused`, `updating`, `asleep`, `draining` or `broken`."""
-    steps: int = 0
+    state: Short = "ready"
+    """`starting`, `ready`, `paused`, `updating`, `asleep`, `draining`, `frozen` or `broken`."""
+    steps: Natural = 0
     """Engine steps so far: progress."""
-    free: int = 0
+    free: Natural = 0
     """Requests it would start or queue now: credit."""
-    running: list[tuple[str, tuple[int, int], str]] = msgspec.field(
-        default_factory=list[tuple[str, tuple[int, int], str]]
-    )
+    running: Claims = msgspec.field(default_factory=list[tuple[str, tuple[int, int], str]])
     """(rid, attempt, client) of everything started and not ended."""
-    outbox: list[tuple[str, tuple[int, int], str]] = msgspec.field(
-        default_factory=list[tuple[str, tuple[int, int], str]]
-    )
+    outbox: Claims = msgspec.field(default_factory=list[tuple[str, tuple[int, int], str]])
     """(rid, attempt, client) of endings not yet acknowledged by their client."""
-    n_tokens: int = 0
+    n_tokens: Natural = 0
     """Tokens sampled since the process started."""
     stalled_ms: float = 0.0
     """Generation stall of the last weight update."""
+    detached: DetachedRids = msgspec.field(default_factory=list[tuple[str, str]])
+    """(rid, group) of those in `running` and `outbox` that go on without their client."""
 
 
 class ClientBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every 0.5 s from a client: keeps its requests alive."""
 
-    seq: int
+    seq: Natural
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Answer to a beat: the sender's lease runs on from the moment it SENT beat `seq`."""
 
-    router_epoch: int
-    instance: str
-    seq: int
+    router_epoch: Natural
+    instance: Short
+    seq: Natural
 
 
 class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The sender leaves in good order; its lease ends now."""
 
-    reason: str = ""
+    reason: Sentence = ""
+
+
+class Rejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Peer to a second router: the sender obeys another one, which lives. The receiver exits."""
+
+    router_epoch: RouterEpoch
+    instance: Short
+    """Of the router obeyed."""

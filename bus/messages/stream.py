@@ -3,7 +3,22 @@
 Spec: docs/protocol.md, "Streams".
 """
 
+from typing import Annotated
+
 import msgspec
+
+from bus.messages.generation import FinishReason
+from bus.messages.limits import (
+    MAX_ITEMS,
+    AttemptIds,
+    Column,
+    Natural,
+    Naturals,
+    Rids,
+)
+
+Finishes = Annotated[list[tuple[Natural, FinishReason]], msgspec.Meta(max_length=MAX_ITEMS)]
+"""[(row, finish_reason)]."""
 
 
 class Deltas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -12,27 +27,27 @@ class Deltas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     Also what an engine host reports to its actor after each step.
     """
 
-    rids: list[str]
-    attempts: list[tuple[int, int]]
-    seqs: list[int]
+    rids: Rids
+    attempts: AttemptIds
+    seqs: Naturals
     """Index of each row's first token in its request: contiguous, so a gap shows."""
-    counts: list[int]
+    counts: Naturals
     """Tokens per row."""
-    tokens: bytes
+    tokens: Column
     """int32 [sum(counts)]."""
-    logprobs: bytes
+    logprobs: Column
     """float32 [sum(counts)]."""
-    versions: list[int]
+    versions: Naturals
     """Weight version per row: a row never mixes versions."""
-    finishes: list[tuple[int, str]] = msgspec.field(default_factory=list[tuple[int, str]])
+    finishes: Finishes = msgspec.field(default_factory=list[tuple[int, FinishReason]])
     """(row, finish_reason) of rows that are complete."""
-    behaviour_logprobs: bytes = b""
+    behaviour_logprobs: Column = b""
     """float32 [sum(counts)]; empty when no row truncates."""
 
 
 class Idle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Open streams of a topic and how many tokens each has: a lost tail shows."""
 
-    rids: list[str]
-    attempts: list[tuple[int, int]]
-    n_tokens: list[int]
+    rids: Rids
+    attempts: AttemptIds
+    n_tokens: Naturals

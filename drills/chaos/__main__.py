@@ -32,7 +32,7 @@ async def serve(settings: LoadSettings) -> ActorExit:
             for name, client in clients.items():
                 for number in range(settings.lanes[name]):
                     lane = Lane(client, settings, history, clock)
-                    lanes.create_task(lane.run(f"{name}:{number}", stop))
+                    lanes.create_task(lane.run(f"{name}:{settings.life}.{number}", stop))
     return ActorExit.STOPPED
 
 

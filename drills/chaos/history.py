@@ -3,12 +3,13 @@
 It reads what clients wrote and nothing else: no counter, table or check of the product.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
+from drills.chaos.ledger import Ledger
 from drills.chaos.records import Ended, Invoked, Progressed, Record
 from engine_worker.engines.fake_tokens import prompt_digest, token_after
 
@@ -29,6 +30,8 @@ class Life:
     invoked: list[Invoked] = field(default_factory=list[Invoked])
     progressed: list[Progressed] = field(default_factory=list[Progressed])
     ended: list[Ended] = field(default_factory=list[Ended])
+    is_excused: bool = False
+    """Its caller was killed, and may have heard of no outcome."""
 
 
 @dataclass(slots=True)
@@ -42,11 +45,18 @@ class Verdict:
     """Ended well after more than one attempt."""
     n_unwanted: int = 0
     """Cancelled or lost as they were allowed to be."""
+    n_behind: int = 0
+    """They took any weights, and got some that had been replaced before."""
+    n_excused: int = 0
+    """Open when their caller was killed."""
     lost: list[str] = field(default_factory=list[str])
     """Without an outcome, or not in time."""
     duplicated: list[str] = field(default_factory=list[str])
     """With two outcomes, or with the outcome of another request."""
     wrong_tokens: list[str] = field(default_factory=list[str])
+    stale: list[str] = field(default_factory=list[str])
+    """It asked for the latest weights, and got some that had been replaced before, or older ones
+    after newer ones."""
     poisoned: list[str] = field(default_factory=list[str])
     """Innocent, and blamed for crashes."""
     failed: list[str] = field(default_factory=list[str])
@@ -57,8 +67,8 @@ class Verdict:
     @property
     def n_violations(self) -> int:
         """0 is what a run must show."""
-        wrong = (self.lost, self.duplicated, self.wrong_tokens, self.poisoned, self.failed)
-        return sum(map(len, wrong))
+        wrong = (self.lost, self.duplicated, self.wrong_tokens, self.stale)
+        return sum(map(len, (*wrong, self.poisoned, self.failed)))
 
 
 def fake_oracle(request: Invoked, versions: list[int]) -> Tokens:
@@ -67,11 +77,16 @@ def fake_oracle(request: Invoked, versions: list[int]) -> Tokens:
     return [token_after(digest, request.seed, i, version) for i, version in enumerate(versions)]
 
 
-def lives_of(records: Iterable[Record]) -> dict[str, Life]:
-    """Records by request, each kind in the order of its file."""
+def lives_of(records: Iterable[Record], *, is_excused: bool = False) -> dict[str, Life]:
+    """Records by request, each kind in the order of its file.
+
+    Args:
+        records: of whole processes: no request is told of in two calls.
+        is_excused: those processes were killed by the drill.
+    """
     lives: dict[str, Life] = {}
     for record in records:
-        life = lives.setdefault(record.op, Life())
+        life = lives.setdefault(record.op, Life(is_excused=is_excused))
         match record:
             case Invoked():
                 life.invoked.append(record)
@@ -83,43 +98,44 @@ def lives_of(records: Iterable[Record]) -> dict[str, Life]:
 
 
 def judge(
-    lives: dict[str, Life],
-    oracle: Oracle = fake_oracle,
-    versions: Collection[int] = frozenset({0}),
+    lives: dict[str, Life], oracle: Oracle = fake_oracle, ledger: Ledger | None = None
 ) -> Verdict:
     """The verdict on a history.
 
     Args:
         lives: see `lives_of`.
         oracle: knows the right tokens.
-        versions: the weight versions that were ever published, and the first one.
+        ledger: what was published; None: nothing.
     """
     verdict = Verdict(n_requests=len(lives))
+    ledger = ledger or Ledger()
     rids: dict[str, str] = {}
     for op, life in lives.items():
-        for wrong, why in _complaints(life, oracle, versions, rids):
+        for wrong, why in _complaints(life, oracle, ledger, rids):
             ops: list[str] = getattr(verdict, wrong)
             if op not in ops:
                 ops.append(op)
             if len(verdict.stories) < MAX_STORIES:
                 verdict.stories.append(_story(op, life, why))
+        verdict.n_excused += life.is_excused and not life.ended
         verdict.n_streamed += any(each.is_streamed for each in life.invoked)
         for ended in life.ended[:1]:
             verdict.n_ok += ended.outcome == "ok"
             verdict.n_moved += ended.outcome == "ok" and ended.n_attempts > 1
             verdict.n_unwanted += ended.outcome != "ok"
+            verdict.n_behind += any(_stale_tokens(each, ended, ledger) for each in life.invoked)
     return verdict
 
 
 def _complaints(
-    life: Life, oracle: Oracle, versions: Collection[int], rids: dict[str, str]
+    life: Life, oracle: Oracle, ledger: Ledger, rids: dict[str, str]
 ) -> Iterable[tuple[str, str]]:
     """(list of the verdict, why) for each thing that is wrong with one request."""
     if len(life.invoked) != 1:
         yield "duplicated", f"it was asked {len(life.invoked)} times"
         return
     [request] = life.invoked
-    if not life.ended:
+    if not life.ended and not life.is_excused:
         yield "lost", "no outcome"
     if len(life.ended) > 1:
         yield "duplicated", f"{len(life.ended)} outcomes"
@@ -129,9 +145,11 @@ def _complaints(
         if ended.outcome != "ok" and ended.outcome not in request.allowed:
             yield _fault_of(ended), f"{ended.outcome} {ended.code}"
         if ended.outcome in ("ok", "cancelled"):
-            why = _wrong_tokens(request, ended, oracle, versions)
-            if why:
+            if why := _wrong_tokens(request, ended, oracle, ledger):
                 yield "wrong_tokens", why
+            why = _stale_tokens(request, ended, ledger)
+            if why and request.wants_latest:
+                yield "stale", why
     held = [each.at for each in (*life.invoked, *life.progressed, *life.ended)]
     if any(later < earlier for earlier, later in pairwise(held)):
         yield "duplicated", "something came after the outcome"
@@ -143,14 +161,14 @@ def _fault_of(ended: Ended) -> str:
     return "lost" if ended.outcome in ("expired", "lost") else "failed"
 
 
-def _wrong_tokens(request: Invoked, ended: Ended, oracle: Oracle, versions: Collection[int]) -> str:
+def _wrong_tokens(request: Invoked, ended: Ended, oracle: Oracle, ledger: Ledger) -> str:
     got = _tokens(ended.tokens)
     if ended.outcome == "ok" and len(got) != request.n_tokens:
         return f"{len(got)} tokens instead of {request.n_tokens}"
     by_token = [version for version, n_tokens in ended.versions for _ in range(n_tokens)]
     if len(by_token) != len(got):
         return f"versions of {len(by_token)} tokens for {len(got)}"
-    if unknown := sorted({*by_token} - {*versions}):
+    if unknown := sorted({*by_token} - ledger.servable):
         return f"versions that never were: {unknown}"
     wanted = oracle(request, by_token)
     if got != wanted:
@@ -160,6 +178,16 @@ def _wrong_tokens(request: Invoked, ended: Ended, oracle: Oracle, versions: Coll
         return f"its stream left tokens out {ended.n_gaps} times"
     if ended.streamed is not None and ended.streamed != ended.tokens:
         return f"{len(_tokens(ended.streamed))} streamed tokens are not those of the result"
+    return ""
+
+
+def _stale_tokens(request: Invoked, ended: Ended, ledger: Ledger) -> str:
+    versions = [version for version, _ in ended.versions]
+    floor = ledger.floor(request.at)
+    if versions and min(versions) < floor:
+        return f"version {min(versions)} after {floor} was committed"
+    if versions != sorted(versions):
+        return f"its versions go back: {versions}"
     return ""
 
 

@@ -23,8 +23,11 @@ from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import Delta, OnLoss, Rollout, RolloutCancelled
 from trainer_adapter.rollouts import GenerateOptions
 
+LATEST = "latest"
 STREAMED_SHARE = 0.4
 """Of requests; recoveries are told from these, because their tokens can be watched."""
+LATEST_SHARE = 0.2
+"""Of requests; the others take any weights."""
 ABORTED_SHARE = 0.05
 """Of streams."""
 ON_LOSS: Sequence[OnLoss] = ("resume", "retry", "fail")
@@ -47,9 +50,12 @@ class Ask:
 
     def invoked(self, now: float) -> Invoked:
         """What the history says of it."""
-        allowed: list[Outcome] = ["cancelled"] if self.abort_at else []
+        allowed: list[Outcome] = []
+        if self.abort_at:
+            allowed.append("cancelled")
         if self.options.get("on_loss") == "fail":
-            allowed.append("lost")
+            # Lost with its worker, or stopped by a weight update that aborts: it may not go on.
+            allowed += ("lost", "cancelled")
         return Invoked(
             op=self.op,
             at=now,
@@ -58,6 +64,7 @@ class Ask:
             n_tokens=self.sampling.max_new_tokens,
             allowed=allowed,
             is_streamed=self.is_streamed,
+            wants_latest=self.options.get("versions") == LATEST,
         )
 
 
@@ -73,11 +80,12 @@ def draw_ask(op: str, settings: LoadSettings, rng: Random) -> Ask:
     [on_loss] = rng.choices(ON_LOSS, ON_LOSS_WEIGHTS)
     is_streamed = rng.random() < STREAMED_SHARE
     is_aborted = is_streamed and rng.random() < ABORTED_SHARE
+    versions = LATEST if rng.random() < LATEST_SHARE else "any"
     return Ask(
         op,
         prompt,
         Sampling(max_new_tokens=n_tokens, temperature=temperature, ignore_eos=True, seed=seed),
-        GenerateOptions(deadline_s=settings.deadline_s, on_loss=on_loss),
+        GenerateOptions(deadline_s=settings.deadline_s, on_loss=on_loss, versions=versions),
         is_streamed,
         rng.randint(1, n_tokens) if is_aborted else 0,
     )

@@ -94,6 +94,9 @@ class ProxyLink:
     async def _serve(self, near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
         # While it is cut, a connection attempt gets no further than this process.
         await self._gates["up"].wait()
+        if not self.upstream:
+            # A stranger, who looks for whoever had this port before.
+            raise ConnectionRefusedError
         host, _, port = self.upstream.removeprefix("tcp://").rpartition(":")
         far_in, far_out = await asyncio.open_connection(host, int(port))
         pair = _Pair(near_out, far_out)

@@ -3,21 +3,23 @@
 Times are BOOTTIME seconds, the same in every process of a machine.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import msgspec
 
 Outcome = Literal["ok", "cancelled", "expired", "refused", "lost", "failed"]
+PublicationOutcome = Literal["committed", "refuted", "unknown"]
+"""`refuted`: no worker ever serves it."""
 
 
 class Invoked(msgspec.Struct, frozen=True, tag="invoked"):
     """A client asked."""
 
     op: str
-    """`CLIENT:LANE:NUMBER`: the history's own name of the request."""
+    """`CLIENT:LIFE.LANE:NUMBER`: the history's own name of the request."""
     at: float
     prompt: bytes
     """int32 [n_prompt_tokens], little endian."""
@@ -27,6 +29,8 @@ class Invoked(msgspec.Struct, frozen=True, tag="invoked"):
     allowed: list[Outcome]
     """How it may end besides `ok`."""
     is_streamed: bool = False
+    wants_latest: bool = False
+    """It asked for the weights that were the newest when it was placed."""
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
@@ -59,14 +63,38 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """Deltas that left tokens out."""
 
 
+class Offered(msgspec.Struct, frozen=True, tag="offered"):
+    """A trainer is about to publish a version: from now on it may be served."""
+
+    version: int
+    at: float
+
+
+class Settled(msgspec.Struct, frozen=True, tag="settled"):
+    """What the trainer was told of it; a trainer that is killed never says."""
+
+    version: int
+    at: float
+    outcome: PublicationOutcome
+    why: str = ""
+    """In words, if it is not committed."""
+
+
 Record = Invoked | Progressed | Ended
+WeightRecord = Offered | Settled
+
+
+RecordT = TypeVar("RecordT")
 
 
 class HistoryWriter:
-    """Appends records to a file; a context manager."""
+    """Appends records to a file; a context manager.
+
+    Nothing waits in memory: what a killed process saw is in its file.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=1 << 18)
+        self._file = path.open("wb", buffering=0)
         self._encoder = msgspec.json.Encoder()
 
     def __enter__(self) -> Self:
@@ -80,16 +108,23 @@ class HistoryWriter:
     ) -> None:
         self._file.close()
 
-    def add(self, record: Record) -> None:
-        """Write one line, some time."""
+    def add(self, record: Record | WeightRecord) -> None:
+        """Write one line."""
         self._file.write(self._encoder.encode(record) + b"\n")
 
 
-def read_history(paths: Iterable[Path]) -> Iterator[Record]:
-    """All records of some files; the last line of a killed writer may be missing."""
-    decoder = msgspec.json.Decoder(Invoked | Progressed | Ended)
-    for path in paths:
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield decoder.decode(line)
+def read_history(path: Path) -> Iterator[Record]:
+    """What a process of clients saw; the last line of a killed writer may be torn."""
+    return _read(path, msgspec.json.Decoder(Invoked | Progressed | Ended))
+
+
+def read_publications(path: Path) -> Iterator[WeightRecord]:
+    """What a trainer did; the same of its last line."""
+    return _read(path, msgspec.json.Decoder(Offered | Settled))
+
+
+def _read(path: Path, decoder: msgspec.json.Decoder[RecordT]) -> Iterator[RecordT]:
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield decoder.decode(line)

@@ -1,40 +1,42 @@
-"""A fleet behind proxies, clients in processes of their own, and the hand that breaks them."""
+"""A fleet behind proxies, a crowd of clients, and the hand that breaks them."""
 
 import asyncio
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
-from bus.child import ChildProcess, ProcessSpec
 from bus.clock import BootClock
 from bus.supervisor import ProcessEvent, RestartRule
+from drills.chaos.crowd import Crowd
 from drills.chaos.proxy import ProxyLink
 from drills.chaos.recovery import Struck
-from drills.chaos.schedule import Fault
-from drills.chaos.settings import ChaosSettings, LoadSettings
+from drills.chaos.schedule import ROUTER_KINDS, Fault
+from drills.chaos.settings import ChaosSettings
 from engine_worker.settings import HostSettings
 from launcher.fleet import Fleet
-from launcher.plan import environment, python
+from launcher.plan import ROUTER
 from launcher.settings import FleetSettings
 
-ROUTER = "router"
-FAKE_OPTIONS = {"slots": 256, "step_s": 0.05}
-TRANSFORMERS_OPTIONS = {"threads": 1, "slots": 16, "kv_tokens": 16_384}
-MAX_TOKENS = {"fake": 80, "transformers": 32}
+FAKE_SLOTS = 256
+FAKE_STEP_S = 0.05
+FAKE_TOKENS_PER_S = 10_000
+"""Of all workers together, at most: what two cores can carry and write down."""
+TRANSFORMERS_OPTIONS: dict[str, float] = {
+    "threads": 1, "slots": 16, "kv_tokens": 16_384, "max_context": 256,
+}  # fmt: skip
 HOST_RESTART_S = 2.0
 """A worker whose engine host was killed is left alone for so long."""
 MIN_FIT = 2
 """Workers that are left in peace, if there are so many."""
-DRAIN_GRACE_S = 20.0
-READY_TIMEOUT_S = 60.0
 UNLIMITED = 1_000_000
+DEADLY = frozenset({"kill_worker", "kill_router", "kill_client"})
+"""Faults that a supervisor hears of."""
 
 
 class Rig:
@@ -48,27 +50,28 @@ class Rig:
         on_event: Callable[[ProcessEvent], None] = lambda _: None,
     ) -> None:
         self._settings = settings
-        self._directory = directory
-        self._prompts = [list(prompt) for prompt in prompts]
         self._tell = on_event
         self._clock = BootClock()
         self._stack = AsyncExitStack()
-        self._clients: list[ChildProcess] = []
         self._frozen: set[int] = set()
         self._troubled: set[str] = set()
         self._is_better = asyncio.Event()
         self._healings: set[asyncio.TimerHandle] = set()
-        self._router_ready_at = 0.0
+        self._expected_deaths: Counter[str] = Counter()
         self.struck: list[Struck] = []
+        self.surprises: list[str] = []
+        """Deaths of processes that nobody had killed."""
         self.workers = [f"w{number}" for number in range(settings.workers)]
         self.clients = [f"c{number}" for number in range(settings.clients)]
         self._links = {name: ProxyLink() for name in (*self.workers, *self.clients)}
+        endpoints = {name: self._links[name].endpoint for name in self.clients}
+        self.crowd = Crowd(settings, directory, endpoints, prompts, self._heard)
         self.fleet = Fleet(
             FleetSettings(
                 workers=settings.workers,
                 engine=settings.engine,
                 model=settings.model,
-                engine_options=FAKE_OPTIONS if settings.engine == "fake" else TRANSFORMERS_OPTIONS,
+                engine_options=_engine_options(settings),
                 transport="tcp",
                 store=True,
                 run_dir=directory / "fleet",
@@ -88,6 +91,7 @@ class Rig:
             stack.callback(self.heal_all)
             for name in self.clients:
                 self._links[name].upstream = self.fleet.address
+            await stack.enter_async_context(self.crowd)
             self._stack = stack.pop_all()
         return self
 
@@ -97,41 +101,17 @@ class Rig:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for client in self._clients:
-            client.kill()
         await self._stack.__aexit__(kind, error, trace)
-        await asyncio.gather(*(client.wait() for client in self._clients))
 
     @property
-    def histories(self) -> list[Path]:
-        """One file per client process."""
-        n_processes = min(self._settings.client_processes, len(self.clients))
-        return [self._directory / f"history-{number}.jsonl" for number in range(n_processes)]
-
-    async def start_load(self) -> None:
-        """Start the clients; returns when all are connected."""
-        for number, history in enumerate(self.histories):
-            names = self.clients[number :: len(self.histories)]
-            ready = asyncio.Event()
-            spec = self._load_spec(f"clients-{number}", names, history)
-            child = await ChildProcess.start(spec, lambda _, ready=ready: ready.set())
-            self._clients.append(child)
-            async with asyncio.timeout(READY_TIMEOUT_S):
-                await ready.wait()
-
-    async def drain(self) -> None:
-        """Tell the clients to ask no more; returns when all have their last answers.
-
-        One that takes too long is killed: what it still waits for is then lost in its history.
-        """
-        for client in self._clients:
-            client.process.terminate()
-        waiting = asyncio.gather(*(client.wait() for client in self._clients))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.deadline_s + DRAIN_GRACE_S):
-                await waiting
-        for client in self._clients:
-            client.kill()
+    def pids(self) -> dict[str, int]:
+        """Process ids by name: the fleet's, its engine hosts' and the clients'."""
+        hosts = {f"{name}.host": self.fleet.host_pids(name) for name in self.workers}
+        return {
+            **self.fleet.pids,
+            **{name: found[0] for name, found in hosts.items() if found},
+            **self.crowd.pids,
+        }
 
     async def strike(self, faults: Iterable[Fault]) -> None:
         """Let these happen now, each to somebody who is well; waits until there are such."""
@@ -149,27 +129,37 @@ class Rig:
         for link in self._links.values():
             link.heal()
 
+    async def wait_router_well(self, timeout_s: float) -> None:
+        """Wait until the router serves again."""
+        await self._until(lambda: ROUTER not in self._troubled, timeout_s)
+
     async def wait_well(self, timeout_s: float) -> None:
         """Wait until all faults are over and every process serves again."""
+        await self._until(lambda: not self._troubled, timeout_s)
+        await self.fleet.wait_ready(timeout_s)
+
+    async def _until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
-            while self._troubled:
+            while not is_so():
                 self._is_better.clear()
                 await self._is_better.wait()
-        await self.fleet.wait_ready(timeout_s)
 
     def _hit(self, fault: Fault, victim: str) -> None:
         now = self._clock.now()
         self._troubled.add(victim)
+        self._expected_deaths[victim] += fault.kind in DEADLY
         self.struck.append(Struck(fault.kind, victim, now, now + fault.duration_s))
         match fault.kind:
             case "kill_worker":
                 self.fleet.kill(victim)
             case "kill_router":
                 self.fleet.kill_router()
+            case "kill_client":
+                self.crowd.kill(victim)
             case "kill_host":
                 self.fleet.kill_engine_host(victim)
                 self._later(HOST_RESTART_S, lambda: self._well(victim))
-            case "stop_worker" | "stop_host":
+            case "stop_worker" | "stop_host" | "stop_router":
                 is_host = fault.kind == "stop_host"
                 pids = self.fleet.host_pids(victim) if is_host else [self.fleet.pids[victim]]
                 self._freeze(pids)
@@ -188,8 +178,10 @@ class Rig:
             await self._is_better.wait()
 
     def _fit(self, fault: Fault) -> list[str]:
-        if fault.kind == "kill_router":
+        if fault.kind in ROUTER_KINDS:
             return [ROUTER] if ROUTER not in self._troubled else []
+        if fault.kind == "kill_client":
+            return [name for name in self.crowd.mortals if name not in self._troubled]
         if fault.kind == "partition_client":
             return [name for name in self.clients if name not in self._troubled]
         fit = [name for name in self.workers if name not in self._troubled]
@@ -232,6 +224,10 @@ class Rig:
 
     def _heard(self, event: ProcessEvent) -> None:
         self._tell(event)
+        if event.kind == "died" and self._expected_deaths[event.name] > 0:
+            self._expected_deaths[event.name] -= 1
+        elif event.kind in ("died", "left"):
+            self.surprises.append(f"{event.name} {event.what}")
         if event.kind == "ready":
             if event.name == ROUTER:
                 self._router_is_back()
@@ -250,20 +246,9 @@ class Rig:
         self._links[name].upstream = backend
         return self._links[name].endpoint
 
-    def _load_spec(self, name: str, clients: list[str], history: Path) -> ProcessSpec:
-        settings = self._settings
-        per_client, rest = divmod(settings.open_requests, len(self.clients))
-        first = set(self.clients[:rest])
-        load = LoadSettings(
-            seed=settings.seed,
-            endpoints={client: self._links[client].endpoint for client in clients},
-            lanes={client: per_client + (client in first) for client in clients},
-            history=str(history),
-            deadline_s=settings.deadline_s,
-            max_tokens=MAX_TOKENS[settings.engine],
-            prompts=self._prompts,
-        )
-        file = self._directory / f"{name}.json"
-        file.write_bytes(msgspec.json.encode(load))
-        command = [*python("drills.chaos"), "--settings-file", str(file)]
-        return ProcessSpec(name, command, self._directory / f"{name}.log", environment())
+
+def _engine_options(settings: ChaosSettings) -> dict[str, float]:
+    if settings.engine != "fake":
+        return TRANSFORMERS_OPTIONS
+    step_s = max(FAKE_STEP_S, settings.open_requests / FAKE_TOKENS_PER_S)
+    return {"slots": FAKE_SLOTS, "step_s": step_s}

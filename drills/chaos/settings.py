@@ -23,6 +23,9 @@ class ChaosSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     model: str = ""
     """Directory of the transformers engine's model."""
     client_processes: Positive = 2
+    """That nobody kills; one more is there to be killed, with a tenth of the clients."""
+    update_every_s: Seconds = 5.0
+    """About; the fake engine only, and only where the publisher can be imported."""
     deadline_s: Seconds = 90.0
     """Of each request; one that needs longer counts as lost."""
 
@@ -35,14 +38,16 @@ class ChaosSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return max(5.0, self.minutes * 60.0 - SURROUNDINGS_S)
 
 
-SURROUNDINGS_S = 40.0
-"""Of a run: start, warm-up, the last faults' healing, drain and check."""
+SURROUNDINGS_S = 50.0
+"""Of a run: start, warm-up, waits for the router, the last faults' healing, drain and check."""
 
 
 class LoadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one client process is told."""
 
     seed: int
+    life: int = 0
+    """How often a process of this name was killed before: each asks for other things."""
     endpoints: dict[str, str]
     """Client name -> where it connects."""
     lanes: dict[str, int]
@@ -54,4 +59,19 @@ class LoadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Of a request; each asks for a quarter of it at least."""
     prompts: list[list[int]] = []
     """Greedy prompts to draw from; empty: any prompt and any seed."""
+    exit_with_parent: bool = True
+
+
+class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the process is told that publishes weights."""
+
+    seed: int
+    life: int
+    """As of clients."""
+    endpoint: str
+    history: str
+    every_s: float
+    """From one publication to the next, about."""
+    deadline_s: float
+    """Of each publication."""
     exit_with_parent: bool = True

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import msgspec
 
-from drills.simulation.mutants import MUTANTS, SHADOWED
+from drills.simulation.mutants import MUTANTS, SCENARIOS
 from drills.simulation.runs import run_seed
-from drills.simulation.scenario import HAUNTED, SWARM, Scenario
+from drills.simulation.scenario import SWARM, Scenario
 from drills.simulation.story import Story
 from drills.simulation.verdict import SOMETIMES, Report
 
@@ -115,7 +115,7 @@ def tell(seed: int) -> list[str]:
 
 def detect(mutant: str, seeds: Iterable[int], enough: int = ENOUGH) -> Detection:
     """Run a mutant over some seeds, until `enough` of them have found it."""
-    scenario = HAUNTED if mutant in SHADOWED else SWARM
+    scenario = SCENARIOS.get(mutant, SWARM)
     oracles: dict[str, int] = {}
     found: list[int] = []
     n_seeds = n_requests = n_executions = 0

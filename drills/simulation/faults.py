@@ -16,14 +16,14 @@ ROUTER_AFTERMATH_S = 9.0
 SHORT_FREEZE_S = 1.0
 """A router that is frozen for less costs nobody a lease."""
 SPLIT_S = 3.0
-"""Two routers at once: at most this long, less than one recovery window."""
+"""A router that is to go stays at most this long beside a second one; the second one thrice."""
 
 Fault = Callable[["World", Random], None]
 
 
-def kill_worker(world: "World", chance: Random) -> None:
+def kill_worker(world: "World", chance: Random, name: str = "") -> None:
     """Kill -9; the supervisor starts it again."""
-    name = chance.choice(sorted(world.workers))
+    name = name or chance.choice(sorted(world.workers))
     world.note(f"kill {name}")
     world.health.touch(name, AFTERMATH_S)
     world.workers[name].kill()
@@ -37,23 +37,43 @@ def freeze_worker(world: "World", chance: Random) -> None:
     with_host = chance.random() < 0.5  # noqa: PLR2004
     world.note(f"freeze {name} for {for_s} s" + (" and its host" if with_host else ""))
     world.health.touch(name, for_s + AFTERMATH_S)
+    world.stands_still(name, for_s)
     worker = world.workers[name]
     worker.freeze(for_s)
     if with_host and worker.host is not None:
         worker.host.freeze(world.time.now + for_s)
 
 
-def crash_host(world: "World", chance: Random) -> None:
-    """The engine host of a worker dies."""
+def freeze_host(world: "World", chance: Random) -> None:
+    """SIGSTOP and SIGCONT of an engine host; its worker goes on."""
     name = chance.choice(sorted(world.workers))
-    world.note(f"crash the engine host of {name}")
+    for_s = chance.choice([1.0, 3.0, 9.0])
+    world.note(f"freeze the engine host of {name} for {for_s} s")
+    world.health.disturb(for_s)
+    world.stands_still(name, for_s)
+    host = world.workers[name].host
+    if host is not None:
+        host.freeze(world.time.now + for_s)
+
+
+def kill_host(world: "World", chance: Random, name: str = "") -> None:
+    """Kill -9 of the engine host of a worker."""
+    name = name or chance.choice(sorted(world.workers))
+    world.note(f"kill the engine host of {name}")
     world.health.touch(name, AFTERMATH_S)
-    world.workers[name].crash_host()
+    world.workers[name].kill_host()
 
 
-def cut_worker(world: "World", chance: Random) -> None:
+def sick_engine(world: "World", chance: Random) -> None:
+    """An engine answers with errors for a while: its worker lives, and is no use."""
+    host = world.workers[chance.choice(sorted(world.workers))].host
+    if host is not None:
+        host.sick_until = world.time.now + chance.uniform(3, 12)
+
+
+def cut_worker(world: "World", chance: Random, name: str = "") -> None:
     """A partition between a worker (or the store) and the router."""
-    _cut(world, chance, chance.choice([*sorted(world.workers), "store"]), "router")
+    _cut(world, chance, name or chance.choice([*sorted(world.workers), "store"]), "router")
 
 
 def cut_client(world: "World", chance: Random) -> None:
@@ -76,14 +96,18 @@ def half_open(world: "World", chance: Random) -> None:
 
 def restart_router(world: "World", chance: Random) -> None:
     """Kill -9 of the router, with its machine or alone; another one is started."""
-    if not world.router.is_alive:
-        return
-    is_silent = chance.random() < 0.3  # noqa: PLR2004
-    down_s = chance.uniform(0.05, 3)
-    world.note(f"kill the router{' silently' if is_silent else ''} for {down_s:.2f} s")
-    world.health.touch("router", down_s + ROUTER_AFTERMATH_S)
-    world.router.kill(is_silent=is_silent)
-    world.later(down_s, world.revive_router)
+    _restart_router(world, chance.uniform(0.05, 3), is_silent=chance.random() < 0.3)  # noqa: PLR2004
+
+
+def blink_router(world: "World", chance: Random) -> None:
+    """The router is soon back, and a worker that goes on under its lease reaches it late."""
+    name = chance.choice(sorted(world.workers))
+    cut_s = chance.uniform(0.8, 2.2)
+    world.note(f"cut {name} off for {cut_s:.2f} s")
+    world.health.touch(name, cut_s + AFTERMATH_S)
+    for way in ((name, "router"), ("router", name)):
+        world.weather.cut(*way, world.time.now + cut_s)
+    _restart_router(world, chance.uniform(0.05, 0.3), is_silent=False)
 
 
 def freeze_router(world: "World", chance: Random) -> None:
@@ -98,16 +122,16 @@ def freeze_router(world: "World", chance: Random) -> None:
 
 
 def second_router(world: "World", chance: Random) -> None:
-    """Somebody starts a second router; the first one is stopped a little later."""
+    """Somebody starts a second router; one of the two is stopped a little later."""
     if not world.router.is_alive:
         return
-    both_s = chance.uniform(0.2, SPLIT_S)
-    world.note(f"a second router; the first one stays for {both_s:.2f} s")
+    is_first_to_go = chance.random() < 0.5  # noqa: PLR2004
+    both_s = chance.uniform(0.2, SPLIT_S) * (1 if is_first_to_go else 3)
+    which = "first" if is_first_to_go else "second"
+    world.note(f"a second router; the {which} one is stopped after {both_s:.2f} s")
     world.health.touch("router", both_s + ROUTER_AFTERMATH_S)
-    world.health.split_until = world.time.now + both_s + AFTERMATH_S
-    first = world.router
     world.replace_router()
-    world.later(both_s, first.kill)
+    world.later(both_s, lambda: world.unite_routers(keeps_first=not is_first_to_go))
 
 
 def restart_client(world: "World", chance: Random) -> None:
@@ -130,6 +154,11 @@ def freeze_client(world: "World", chance: Random) -> None:
     world.clients[name].freeze(for_s)
 
 
+def ambush_update(world: "World", chance: Random) -> None:
+    """Something fails when the next weight update has come to a certain point."""
+    world.ambushes.lay(chance)
+
+
 def restart_store(world: "World", chance: Random) -> None:
     """Kill -9 of the weight store; its record survives."""
     away_s = chance.uniform(0.5, 8.0)
@@ -148,12 +177,21 @@ def poison(world: "World", _chance: Random) -> None:
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
-        kill_worker, freeze_worker, crash_host, cut_worker, cut_client, isolate_worker, half_open,
-        restart_router, freeze_router, second_router, restart_client, freeze_client,
-        restart_store, poison,
+        kill_worker, freeze_worker, freeze_host, kill_host, sick_engine, cut_worker, cut_client,
+        isolate_worker, half_open, restart_router, blink_router, freeze_router, second_router,
+        restart_client, freeze_client, restart_store, ambush_update, poison,
     )
 }  # fmt: skip
 """By name."""
+
+
+def _restart_router(world: "World", down_s: float, *, is_silent: bool) -> None:
+    if not world.router.is_alive:
+        return
+    world.note(f"kill the router{' silently' if is_silent else ''} for {down_s:.2f} s")
+    world.health.touch("router", down_s + ROUTER_AFTERMATH_S)
+    world.router.kill(is_silent=is_silent)
+    world.later(down_s, world.revive_router)
 
 
 def _cut(world: "World", chance: Random, one: str, other: str) -> None:

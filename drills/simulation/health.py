@@ -1,27 +1,28 @@
 """Who has an excuse: whatever a fault may have touched cannot be called healthy for a while."""
 
 from bus.testing import VirtualTime
-from drills.simulation.weather import Climate
+from drills.simulation.weather import SimWeather
+
+FEW = 2
+"""Frames: fewer lost ones than that end no lease."""
+LOSS_AFTERMATH_S = 4.0
+"""A lease ends this long after frames of its beats began to be lost, at the latest."""
 
 
 class Health:
     """Excuses by name, and whether anything may be late."""
 
-    def __init__(self, time: VirtualTime, climate: Climate) -> None:
+    def __init__(self, time: VirtualTime, weather: SimWeather) -> None:
         self.router_thaws_at = 0.0
         """When the latest long freeze of the router ends."""
-        self.split_until = 0.0
-        """Two routers may be obeyed until then."""
-        self._time, self._climate = time, climate
+        self._time, self._weather = time, weather
         self._touched: dict[str, float] = {}
         self._disturbed_until = 0.0
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether anything may be late now."""
-        climate = self._climate
-        is_rough = climate.loss > 0 or climate.echoes > 0
-        return is_rough or self._time.now < self._disturbed_until
+        """Whether anything may be late now: held up, or a second copy of something old."""
+        return self._weather.climate.echoes > 0 or self._time.now < self._disturbed_until
 
     def touch(self, name: str, for_s: float) -> None:
         """Somebody cannot be called healthy for so long."""
@@ -32,6 +33,8 @@ class Health:
         """Whatever happens may be late for so long."""
         self._disturbed_until = max(self._disturbed_until, self._time.now + for_s)
 
-    def is_touched(self, name: str) -> bool:
-        """Whether this process has an excuse."""
-        return self._climate.loss > 0 or self._time.now < self._touched.get(name, 0.0)
+    def is_touched(self, name: str, few_lost: int = FEW) -> bool:
+        """Whether this process has an excuse: a fault, or so many of its frames were lost."""
+        now = self._time.now
+        is_unlucky = now - self._weather.lost_at(name, few_lost) < LOSS_AFTERMATH_S
+        return is_unlucky or now < self._touched.get(name, 0.0)

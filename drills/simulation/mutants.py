@@ -15,12 +15,16 @@ from bus.entry import Entry
 from bus.ids import NO_ATTEMPT
 from bus.member import MemberCore
 from bus.messages import COMMANDS
-from drills.simulation.nodes import RouterNode, StoreNode, WorkerNode
 from drills.simulation.process import Process
+from drills.simulation.scenario import BLINKING, HAUNTED, Scenario
 from drills.simulation.sim_client import ClientNode
+from drills.simulation.sim_router import RouterNode
+from drills.simulation.sim_store import StoreNode
+from drills.simulation.sim_worker import WorkerNode
 from trainer_adapter.effects import Complete
 
 NEVER = float("inf")
+AGES_S = 1000.0
 SHORT_WINDOW_S = 1.0
 
 
@@ -176,7 +180,15 @@ def without_router_resend(process: Process) -> None:
 def without_expiry(process: Process) -> None:
     """Neither router nor workers look at deadlines."""
     if isinstance(process, RouterNode):
-        process.core._dispatcher._expire = _nothing
+        dispatcher = process.core._dispatcher
+        made = dispatcher._made
+
+        def made_patient(client: Any, entry: Entry, now: float) -> Any:  # noqa: ANN401 - as wrapped
+            request = made(client, entry, now)
+            request.deadline_at += AGES_S
+            return request
+
+        dispatcher._made = made_patient
     elif isinstance(process, WorkerNode):
         process.core._generation.expired = _no_list
 
@@ -189,9 +201,29 @@ def with_epoch_per_boot(process: Process) -> None:
 
         def renounce() -> None:
             holder._until = 0.0
-            holder._sent_at.clear()
+            holder._first_seq = holder._beat_seq + 1
 
         holder.renounce = renounce
+
+
+def without_commit_record(process: Process) -> None:
+    """A router commits weights before the store has written the decision down."""
+    if isinstance(process, RouterNode):
+        updates = process.core._updates
+
+        def commit_at_once(update: Any, now: float) -> None:  # noqa: ANN401 - as wrapped
+            update.advance("recorded")
+            updates._commit(update, now)
+
+        updates._record = commit_at_once
+
+
+def without_isolation(process: Process) -> None:
+    """Whatever kills engines is tried again like anything else, by routers and clients."""
+    if isinstance(process, RouterNode):
+        process.core._health._charge = _nothing
+    elif isinstance(process, ClientNode):
+        process.core._book._settings = replace(process.core._book._settings, max_crashes=1_000_000)
 
 
 MUTANTS: dict[str, Callable[[Process], None]] = {
@@ -208,11 +240,18 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
     "expiry": without_expiry,
     "short_window": with_short_window,
     "epoch_per_boot": with_epoch_per_boot,
+    "commit_record": without_commit_record,
+    "isolation": without_isolation,
 }
 """Protection -> how it is switched off."""
-SHADOWED = frozenset({"fencing", "lease_from_receipt", "epoch_per_boot"})
-"""Protections that others stand in front of (a fresh connection for each lease, beats that tell
-the truth): they are looked for where leases end all the time and old frames come again."""
+SCENARIOS: dict[str, Scenario] = {
+    "fencing": HAUNTED,
+    "lease_from_receipt": HAUNTED,
+    "epoch_per_boot": HAUNTED,
+    "short_window": BLINKING,
+}
+"""Where protections are looked for that are seldom needed, or that others stand in front of (a
+fresh connection for each lease, beats that tell the truth)."""
 
 
 def _member(process: Process) -> MemberCore | None:

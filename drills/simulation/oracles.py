@@ -4,23 +4,36 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from bus.entry import Entry
-from bus.ids import Attempt
-from drills.simulation.nodes import RouterNode, WorkerNode
-from drills.simulation.peeks import holds_lease
+from bus.ids import Attempt, Epoch
+from bus.versions import VersionRule, parse_versions
+from drills.simulation.peeks import holds_lease, is_updating, version_of
+from drills.simulation.process import TICK_S
 from drills.simulation.sim_client import Case
+from drills.simulation.sim_host import SimHost
+from drills.simulation.sim_router import RouterNode
+from drills.simulation.sim_worker import WorkerNode
+from drills.simulation.watch import UpdatePhase
 from router.members import MemberRecord
 
 if TYPE_CHECKING:
     from drills.simulation.world import World
 
+ROUNDING_S = 0.002
+"""Deadlines travel as whole milliseconds, at least one."""
 CALM_SLACK_S = 0.6
 """A deadline may be passed by this much on a calm network: a tick, a step, a transit."""
 FAULTY_SLACK_S = 15.0
-"""Deadlines on the wire are durations: what holds a command up stretches them."""
+"""Deadlines on the wire are durations: what holds a command up stretches them. The longest way:
+3.5 s in a link before it breaks, 5 s in a frozen router, 3.5 s in the next link, 2.4 s in a
+worker that is frozen and keeps its lease."""
 OVERTIME_S = 1.6
 """A client gives up this long after a deadline, and says so at a tick."""
 THAWED_S = 0.3
 """The first tick after a router's thaw."""
+NEWS_S = 1.0
+"""The death of an engine is known at the router after this, or the word of it was lost."""
+MAX_DEATHS = 4
+"""Engines that one poisonous request may cost under one router."""
 
 
 class Violation(NamedTuple):
@@ -34,73 +47,81 @@ class Violation(NamedTuple):
         return f"{self.oracle}: {self.rid} {self.text}"
 
 
+class Run(NamedTuple):
+    """One execution of a request."""
+
+    worker: WorkerNode
+    host: SimHost | None
+    epoch: Epoch
+
+    def is_over(self, now: float) -> bool:
+        """Whether its worker, engine or lease is gone, and the execution with it."""
+        if not self.worker.is_alive or self.host is None or not self.host.is_alive:
+            return True
+        member = self.worker.core.member
+        return member.epoch != self.epoch or not holds_lease(member, now)
+
+
 class Oracles:
     """Looks on, and keeps the counts that no product code shares."""
 
     def __init__(self, world: "World") -> None:
         self.violations: list[Violation] = []
         self.seen: Counter[str] = Counter()
-        self.executions: Counter[str] = Counter()
+        self.runs: dict[str, list[Run]] = {}
         """By rid."""
+        self.failed_by_engine: set[str] = set()
+        """rids that an engine answered with an error."""
+        self.deaths: Counter[tuple[str, str]] = Counter()
+        """(rid, router) -> engines that died of it, as far as this router could hear of it."""
+        self.recorded_at: float | None = None
+        """When the store wrote the commit down."""
         self._world = world
-        self._executed: dict[tuple[str, Attempt], str] = {}
+        self._executed: set[tuple[str, Attempt]] = set()
 
     def broken(self, oracle: str, rid: str, text: str) -> None:
         """Note a violation."""
         self.violations.append(Violation(oracle, rid, text))
         self._world.note(f"VIOLATION {oracle}: {rid} {text}")
 
+    # -- requests -----------------------------------------------------------------------------
+
+    def placed(self, router: RouterNode, member: MemberRecord, rid: str, late_s: float) -> None:
+        """A router gives a `generate` to a worker."""
+        where = f"is placed on {member.name}"
+        if late_s > TICK_S + ROUNDING_S:
+            self.broken("not_expired", rid, f"{where} {late_s:.2f} s after its deadline")
+        committed = router.core.context.committed_of(member.policy)
+        if member.version < committed:
+            text = f"{where}, at version {member.version} of {committed}"
+            self.broken("serves_committed", rid, text)
+
     def began(self, worker: WorkerNode, entry: Entry) -> None:
         """A worker gave a `generate` to its engine."""
-        world, now, rid = self._world, self._world.time.now, entry.rid
-        self.executions[rid] += 1
+        now, rid = self._world.time.now, entry.rid
         member, where = worker.core.member, f"attempt {entry.attempt} on {worker.name}"
+        self.runs.setdefault(rid, []).append(Run(worker, worker.host, member.epoch))
         if not holds_lease(member, now):
             self.broken("lease_held", rid, f"{where} begins without a lease")
         running = member.deliveries.running(rid)
-        if running is None or running.epoch != member.epoch:
+        if running is not None and running.epoch != member.epoch:
             self.broken("current_epoch", rid, f"{where} was placed under another lease")
-        before = self._executed.setdefault((rid, entry.attempt), where)
-        if before is not where:
+        if (rid, entry.attempt) in self._executed:
             self.broken("executed_once", rid, f"{where} was begun before")
-        for other in world.workers.values():
-            if other is worker or other.core.member.deliveries.running(rid) is None:
-                continue
-            if not other.is_alive or not holds_lease(other.core.member, now):
-                continue
-            if now < world.health.split_until:
-                self.seen["owners_in_a_split"] += 1  # each obeys its own router
-            else:
-                self.broken("one_owner", rid, f"{where}, and {other.name} still owns it")
-        self._in_time(rid, f"{where} begins", CALM_SLACK_S)
+        self._executed.add((rid, entry.attempt))
+        self._owns_alone(worker, rid, where)
+        self._in_time(worker, rid, where)
         self._is_current(rid, entry, where)
+        self._fits(worker, entry, where)
+
+    def overran(self, worker: WorkerNode, rid: str, late_s: float) -> None:
+        """A worker goes on with a request after its deadline."""
+        self.broken("not_expired", rid, f"{worker.name} goes on {late_s:.2f} s after its deadline")
 
     def answered(self, worker: WorkerNode, entry: Entry) -> None:
         """A worker sends an ending, for the first time or again."""
         if not holds_lease(worker.core.member, self._world.time.now):
             self.broken("lease_held", entry.rid, f"{worker.name} answers without a lease")
-
-    def lease_ended(self, worker: WorkerNode) -> None:
-        """A worker gave its lease up: was there any reason to?"""
-        self.seen["leases_lost"] += 1
-        world = self._world
-        if not world.health.is_touched(worker.name) and not world.health.is_touched("router"):
-            self.broken("healthy_lease", worker.name, "gave up a lease that nothing disturbed")
-
-    def expired(self, router: RouterNode, member: MemberRecord) -> None:
-        """A router took a lease away: was there any reason to?"""
-        self.seen["leases_expired"] += 1
-        world, now = self._world, self._world.time.now
-        worker = world.workers.get(member.name)
-        if worker is None or not worker.is_alive or router is not world.router:
-            return
-        if worker.core.member.epoch == member.epoch and holds_lease(worker.core.member, now):
-            self.broken("holder_first", member.name, "still acts under a lease taken from it")
-        is_thaw = 0 <= now - world.health.router_thaws_at < THAWED_S
-        if not world.health.is_touched(member.name) and (
-            is_thaw or not world.health.is_touched("router")
-        ):
-            self.broken("healthy_lease", member.name, "was expired although it is healthy")
 
     def took_dead(self, entry: Entry) -> None:
         """A client took the ending of an execution that it knew to be lost."""
@@ -112,27 +133,116 @@ class Oracles:
         if len(case.outcomes) > 1:
             self.broken("one_outcome", rid, f"{len(case.outcomes)} outcomes")
         case.ended_at = now
+        is_over = any(run.is_over(now) for run in self.runs.get(rid, ()))
+        case.was_lost = is_over or self._world.is_split  # its worker may obey the other router
         late_s = now - max(case.deadline_at, case.client.thawed_at)
         if late_s > OVERTIME_S:
             self.broken("ends_in_time", rid, f"ended {late_s:.2f} s after its deadline")
-        self._in_time(rid, "is answered", OVERTIME_S)
+
+    def engine_failed(self, rid: str) -> None:
+        """An engine reported an error instead of this request's tokens."""
+        self.failed_by_engine.add(rid)
+
+    def engine_struck(self, worker: WorkerNode, rid: str) -> None:
+        """An engine died of this request."""
+        instance = self._world.router.core.context.instance
+        self._world.later(NEWS_S, lambda: self._count_death(worker.name, rid, instance))
+
+    def _count_death(self, worker: str, rid: str, instance: str) -> None:
+        health = self._world.health
+        if health.is_touched("router") or health.is_touched(worker, few_lost=1):
+            return  # its router may not have heard of it
+        self.deaths[rid, instance] += 1
+        if self.deaths[rid, instance] > MAX_DEATHS:
+            self.broken("poison_found", rid, f"has killed {MAX_DEATHS} engines, and another one")
+
+    # -- leases -------------------------------------------------------------------------------
+
+    def lease_ended(self, worker: WorkerNode) -> None:
+        """A worker gave its lease up: was there any reason to?"""
+        self.seen["leases_lost"] += 1
+        health = self._world.health
+        if not health.is_touched(worker.name) and not health.is_touched("router"):
+            self.broken("healthy_lease", worker.name, "gave up a lease that nothing disturbed")
+
+    def expired(self, router: RouterNode, member: MemberRecord) -> None:
+        """A router took a lease away: was there any reason to?"""
+        self.seen["leases_expired"] += 1
+        world, now = self._world, self._world.time.now
+        worker = world.workers.get(member.name)
+        if worker is None or not worker.is_alive or router is not world.router:
+            return
+        if worker.core.member.state == "away":
+            return  # it said goodbye, which has been lost
+        if worker.core.member.epoch == member.epoch and holds_lease(worker.core.member, now):
+            self.broken("holder_first", member.name, "still acts under a lease taken from it")
+        is_thaw = 0 <= now - world.health.router_thaws_at < THAWED_S
+        if not world.health.is_touched(member.name) and (
+            is_thaw or not world.health.is_touched("router")
+        ):
+            self.broken("healthy_lease", member.name, "was expired although it is healthy")
+
+    def stepped_down(self, router: RouterNode) -> None:
+        """A router left because another one holds the fleet: was there one?"""
+        self.seen["routers_stepped_down"] += 1
+        if not self._world.router_left(router):
+            self.broken("one_router", "", "left for another one, and was the only one")
+
+    # -- weights ------------------------------------------------------------------------------
+
+    def update_reached(self, phase: UpdatePhase, worker: str) -> None:
+        """A weight update has come so far."""
+        self._world.ambushes.spring(phase, worker)
+
+    def swapping(self, worker: WorkerNode, version: int) -> None:
+        """A worker tells its engine to serve with this version."""
+        if version > self._world.committed.get("default", 0):
+            text = f"{worker.name} takes version {version}, which nobody has decided for"
+            self.broken("decided_version", "", text)
+
+    def recorded(self, version: int) -> None:
+        """The store wrote a commit down."""
+        if version and self.recorded_at is None:
+            self.recorded_at = self._world.time.now
+
+    def _owns_alone(self, worker: WorkerNode, rid: str, where: str) -> None:
+        world = self._world
+        for other in world.workers.values():
+            member = other.core.member
+            if other is worker or member.deliveries.running(rid) is None:
+                continue
+            if not other.is_alive or not holds_lease(member, world.time.now):
+                continue
+            if world.is_split:
+                self.seen["owners_in_a_split"] += 1  # each obeys its own router
+            else:
+                self.broken("one_owner", rid, f"{where}, and {other.name} still owns it")
 
     def _is_current(self, rid: str, entry: Entry, where: str) -> None:
         """Whether the router has given this request to somebody else meanwhile."""
         router = self._world.router
         request = router.core.table.get(rid)
-        is_split = self._world.time.now < self._world.health.split_until
-        if request is None or is_split or request.state not in {"sent", "running"}:
+        if request is None or self._world.is_split or request.state not in {"sent", "running"}:
             return
         if request.attempt > entry.attempt:
             self.broken("current_attempt", rid, f"{where} begins after {request.attempt}")
 
-    def _in_time(self, rid: str, what: str, slack_s: float) -> None:
-        world = self._world
-        case = world.case(rid)
+    def _fits(self, worker: WorkerNode, entry: Entry, where: str) -> None:
+        """Whether the engine has the weights that its worker attests and the request asks for."""
+        version = worker.host.version if worker.host is not None else 0
+        if version_of(worker.core) != version and not is_updating(worker.core):
+            text = f"{where} attests {version_of(worker.core)} and serves {version}"
+            self.broken("true_version", entry.rid, text)
+        rule = parse_versions(entry.place.versions) if entry.place is not None else None
+        if isinstance(rule, VersionRule) and not rule.accepts(version, version):
+            self.broken("true_version", entry.rid, f"{where} gets {version} instead of {rule}")
+
+    def _in_time(self, worker: WorkerNode, rid: str, where: str) -> None:
+        case, health = self._world.case(rid), self._world.health
         if case is None:
             return
-        slack_s = FAULTY_SLACK_S if world.health.is_disturbed else slack_s
-        late_s = world.time.now - case.deadline_at
+        is_held_up = health.is_disturbed or health.is_touched(worker.name, few_lost=1)
+        slack_s = FAULTY_SLACK_S if is_held_up else CALM_SLACK_S
+        late_s = self._world.time.now - case.deadline_at
         if late_s > slack_s:
-            self.broken("not_expired", rid, f"{what} {late_s:.2f} s after its deadline")
+            self.broken("not_expired", rid, f"{where} begins {late_s:.2f} s after its deadline")

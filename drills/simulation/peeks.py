@@ -19,6 +19,11 @@ def version_of(worker: WorkerCore) -> int:
     return worker._controller.version
 
 
+def is_updating(worker: WorkerCore) -> bool:
+    """Whether its engine may be swapping weights at this moment."""
+    return worker._controller.state.is_updating
+
+
 def n_running(worker: WorkerCore) -> int:
     """Requests that its engine works on."""
     return len(worker._generation)
@@ -27,20 +32,30 @@ def n_running(worker: WorkerCore) -> int:
 def is_idle_member(member: MemberCore, now: float) -> bool:
     """Whether a tick at this moment would change nothing but its own date."""
     return (
-        member.state == "leased"
-        and now < member._beat_at
+        now < member._beat_at  # mostly not
+        and member.state == "leased"
         and now < member._holder._until
         and not len(member.deliveries.outbox)
     )
+
+
+def rest_s(member: MemberCore, now: float) -> float:
+    """How long nothing is due at a member that has nothing to do."""
+    return member._beat_at - now if member.state == "leased" else 0.0
 
 
 def is_idle_client(client: ClientCore, now: float) -> bool:
     """Whether a tick at this moment would change nothing but its own date."""
     link, book = client._link, client._book
     return (
-        link.state == "up"
-        and now < link._beat_at
+        now < link._beat_at
+        and link.state == "up"
         and now - link._heard_at <= link._settings.silence_s
         and not book.acks._waiting
         and (not book._due._heap or now < book._due._heap[0][0])
     )
+
+
+def has_rejected(client: ClientCore) -> bool:
+    """Whether its connection leads to a second router, which it does not obey."""
+    return client._link.has_rejected

@@ -7,10 +7,13 @@ from bus.testing import VirtualTime
 
 FRONT, BACK = "ipc:///sim/front", "ipc:///sim/back"
 TICK_S = 0.25
+"""Several times as long as in the shells: what may wait for a tick waits long."""
 
 
 class Process:
     """What all simulated processes have in common."""
+
+    tick_s = TICK_S
 
     def __init__(self, name: str, time: VirtualTime) -> None:
         self.name = name
@@ -27,7 +30,7 @@ class Process:
 
     def start_ticking(self, phase: float) -> None:
         """Tick as long as it lives; `phase` in [0, 1) keeps processes from ticking in step."""
-        self.time.later(TICK_S * phase, self._on_tick)
+        self.time.later(self.tick_s * phase, self._on_tick)
 
     def tick(self) -> None:
         """Time passes."""
@@ -48,10 +51,12 @@ class Process:
             handle(*args)
 
     def _on_tick(self) -> None:
+        if not self.is_alive:
+            return
+        if self.time.now >= self.frozen_until:
+            self.tick()
         if self.is_alive:
-            self.time.later(TICK_S, self._on_tick)
-            if self.time.now >= self.frozen_until:
-                self.tick()
+            self.time.later(self.tick_s, self._on_tick)
 
     def _thaw(self) -> None:
         if not self.is_alive or self.time.now + 1e-9 < self.frozen_until:

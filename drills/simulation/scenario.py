@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
-
 from bus.entry import Placement
 from bus.messages.generation import Generate, Sampling
 from drills.simulation.sim_host import POISON
@@ -50,6 +48,8 @@ class Scenario:
 SWARM = Scenario()
 HAUNTED = Scenario(kinds=("freeze_worker", "cut_worker"), echoes=0.4, n_faults=(12, 24))
 """Leases end all the time, and what was said under the old ones comes again."""
+BLINKING = Scenario(kinds=("blink_router", "kill_worker"), n_faults=(12, 24))
+"""Routers come back before the workers they had find out."""
 SMALL = Scenario(
     n_workers=2,
     n_clients=1,
@@ -65,12 +65,17 @@ SMALL = Scenario(
 """A short run without faults of its own: the ground for one fault at a time."""
 
 
-def drawn_ask(chance: Random) -> Ask:
+def session_of(client: str) -> str:
+    """The session that a client opens."""
+    return f"{client}-agent"
+
+
+def drawn_ask(chance: Random, client: str) -> Ask:
     """A request as a rollout generator may send it."""
     place = Placement(
         "default",
         chance.choice(["any"] * 5 + ["latest", "max-staleness:1", "min:1", "exact:0", "exact:1"]),
-        session=chance.choice(["", "", "", "s1", "s2"]),
+        session=chance.choice(["", "", "", "shared", session_of(client)]),
         group=chance.choice(["", "", "g1"]),
         cost=100,
         priority=chance.choice([0, 0, 0, 5]),
@@ -100,4 +105,4 @@ def drawn_deadline_s(chance: Random, patient_s: float) -> float:
 
 
 def _prompt(chance: Random) -> bytes:
-    return np.array([chance.randrange(1000, 2000) for _ in range(6)], "<i4").tobytes()
+    return b"".join(chance.randrange(1000, 2000).to_bytes(4, "little") for _ in range(6))

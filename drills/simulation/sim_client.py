@@ -10,8 +10,8 @@ from bus.ids import Attempt
 from bus.memory_ports import MemoryLink, MemoryNet
 from bus.messages import ENDINGS
 from bus.messages.delivery import Lost
-from drills.simulation.peeks import is_idle_client
-from drills.simulation.process import FRONT, Process
+from drills.simulation.peeks import has_rejected, is_idle_client
+from drills.simulation.process import FRONT, TICK_S, Process
 from trainer_adapter.client_core import ClientCore
 from trainer_adapter.effects import (
     Complete,
@@ -32,6 +32,7 @@ class Case:
 
     __slots__ = (
         "ask", "asked_at", "client", "deadline_at", "deltas", "ended_at", "outcomes", "was_aborted",
+        "was_lost",
     )  # fmt: skip
 
     def __init__(self, client: "ClientNode", ask: Ask, deadline_s: float) -> None:
@@ -43,6 +44,8 @@ class Case:
         self.outcomes: list[Outcome] = []
         self.deltas: list[Delta] = []
         self.was_aborted = False
+        self.was_lost = False
+        """One of its executions was gone when it ended."""
 
 
 class ClientWatch(Protocol):
@@ -59,6 +62,8 @@ class ClientWatch(Protocol):
 
 class ClientNode(Process):
     """One client."""
+
+    tick_s = 2 * TICK_S  # nobody waits for it, and each tick has its beat
 
     def __init__(self, name: str, net: MemoryNet, watch: ClientWatch, boot: int) -> None:
         super().__init__(name, net.time)
@@ -152,14 +157,18 @@ class ClientNode(Process):
         if n_link != self._n_links:
             return
         endings: list[tuple[Entry, bool]] = []
+        lost: list[tuple[str, Attempt]] = []
         for entry in entries:
             if entry.kind in ENDINGS and not self._is_over(entry.rid):
                 endings.append((entry, (entry.rid, entry.attempt) in self._dead))
             elif entry.kind == "lost":
-                self._dead.update(cast("Lost", unpack(entry)).items)
+                lost += cast("Lost", unpack(entry)).items
         self._apply(self.core.receive(entries, self.time.now))
+        if not has_rejected(self.core):  # or else it does not believe a word
+            self._dead.update(lost)
+        alive = {entry.rid for entry, was_dead in endings if not was_dead}
         for entry, was_dead in endings:
-            if was_dead and self._is_over(entry.rid):
+            if was_dead and entry.rid not in alive and self._is_over(entry.rid):
                 self._watch.took_dead(entry)
 
     def _is_over(self, rid: str) -> bool:

@@ -1,7 +1,7 @@
 """A simulated engine host: tokens of a pure function at a simulated pace."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -9,16 +9,21 @@ from bus.codec import pack, unpack
 from bus.entry import Entry
 from bus.ids import Attempt
 from bus.messages.control import Flushed, Memory
-from bus.messages.endings import Done
+from bus.messages.endings import Done, Problem
 from bus.messages.generation import Abort, Generate
 from bus.messages.host import EngineBeat, EngineReady
 from bus.messages.stream import Deltas
-from bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
+from bus.messages.weights import AbortUpdate, CommitUpdate, PrepareUpdate
 from bus.testing import VirtualTime
 from drills.simulation.sim_tokens import TOKEN_BYTES, VOCAB_SIZE, continuation
+from drills.simulation.sim_weights import Answer, SimWeights
+from drills.simulation.watch import UpdatePhase
 
-TOKENS_PER_STEP = 8
-BEAT_S = 2.0
+TOKENS_PER_STEP = 16
+BEAT_S = 3.5
+SILENT_S = 4.0
+"""A host without a word for so long is noticed; both are longer than usual, because beats of idle
+engines would be most of what happens."""
 POISON = (666).to_bytes(4, "little")
 """A prompt that begins with this token kills the engine that samples from it."""
 CAPABILITIES = [
@@ -32,34 +37,61 @@ Key = tuple[str, Attempt]
 class SimRow:
     """One running request."""
 
-    __slots__ = ("max_new_tokens", "n_tokens", "prompt", "seed")
+    __slots__ = ("is_poison", "max_new_tokens", "n_tokens", "prompt", "seed")
 
     def __init__(self, body: Generate) -> None:
         self.prompt = body.prompt
+        self.is_poison = body.prompt.startswith(POISON)
         self.seed = body.sampling.seed or 0
         self.n_tokens = len(body.prefix.tokens) // TOKEN_BYTES if body.prefix else 0
         self.max_new_tokens = body.sampling.max_new_tokens
 
 
+class Owner(Protocol):
+    """The worker process of an engine host."""
+
+    def host_says(self, host: "SimHost", entry: Entry) -> None:
+        """The host sends something."""
+        ...
+
+    def engine_failed(self, rid: str) -> None:
+        """The engine reports an error instead of this request's tokens."""
+        ...
+
+    def engine_struck(self, host: "SimHost", rid: str) -> None:
+        """The engine dies of this request."""
+        ...
+
+    def can_pull(self) -> bool:
+        """Whether the store can be reached."""
+        ...
+
+    def update_reached(self, phase: UpdatePhase) -> None:
+        """A weight update has come so far."""
+        ...
+
+
 class SimHost:
     """Answers a worker core as an engine host does."""
 
-    def __init__(
-        self,
-        time: VirtualTime,
-        pace: tuple[float, int],
-        say: Callable[["SimHost", Entry], None],
-        crash: Callable[["SimHost"], None],
-    ) -> None:
+    def __init__(self, time: VirtualTime, pace: tuple[float, int], owner: Owner) -> None:
         """`pace` is (seconds per step, requests that run side by side)."""
         self.is_alive = True
+        self.sick_until = 0.0
+        """Until then its engine fails whatever it is given."""
         self._time = time
         self._step_s, self._slots = pace
-        self._say, self._crash = say, crash
+        self._owner = owner
+        self._weights = SimWeights(self._later, pace[0], owner.can_pull, owner.update_reached)
         self._rows: dict[Key, SimRow] = {}
         self._is_paused = self._is_stepping = False
-        self._version = self._n_steps = 0
+        self._n_steps = 0
         self._frozen_until = 0.0
+
+    @property
+    def version(self) -> int:
+        """Weights that it samples with."""
+        return self._weights.version
 
     def start(self, after_s: float) -> None:
         """Become ready after a while."""
@@ -74,51 +106,66 @@ class SimHost:
         if not self.is_alive:
             return
         if entry.kind == "generate":
-            row = SimRow(cast("Generate", unpack(entry)))
-            self._rows[entry.rid, entry.attempt] = row
+            self._rows[entry.rid, entry.attempt] = SimRow(cast("Generate", unpack(entry)))
             self._go_on()
-            if row.prompt.startswith(POISON):
-                self._time.later(self._step_s, lambda: self._crash(self))
         elif entry.kind == "abort":
             rids = set(cast("Abort", unpack(entry)).rids)
             for key in [key for key in self._rows if key[0] in rids]:
                 del self._rows[key]
         else:
-            self._time.later(self._step_s, lambda: self._carry_out(entry))
+            self._later(lambda: self._carry_out(entry))
+
+    def _later(self, action: Callable[[], None]) -> None:
+        """After one step, or as soon as it is thawed; never if it dies before."""
+
+        def act() -> None:
+            left_s = self._frozen_until - self._time.now
+            if left_s > 0:
+                self._time.later(left_s, act)
+            elif self.is_alive:
+                action()
+
+        self._time.later(self._step_s, act)
 
     def _ready(self) -> None:
         if self.is_alive:
             ready = EngineReady("fake", VOCAB_SIZE, 4096, self._slots, [], CAPABILITIES)
-            self._say(self, Entry("engine_ready", body=pack(ready)))
+            self._owner.host_says(self, Entry("engine_ready", body=pack(ready)))
             self._time.every(BEAT_S, self._beat)
 
     def _beat(self) -> bool:
         if self.is_alive and self._time.now >= self._frozen_until:
-            beat = EngineBeat(self._n_steps, len(self._rows), 0, 0, self._version)
-            self._say(self, Entry("engine_beat", body=pack(beat)))
+            beat = EngineBeat(self._n_steps, len(self._rows), 0, 0, self.version)
+            self._owner.host_says(self, Entry("engine_beat", body=pack(beat)))
         return self.is_alive
 
     def _carry_out(self, entry: Entry) -> None:
-        if self.is_alive:
-            result = self._result_of(entry)
-            self._say(self, Entry("finished", entry.rid, entry.attempt, body=pack(result)))
+        def say(answer: Answer) -> None:
+            kind, result = answer
+            ending = Entry(kind, entry.rid, entry.attempt, body=pack(result))
+            self._owner.host_says(self, ending)
 
-    def _result_of(self, entry: Entry) -> msgspec.Struct:
         body = unpack(entry)
+        if isinstance(body, PrepareUpdate):
+            self._weights.prepare(body, say)
+        else:
+            say(self._answer_of(entry.kind, body))
+
+    def _answer_of(self, kind: str, body: msgspec.Struct) -> Answer:
         match body:
-            case PrepareUpdate():
-                return Prepared(body.version, 64, "shm", 1.0)
             case CommitUpdate():
-                self._version = body.version
-                return Committed(body.version, self._step_s * 1000)
-            case _ if entry.kind in {"sleep", "wake_up"}:
-                return Memory({}, [])
-            case _ if entry.kind == "flush_cache":
-                return Flushed(0)
+                return self._weights.commit(body)
+            case AbortUpdate():
+                self._weights.abort(body)
+                return "finished", Done()
+            case _ if kind in {"sleep", "wake_up"}:
+                return "finished", Memory({}, [])
+            case _ if kind == "flush_cache":
+                return "finished", Flushed(0)
             case _:
-                self._is_paused = {"pause": True, "resume": False}.get(entry.kind, self._is_paused)
+                self._is_paused = {"pause": True, "resume": False}.get(kind, self._is_paused)
                 self._go_on()
-                return Done()
+                return "finished", Done()
 
     def _go_on(self) -> None:
         """Step again, unless a step is due already: an idle engine makes no events."""
@@ -136,19 +183,37 @@ class SimHost:
             self._time.later(left_s, self._step)
             return
         self._n_steps += 1
-        self._say(self, Entry("deltas", body=pack(self._deltas())))
+        if self.sick_until > self._time.now:
+            self._fail_rows()
+            return
+        poison = next((rid for (rid, _), row in self._sampled() if row.is_poison), "")
+        if poison:
+            self._owner.engine_struck(self, poison)
+            return
+        self._owner.host_says(self, Entry("deltas", body=pack(self._deltas())))
         if self._rows:
             self._go_on()
+
+    def _sampled(self) -> list[tuple[Key, SimRow]]:
+        """What this step samples from; the others wait for a slot."""
+        return list(self._rows.items())[: self._slots]
+
+    def _fail_rows(self) -> None:
+        rows, self._rows = self._rows, {}
+        body = pack(Problem("engine_failed", "The engine is sick.", "failed"))
+        for rid, attempt in rows:
+            self._owner.engine_failed(rid)
+            self._owner.host_says(self, Entry("failed", rid, attempt, body=body))
 
     def _deltas(self) -> Deltas:
         deltas = Deltas([], [], [], [], b"", b"", [], [])
         tokens: list[bytes] = []
         logprobs: list[bytes] = []
-        for index, (key, row) in enumerate(list(self._rows.items())[: self._slots]):
+        for index, (key, row) in enumerate(self._sampled()):
             start = row.n_tokens
             stop = row.n_tokens = min(row.max_new_tokens, start + TOKENS_PER_STEP)
             part = slice(start * TOKEN_BYTES, stop * TOKEN_BYTES)
-            columns = continuation(row.prompt, row.seed, self._version)
+            columns = continuation(row.prompt, row.seed, self.version)
             tokens.append(columns[0][part])
             logprobs.append(columns[1][part])
             deltas.rids.append(key[0])
@@ -162,5 +227,5 @@ class SimHost:
             deltas,
             tokens=b"".join(tokens),
             logprobs=b"".join(logprobs),
-            versions=[self._version] * len(deltas.rids),
+            versions=[self.version] * len(deltas.rids),
         )

@@ -4,22 +4,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from bus.errors import (
-    DeadlineExceeded,
-    EngineFailed,
-    PeerLost,
-    Refused,
-    RequestExpired,
-    StaleVersion,
-)
+import msgspec
+
+from bus.errors import DeadlineExceeded, EngineFailed, PeerLost, Refused
 from bus.messages.generation import Generate
 from bus.versions import VersionRule, parse_versions
+from drills.simulation.ambush import PHASES
+from drills.simulation.excuses import excuse, is_impatient
 from drills.simulation.leftovers import leftovers
-from drills.simulation.nodes import RouterNode, WorkerNode
 from drills.simulation.oracles import Violation
 from drills.simulation.peeks import holds_lease, version_of
 from drills.simulation.sim_client import Case, ClientNode
+from drills.simulation.sim_router import RouterNode
 from drills.simulation.sim_tokens import expected
+from drills.simulation.sim_worker import WorkerNode
 from trainer_adapter.rollout import Rollout, RolloutCancelled
 
 if TYPE_CHECKING:
@@ -29,14 +27,14 @@ SOMETIMES = (
     "resumed", "several_attempts", "mixed_versions", "cancelled", "expired", "adopted", "lost",
     "fenced", "leases_lost", "leases_expired", "catch_ups", "repairs", "reconnects",
     "stale_endings", "own_pauses", "commands_fenced", "engine_crashes", "resends", "poison_found",
-    "isolated", "poisoned",
+    "isolated", "poisoned", "breaker_opened", "engine_failed", "served_in_haste",
+    "publish_version_failed",
+    "sessions_opened", "session_turns", "sessions_moved", *(f"hit_{phase}" for phase in PHASES),
 )  # fmt: skip
 """Events that a large enough set of runs must show, or else it has tested nothing."""
-CLIENT_COUNTS = ("repairs", "reconnects", "stale_endings", "resends", "deferred")
-MANY_EXECUTIONS = 3
-"""Whoever has lost its worker that often may run out of time, most of all if it begins anew."""
-IMPATIENT_S = 20.0
-"""A request with less time than this may run out of it."""
+CLIENT_COUNTS = ("repairs", "reconnects", "stale_endings", "resends", "deferred", "sessions_moved")
+CONTROL_ERRORS = (EngineFailed, Refused, PeerLost, DeadlineExceeded)
+"""What any other command than `generate` may end with: its caller tries again."""
 
 
 @dataclass
@@ -62,7 +60,7 @@ def judge(world: "World") -> Report:
         broken("nothing_left", "", text)
     _judge_peace(world)
     _count(world, report)
-    report.n_executions = world.oracles.executions.total()
+    report.n_executions = sum(map(len, world.oracles.runs.values()))
     report.violations = world.oracles.violations
     for event, count in sorted(report.sometimes.items()):
         world.time.record(b"%s %d" % (event.encode(), count))
@@ -84,21 +82,24 @@ def _judge_peace(world: "World") -> None:
 
 def _judge(world: "World", report: Report, rid: str, case: Case) -> None:
     """One request of a client that lives."""
-    if case.ask.kind == "publish_version":
-        return
-    report.n_requests += 1
     broken = world.oracles.broken
     if len(case.outcomes) != 1:
         broken("one_outcome", rid, f"{len(case.outcomes)} outcomes at the end")
         return
     outcome = case.outcomes[0]
+    if case.ask.kind != "generate":
+        if not isinstance(outcome, (msgspec.Struct, *CONTROL_ERRORS)):
+            broken("right_outcome", rid, f"{case.ask.kind} ended with {outcome!r}")
+        report.sometimes[f"{case.ask.kind}_failed"] += not isinstance(outcome, msgspec.Struct)
+        return
+    report.n_requests += 1
     if isinstance(outcome, RolloutCancelled):
         report.sometimes["cancelled"] += 1
         if not case.was_aborted:
             broken("right_outcome", rid, "was cancelled, and nobody asked for that")
         outcome = outcome.partial
     if not isinstance(outcome, Rollout):
-        kind = _excuse(world, rid, case, outcome)
+        kind = excuse(world, rid, case, outcome)
         if kind:
             report.sometimes[kind] += 1
         else:
@@ -107,42 +108,13 @@ def _judge(world: "World", report: Report, rid: str, case: Case) -> None:
     report.sometimes["resumed"] += outcome.n_resumed > 0
     report.sometimes["mixed_versions"] += len(outcome.versions) > 1
     report.sometimes["several_attempts"] += outcome.n_attempts > 1
+    report.sometimes["served_in_haste"] += is_impatient(case)
     text = _wrong(case, outcome)
     if text:
         broken("right_tokens", rid, text)
     text = _stream_wrong(case, outcome)
     if text:
         broken("stream_is_result", rid, text)
-
-
-def _excuse(world: "World", rid: str, case: Case, outcome: object) -> str:
-    """The name of a reason why a request may end without tokens; empty if there is none."""
-    is_impatient = case.deadline_at - case.asked_at < IMPATIENT_S
-    versions = case.ask.place.versions if case.ask.place else "any"
-    published_at = world.workload.published_at or float("inf")
-    is_unlucky = world.oracles.executions[rid] >= MANY_EXECUTIONS
-    came_too_late = versions == "min:1" and published_at > case.deadline_at - IMPATIENT_S
-    match outcome:
-        case EngineFailed() if rid == world.workload.poisoned:
-            return "poison_found"
-        case PeerLost() if case.ask.on_loss == "fail":
-            return "failed_on_loss"
-        # The router refuses at the deadline that it counts; after a freeze of its own that is later
-        # than the client's.
-        case StaleVersion() | DeadlineExceeded() if came_too_late or versions.startswith("exact:"):
-            return "version_unavailable"
-        case DeadlineExceeded() if is_unlucky:
-            return "expired"
-        case RequestExpired() if came_too_late or is_unlucky:
-            return "expired"
-        case StaleVersion() if is_impatient:
-            return "version_unavailable"
-        case Refused(code="not_ready") if is_impatient:
-            return "expired"
-        case RequestExpired() | DeadlineExceeded() if is_impatient:
-            return "expired"
-        case _:
-            return ""
 
 
 def _wrong(case: Case, rollout: Rollout) -> str:
@@ -164,15 +136,18 @@ def _wrong(case: Case, rollout: Rollout) -> str:
 
 def _stream_wrong(case: Case, rollout: Rollout) -> str:
     """How the stream differs from the result; empty if it does not."""
+    if not cast("Generate", case.ask.body).stream:
+        return "nobody asked for a stream" if case.deltas else ""
     held = b""
     for delta in case.deltas:
         if 4 * delta.start > len(held):
             return f"gap in the stream at token {len(held) // 4}"
         held = held[: 4 * delta.start] + delta.tokens.tobytes()
     tokens = rollout.tokens.tobytes()
-    if rollout.finish_reason == "abort":  # its reader had gone before the last tokens
-        tokens = tokens[: len(held)]
-    return "the stream differs from the result" if case.deltas and held != tokens else ""
+    if rollout.finish_reason == "abort":  # either may have been cut off first
+        n_bytes = min(len(tokens), len(held))
+        tokens, held = tokens[:n_bytes], held[:n_bytes]
+    return "the stream differs from the result" if held != tokens else ""
 
 
 def _count(world: "World", report: Report) -> None:

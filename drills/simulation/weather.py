@@ -43,6 +43,7 @@ class SimWeather:
         self._chance = time.chance("cuts")
         self._cuts: dict[tuple[str, str], float] = {}
         self._worst_until = 0.0
+        self._lost_at: dict[str, list[float]] = {}
 
     def calm_down(self) -> None:
         """The faults stop: from now on only latency is left."""
@@ -53,6 +54,15 @@ class SimWeather:
         self._cuts[source, target] = until
         self._worst_until = max(self._worst_until, until)
 
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing passes between the two now."""
+        return self._worst_until > self._time.now and self._left_s(source, target) > 0
+
+    def lost_at(self, name: str, count: int) -> float:
+        """When the first of the latest `count` lost frames between it and the router was lost."""
+        lost = self._lost_at.get(name, ())
+        return lost[-count] if len(lost) >= count else -MAX_ECHO_S
+
     def delay_s(self, source: str, target: str) -> float | None:
         """Latency, or what is left of a cut; LOST; None when the link does not survive."""
         climate, random = self.climate, self._random
@@ -61,19 +71,25 @@ class SimWeather:
             left_s = self._left_s(source, target)
             if left_s > 0:
                 return None if left_s > BREAK_AFTER_S else left_s + latency_s
-        return LOST if climate.loss and random() < climate.loss else latency_s
+        if climate.loss and random() < climate.loss:
+            peer = source if target == "router" else target
+            self._lost_at.setdefault(peer, []).append(self._time.now)
+            return LOST
+        return latency_s
 
     def echo_s(self) -> float:
         """When a second copy follows; 0 for none."""
         echoes = self.climate.echoes
-        return MAX_ECHO_S * self._random() if echoes and self._random() < echoes else 0.0
+        if not echoes or self._random() >= echoes:
+            return 0.0
+        return MAX_ECHO_S * self._random()
 
     def publish_delay_s(self, source: str, target: str) -> float:
         """Publications are dropped at random and in every cut."""
         climate, random = self.climate, self._random
         if climate.publish_loss and random() < climate.publish_loss:
             return LOST
-        if self._worst_until > self._time.now and self._left_s(source, target) > 0:
+        if self.is_cut(source, target):
             return LOST
         return climate.latency_s * (0.5 + random())
 

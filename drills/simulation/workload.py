@@ -4,6 +4,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from bus.messages.session import CloseSession, OpenSession
 from bus.messages.weights import Published, PublishVersion
 from drills.simulation.scenario import (
     PROBE_DEADLINE_S,
@@ -11,6 +12,7 @@ from drills.simulation.scenario import (
     drawn_deadline_s,
     plain_ask,
     poison_ask,
+    session_of,
 )
 from drills.simulation.sim_client import ClientNode
 from trainer_adapter.requests import Ask
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from drills.simulation.world import World
 
 PUBLISH_DEADLINE_S = 20.0
+SESSION_DEADLINE_S = 10.0
+REOPEN_S = 6.0
+"""A client opens its session again this often: to renew it, or because none had room."""
+GRACE_S = 5.0
 
 
 class Workload:
@@ -46,17 +52,30 @@ class Workload:
             world.later(chance.uniform(0, scenario.work_s), partial(self._ask, name))
         world.later(chance.uniform(*scenario.publish_s), self._publish)
         for name in world.clients:
+            world.later(chance.uniform(0.5, REOPEN_S), partial(self._open_session, name))
             world.later(scenario.probe_s, partial(self._probe, name))
 
     def _ask(self, name: str) -> None:
         chance, client = self._chance, self._world.clients[name]
-        ask = drawn_ask(chance)
+        ask = drawn_ask(chance, name)
         deadline_s = drawn_deadline_s(chance, self._world.scenario.deadline_s)
         if not client.is_alive or client.is_frozen:
             return
         rid = client.ask(ask, deadline_s)
         if chance.random() < 0.05:  # noqa: PLR2004
             self._world.later(chance.uniform(0, 3), partial(client.abort, rid))
+
+    def _open_session(self, name: str) -> None:
+        """Open it again and again while there is work, then close it."""
+        world, client = self._world, self._world.clients[name]
+        is_over = world.elapsed_s > world.scenario.work_s
+        if client.is_alive and not client.is_frozen:
+            session = session_of(name)
+            opening = Ask("open_session", OpenSession(session, grace_s=GRACE_S))
+            closing = Ask("close_session", CloseSession(session))
+            client.ask(closing if is_over else opening, SESSION_DEADLINE_S)
+        if not is_over:
+            world.later(REOPEN_S, partial(self._open_session, name))
 
     def _probe(self, name: str) -> None:
         self._world.clients[name].ask(plain_ask(self._chance, 12), PROBE_DEADLINE_S)

@@ -1,23 +1,31 @@
 """One simulated run: a fleet, a workload, faults for a while, then peace, and a verdict."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from bus.memory_ports import MemoryNet
 from bus.testing import VirtualTime
+from drills.simulation.ambush import Ambushes
 from drills.simulation.faults import FAULTS
 from drills.simulation.health import Health
-from drills.simulation.nodes import RouterNode, StoreNode, WorkerNode
 from drills.simulation.oracles import Oracles
 from drills.simulation.process import Process
 from drills.simulation.scenario import SWARM, Scenario
 from drills.simulation.sim_client import Case, ClientNode
+from drills.simulation.sim_router import RouterNode
+from drills.simulation.sim_store import StoreNode
+from drills.simulation.sim_worker import Site, WorkerNode
 from drills.simulation.story import Story
 from drills.simulation.weather import Climate, SimWeather
 from drills.simulation.workload import Workload
 
 SUPERVISE_S = 1.0
+AMBUSH_SHARE = 0.5
+"""Of the runs: a weight update is cut at a certain point, besides all other faults."""
+SPLIT_AFTERMATH_S = 4.0
+"""What the lost one of two routers has said is obeyed until its leases are over."""
 
 P = TypeVar("P", bound=Process)
 
@@ -48,10 +56,14 @@ class World:
         tap = partial(story.carried, self.time) if story is not None else None
         self.net = MemoryNet(self.time, self.weather, tap)
         self.oracles = Oracles(self)
-        self.health = Health(self.time, climate)
+        self.health = Health(self.time, self.weather)
+        self.ambushes = Ambushes(self, self.time.chance("ambushes"))
         self.committed: dict[str, int] = {}
+        self.frozen_s: Counter[str] = Counter()
+        """rid -> seconds for which an engine that had it stood still."""
         self._n_boots = 0
         self.is_calm = False
+        self._split_until = 0.0
         self._slots = self._chance.choice([2, 4, 8]) if scenario.is_swarm else 4
         self.router = self._new_router()
         self.store = self._new_store()
@@ -85,6 +97,24 @@ class World:
         if self.story is not None:
             self.story.note(self.time, text)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether two routers may be obeyed."""
+        if len(self._routers()) > 1:
+            self._split_until = self.time.now + SPLIT_AFTERMATH_S
+        return self.time.now < self._split_until
+
+    def stands_still(self, name: str, for_s: float) -> None:
+        """The engine of a worker is frozen for so long; what it has then or will get is delayed."""
+
+        def note() -> set[str]:
+            deliveries = self.workers[name].core.member.deliveries
+            return {rid for rid, _, _ in deliveries.running_list()}
+
+        before = note()
+        self.frozen_s.update(dict.fromkeys(before, for_s))
+        self.later(for_s, lambda: self.frozen_s.update(dict.fromkeys(note() - before, for_s)))
+
     def case(self, rid: str) -> Case | None:
         """The request with this rid, of a client that lives."""
         client = self.clients.get(rid.partition("/")[0])
@@ -96,6 +126,36 @@ class World:
         """New connections come to a new router; the old one is not told."""
         self.dead.append(self.router)
         self.router = self._new_router()
+
+    def router_left(self, router: RouterNode) -> bool:
+        """A router stepped down; whether another one has been there at the same time."""
+        self.elect_router()
+        known = [each for each in self.dead if isinstance(each, RouterNode)]
+        return any(
+            each is not router and each.ended_at > router.born_at for each in [*known, self.router]
+        )
+
+    def unite_routers(self, *, keeps_first: bool) -> None:
+        """An operator finds out that several routers run, and stops all but one."""
+        running = self._routers()
+        for router in running[1:] if keeps_first else running[:-1]:
+            router.kill()
+        self.elect_router()
+
+    def elect_router(self) -> None:
+        """New connections come to the latest router that runs, or soon to a new one."""
+        running = self._routers()
+        if not running:
+            self.later(SUPERVISE_S, self.revive_router)
+        elif not self.router.is_alive:
+            self.dead.remove(running[-1])
+            self.dead.append(self.router)
+            self.router = running[-1]
+
+    def _routers(self) -> list[RouterNode]:
+        """Those that run, the latest one last."""
+        known = [each for each in self.dead if isinstance(each, RouterNode)]
+        return [each for each in [*known, self.router] if each.is_alive]
 
     def revive_router(self) -> None:
         """A router in the place of one that died."""
@@ -129,15 +189,15 @@ class World:
         return self._n_boots
 
     def _new_router(self) -> RouterNode:
-        return self._tampered(RouterNode(self.net, self.oracles, f"router-{self._boot()}"))
+        return self._tampered(RouterNode(self.net, self.oracles, f"{self._boot():08d}-router"))
 
     def _new_store(self) -> StoreNode:
-        return self._tampered(StoreNode(self.net, self._boot(), self.committed))
+        return self._tampered(StoreNode(self.net, self.oracles, self._boot(), self.committed))
 
     def _new_worker(self, name: str) -> WorkerNode:
-        step_s = self._chance.choice([0.2, 0.5, 1.0]) if self.scenario.is_swarm else 0.25
-        pace = (step_s, self._slots)
-        return self._tampered(WorkerNode(name, self.net, self.oracles, self._boot(), pace))
+        step_s = self._chance.choice([0.4, 1.0, 2.0]) if self.scenario.is_swarm else 0.25
+        site = Site(step_s, self._slots, self._can_pull)
+        return self._tampered(WorkerNode(name, self.net, self.oracles, self._boot(), site))
 
     def _new_client(self, name: str) -> ClientNode:
         return self._tampered(ClientNode(name, self.net, self.oracles, self._boot()))
@@ -146,6 +206,10 @@ class World:
         if self._tamper is not None:
             self._tamper(process)
         return process
+
+    def _can_pull(self, name: str) -> bool:
+        """Whether this worker reaches the store now."""
+        return self.store.is_alive and not self.weather.is_cut("store", name)
 
     # -- what goes wrong ----------------------------------------------------------------------
 
@@ -161,6 +225,8 @@ class World:
             return
         drawn = chance.sample(sorted(FAULTS), chance.randrange(3, len(FAULTS) + 1))
         kinds = scenario.kinds or drawn
+        if self._chance.random() < AMBUSH_SHARE:
+            self.ambushes.lay(self._chance)
         for _ in range(chance.randint(*scenario.n_faults)):
             fault = FAULTS[chance.choice(kinds)]
             self.later(chance.uniform(2, scenario.faults_s), partial(fault, self, chance))
@@ -168,17 +234,20 @@ class World:
     def calm_down(self) -> None:
         """The faults are over."""
         self.is_calm = True
-        # What was lost or under way before still has consequences.
-        for name in [*self.workers, "router"]:
-            self.health.touch(name, 6.0)
+        self.unite_routers(keeps_first=False)
         self.weather.calm_down()
 
     def _supervise(self) -> None:
         """Whatever left by itself is started again."""
         self.later(SUPERVISE_S, self._supervise)
+        is_split = self.is_split  # it is remembered how long
+        if is_split:
+            self.health.touch("router", SPLIT_AFTERMATH_S)
         for name, worker in self.workers.items():
             if not worker.is_alive:
                 self.later(4.0, partial(self.revive_worker, name))
+        if not self.store.is_alive:
+            self.later(4.0, self.revive_store)
         for name, client in self.clients.items():
             if client.was_dismissed:
                 self.oracles.seen["clients_dismissed"] += 1

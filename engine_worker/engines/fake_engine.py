@@ -4,13 +4,16 @@ For tests, simulations and benchmarks of everything around an engine. It says no
 real engine behaves.
 """
 
+import ctypes
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -40,6 +43,8 @@ from engine_worker.engines.fake_tokens import (
 from engine_worker.engines.request import Request, open_request
 from engine_worker.engines.step_loop import EngineBusy, StepLoop
 
+MAX_CACHED = 100_000
+"""Prompts remembered; the oldest are forgotten first."""
 FAKE_SPECS = (
     TensorSpec("embed.weight", "F32", (8, 4), 128),
     TensorSpec("head.weight", "F32", (4,), 16),
@@ -103,6 +108,8 @@ class FakeBatch:
             n_known = self._cached.get(digest, 0)
             self._rows[request.key] = _Row(request, digest, request.n_tokens - n_known)
             self._cached[digest] = len(request.prompt)
+            if len(self._cached) > MAX_CACHED:
+                del self._cached[next(iter(self._cached))]
 
     def compute(self) -> None:
         """See `Stepper`."""
@@ -120,7 +127,12 @@ class FakeBatch:
 
     def accept(self, dropped: AbstractSet[AttemptKey]) -> Step:
         """See `Stepper`."""
-        rows = [row for row in self._rows.values() if row.request.key not in dropped]
+        limit = self._token_limit()
+        rows = [
+            row
+            for row in self._rows.values()
+            if row.request.key not in dropped and len(row.request.tokens) < limit
+        ]
         finishes: list[tuple[int, FinishReason]] = []
         tokens: list[int] = []
         for i, row in enumerate(rows):
@@ -153,6 +165,15 @@ class FakeBatch:
         rows, self._rows = list(self._rows.values()), {}
         return [row.request for row in rows]
 
+    def _token_limit(self) -> int:
+        """How many tokens a request may have at this moment."""
+        if self._settings.hold_file:
+            try:
+                return int(Path(self._settings.hold_file).read_text())
+            except FileNotFoundError:
+                return sys.maxsize
+        return sys.maxsize
+
     def _misbehave(self) -> None:
         settings = self._settings
         if self._n_steps == settings.hang_after_steps:
@@ -161,6 +182,11 @@ class FakeBatch:
             raise RuntimeError(f"asked to fail at step {self._n_steps}")
         if self._n_steps == settings.exit_after_steps:
             os._exit(settings.exit_code)
+        if self._n_steps == settings.hold_gil_after_steps:
+            ctypes.PyDLL(None).pause()  # unlike CDLL, it keeps the lock of the interpreter
+        poison = settings.poison_token
+        if poison is not None and any(r.request.prompt[0] == poison for r in self._rows.values()):
+            os.abort()
 
 
 class FakeEngine:

@@ -29,3 +29,9 @@ class FakeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_after_steps: Count = 0
     """This step ends the process at once; 0: none."""
     exit_code: int = 70
+    poison_token: int | None = None
+    """The step that would answer a prompt which begins with this token aborts the process."""
+    hold_gil_after_steps: Count = 0
+    """This step never ends, and no other thread of the process runs any more; 0: none."""
+    hold_file: str = ""
+    """While there is such a file, no request gets more tokens than the number in it; "": never."""

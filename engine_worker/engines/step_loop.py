@@ -162,6 +162,7 @@ class StepLoop:
                 n_waiting=max(0, len(self._live) - n_running),
                 n_kv_tokens=self._stepper.n_kv_tokens,
                 version=self._stepper.version,
+                n_calls=len(self._controls),
             )
 
     def close(self) -> None:

@@ -16,9 +16,11 @@ import numpy as np
 from bus.bulk import BulkLink
 from bus.errors import EngineFailed, Refused, RemoteProtocolError
 from bus.host import host_id
-from bus.manifest import CHUNK_BYTES, Bytes, bytes_of, check_tensors, first_mismatch, total_bytes
+from bus.manifest import Bytes, bytes_of, check_tensors, first_mismatch, total_bytes
 from bus.messages.endings import Problem
+from bus.messages.limits import CHUNK_BYTES
 from bus.messages.weights import Chunk, Manifest, Prepared, PrepareUpdate, PullChunk, PullManifest
+from bus.security.zmq_dialer import Dialer
 from bus.shm import PinnedSegment, SegmentGone, SegmentReader
 from engine_worker.engine import TensorSpec
 
@@ -40,10 +42,13 @@ class _Staged:
 class WeightReceiver:
     """Stages versions for one engine; all methods on one event loop."""
 
-    def __init__(self, specs: Sequence[TensorSpec], *, may_map: bool = True) -> None:
+    def __init__(
+        self, specs: Sequence[TensorSpec], *, may_map: bool = True, dialer: Dialer | None = None
+    ) -> None:
         """`specs` is what the engine expects; `may_map=False` always pulls over tcp."""
         self._specs = {each.name: each for each in specs}
         self._may_map = may_map
+        self._dialer = dialer
         self._reader = SegmentReader()
         self._staged: dict[int, _Staged] = {}
         self._spare: Bytes | None = None
@@ -59,7 +64,7 @@ class WeightReceiver:
         began = time.perf_counter()
         if prepare.version not in self._staged:
             try:
-                async with asyncio.timeout(timeout_s), BulkLink(prepare.bulk) as link:
+                async with asyncio.timeout(timeout_s), BulkLink(prepare.bulk, self._dialer) as link:
                     staged = await self._fetch(link, prepare)
             except TimeoutError as error:
                 raise EngineFailed(_too_late(prepare, timeout_s)) from error

@@ -8,8 +8,16 @@ from typing import Annotated
 import msgspec
 import typer
 
+from bus.security.settings import SecuritySettings
 from engine_worker.settings import WorkerSettings
-from launcher.options import EngineOptions, example, parse_engine_options
+from launcher.options import (
+    AllowFile,
+    DeadLetters,
+    EngineOptions,
+    KeyFile,
+    example,
+    parse_engine_options,
+)
 from launcher.plan import environment, python
 from launcher.settings import EngineKind, FleetSettings, engine_options
 from launcher.terminal import checked
@@ -36,10 +44,19 @@ def router(
     queue_limit: Annotated[
         int, typer.Option(help="Requests that may wait; more are refused.")
     ] = 10_000,
+    dead_letters: DeadLetters = "",
+    key: KeyFile = "",
+    allow_list: AllowFile = "",
 ) -> None:
     """Run a router. Prints one JSON line with its endpoints when it is ready."""
     settings = checked(
-        lambda: RouterSettings(frontend=frontend, backend=backend, queue_limit=queue_limit)
+        lambda: RouterSettings(
+            frontend=frontend,
+            backend=backend,
+            queue_limit=queue_limit,
+            security=_security(key, allow_list),
+            dead_letters=dead_letters and str(Path(dead_letters).absolute()),
+        )
     )
     _become("router", settings)
 
@@ -53,10 +70,17 @@ def store(
     bulk: Annotated[
         str, typer.Option(metavar="ENDPOINT", help="Where weights are pulled from.")
     ] = "tcp://127.0.0.1:0",
+    key: KeyFile = "",
+    allow_list: AllowFile = "",
 ) -> None:
     """Run a weight store. Prints one JSON line with its endpoint when it is ready."""
     settings = checked(
-        lambda: StoreSettings(router=router, directory=str(directory.absolute()), bulk=bulk)
+        lambda: StoreSettings(
+            router=router,
+            directory=str(directory.absolute()),
+            bulk=bulk,
+            security=_security(key, allow_list),
+        )
     )
     _become("trainer_adapter.store", settings)
 
@@ -73,6 +97,8 @@ def worker(
     stream: Annotated[
         str, typer.Option(metavar="ENDPOINT", help="Where tokens are published.")
     ] = "tcp://127.0.0.1:0",
+    key: KeyFile = "",
+    allow_list: AllowFile = "",
 ) -> None:
     """Run a worker with its engine. Prints one JSON line when it has joined its router."""
     own_options = parse_engine_options(engine_option)
@@ -86,9 +112,17 @@ def worker(
             stream=stream,
             engine=engine,
             engine_options=engine_options(alone),
+            security=_security(key, allow_list),
         )
 
     _become("engine_worker", checked(settings))
+
+
+def _security(key: str, allow_list: str) -> SecuritySettings | None:
+    if not key and not allow_list:
+        return None
+    absolute = [str(Path(each).absolute()) if each else "" for each in (key, allow_list)]
+    return SecuritySettings(key_file=absolute[0], allow_list=absolute[1])
 
 
 def _become(module: str, settings: msgspec.Struct) -> None:

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import msgspec
 import typer
-from rich.console import Console, Group
+from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +18,10 @@ from launcher.options import example
 from launcher.settings import EngineKind
 from launcher.terminal import ExitStatus, checked, run
 
-COUNTED = ("requests", "ok", "moved", "lost", "duplicated", "wrong_tokens", "poisoned", "failed")
+COUNTED = (
+    "requests", "ok", "moved", "behind", "excused", "lost", "duplicated", "wrong_tokens", "stale",
+    "poisoned", "failed",
+)  # fmt: skip
 
 app = typer.Typer()
 
@@ -74,7 +77,7 @@ def chaos(
     if as_json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     else:
-        Console(highlight=False).print(_as_tables(msgspec.to_builtins(report)))
+        show_report(msgspec.to_builtins(report), sys.stdout)
     if report.problems:
         raise typer.Exit(ExitStatus.FAILED)
 
@@ -89,16 +92,48 @@ def _shown_on(status: Status | None) -> Callable[[str], None]:
     return show
 
 
-def _as_tables(report: dict[str, Any]) -> Group:
+def show_report(report: dict[str, Any], file: TextIO) -> None:
+    """Write a report as people read it."""
     counts = Table(*COUNTED, box=None, pad_edge=False, header_style="bold")
     counts.add_row(*(str(report[name]) for name in COUNTED))
-    titles = ("recovery from", "faults", "requests", "p50 ms", "p99 ms", "max ms", "bound ms")
-    recovery = Table(*titles, box=None, pad_edge=False, header_style="bold")
-    for name, each in report["recovery"].items():
+    offered, committed = report["updates"]
+    complaints = [Text(line) for line in (*report["stories"], *report["problems"])]
+    Console(file=file, highlight=False).print(
+        counts,
+        f"weight updates: {committed} of {offered} committed",
+        "",
+        _recovery_table(report["recovery"]["by_fault"]),
+        "",
+        _router_table(report["recovery"]["router"]),
+        "",
+        *(
+            f"{kind}: {before[0]} -> {after[0]} fds, {before[1]} -> {after[1]} MiB"
+            for kind, (before, after) in (
+                (kind, each.values()) for kind, each in report["usage"].items()
+            )
+        ),
+        *complaints,
+        sep="\n",
+    )
+
+
+def _recovery_table(by_fault: dict[str, dict[str, float]]) -> Table:
+    titles = (
+        "recovery from", "faults", "streams", "hit again", "p50 ms", "p99 ms", "max ms",
+        "bound ms", "stall p99 ms",
+    )  # fmt: skip
+    table = Table(*titles, box=None, pad_edge=False, header_style="bold")
+    for name, each in by_fault.items():
         is_late = each["p99_ms"] > each["bound_ms"]
         cells = (f"{value:.0f}" for value in each.values())
-        recovery.add_row(name, *cells, style="red" if is_late else "")
-    (fds, rss_mib), (fds_after, rss_mib_after) = report["router_before"], report["router_after"]
-    router = f"router: {fds} -> {fds_after} fds, {rss_mib} -> {rss_mib_after} MiB"
-    complaints = [Text(line) for line in (*report["stories"], *report["problems"])]
-    return Group(counts, "", recovery, "", router, *complaints)
+        table.add_row(name, *cells, style="red" if is_late else "")
+    return table
+
+
+def _router_table(router: dict[str, Any]) -> Table:
+    titles = ("killed router", "n", "p50 ms", "p99 ms", "max ms")
+    table = Table(*titles, box=None, pad_edge=False, header_style="bold")
+    for name in ("restart", "first_new", "new", "old_moved", "old_ended"):
+        if router[name] is not None:
+            table.add_row(name, *(f"{value:.0f}" for value in router[name].values()))
+    return table

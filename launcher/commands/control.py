@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bus.errors import BusError
 from bus.messages.control import PauseMode
-from launcher.options import Address, Deadline, example
+from launcher.options import Address, Deadline, YourKey, example
 from launcher.terminal import ExitStatus, connected, run
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import FleetResult
@@ -23,6 +23,7 @@ app = typer.Typer()
 @app.command(epilog=example("rolloutbus pause --mode drain --worker w0"))
 def pause(
     address: Address = "",
+    key: YourKey = "",
     mode: Annotated[
         PauseMode,
         typer.Option(
@@ -35,19 +36,23 @@ def pause(
 ) -> None:
     """Stop sampling; requests wait until `resume`."""
     target = worker or "fleet"
-    _command(address, lambda client: client.pause(mode, target=target, deadline_s=deadline))
+    _command(address, key, lambda client: client.pause(mode, target=target, deadline_s=deadline))
 
 
 @app.command(epilog=example("rolloutbus resume"))
-def resume(address: Address = "", worker: Worker = "", deadline: Deadline = 30.0) -> None:
+def resume(
+    address: Address = "", key: YourKey = "", worker: Worker = "", deadline: Deadline = 30.0
+) -> None:
     """Go on after a pause."""
     target = worker or "fleet"
-    _command(address, lambda client: client.resume(target=target, deadline_s=deadline))
+    _command(address, key, lambda client: client.resume(target=target, deadline_s=deadline))
 
 
-def _command(address: str, ask: Callable[[RolloutClient], Awaitable[FleetResult]]) -> None:
+def _command(
+    address: str, key: str, ask: Callable[[RolloutClient], Awaitable[FleetResult]]
+) -> None:
     """Send it and print one line per worker; exit status 1 unless every worker did it."""
-    result = run(_ask(address, ask))
+    result = run(_ask(address, key, ask))
     console = Console(highlight=False)
     for name, answer in sorted(result.by_worker.items()):
         console.print(f"{name}: {answer if isinstance(answer, BusError) else 'done'}", markup=False)
@@ -59,6 +64,8 @@ def _command(address: str, ask: Callable[[RolloutClient], Awaitable[FleetResult]
         raise typer.Exit(ExitStatus.FAILED)
 
 
-async def _ask(address: str, ask: Callable[[RolloutClient], Awaitable[FleetResult]]) -> FleetResult:
-    async with connected(address) as client:
+async def _ask(
+    address: str, key: str, ask: Callable[[RolloutClient], Awaitable[FleetResult]]
+) -> FleetResult:
+    async with connected(address, key) as client:
         return await ask(client)

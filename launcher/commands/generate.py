@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from bus.messages.generation import Sampling
-from launcher.options import Address, Deadline, example
+from launcher.options import Address, Deadline, YourKey, example
 from launcher.terminal import ExitStatus, checked, connected, fail, run
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import Rollout
@@ -37,6 +37,7 @@ class Job:
 def generate(
     *,
     address: Address = "",
+    key: YourKey = "",
     prompt_ids: Annotated[
         str, typer.Option(metavar="IDS", help="Token ids, separated by commas.")
     ] = "",
@@ -73,7 +74,7 @@ def generate(
         n=n,
         as_json=as_json,
     )
-    run(_generate(address, job, is_stream=stream))
+    run(_generate(address, key, job, is_stream=stream))
 
 
 def _prompt(prompt_ids: str, text: str, tokenizer: TokenizerFile | None) -> list[int]:
@@ -89,8 +90,8 @@ def _prompt(prompt_ids: str, text: str, tokenizer: TokenizerFile | None) -> list
     return tokenizer.encode(text, add_special_tokens=True)
 
 
-async def _generate(address: str, job: Job, *, is_stream: bool) -> None:
-    async with connected(address) as client:
+async def _generate(address: str, key: str, job: Job, *, is_stream: bool) -> None:
+    async with connected(address, key) as client:
         if is_stream:
             await _stream(client, job)
             return

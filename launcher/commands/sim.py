@@ -23,6 +23,10 @@ def sim(  # noqa: PLR0917 - typer makes options of them
         bool, typer.Option("--mutants", help="Also switch off one protection after the other.")
     ] = False,
     mutant_seeds: Annotated[int, typer.Option(min=1, help="Most seeds per mutant.")] = 600,
+    single_faults: Annotated[
+        bool, typer.Option("--single-faults", help="Also each fault after each message of a run.")
+    ] = False,
+    stride: Annotated[int, typer.Option(min=1, help="Of --single-faults: each n-th message.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Run only this one.")] = None,
     story: Annotated[bool, typer.Option("--story", help="Tell what happened in --seed.")] = False,
     as_json: AsJson = False,
@@ -32,10 +36,12 @@ def sim(  # noqa: PLR0917 - typer makes options of them
     Each seed is a fleet of four workers and three clients, 60 requests, a weight update and a
     dozen faults within 120 virtual seconds. The same seed is the same run. Exit status 1 if an
     oracle was broken, if a kind of event was never seen, or if a mutant was not found.
+    `--seeds 0` leaves only what else was asked for.
     """
     # Only this command needs the simulator.
     from drills.simulation import campaign  # noqa: PLC0415
     from drills.simulation.mutants import MUTANTS  # noqa: PLC0415
+    from drills.simulation.single_faults import Coverage, run_single_faults  # noqa: PLC0415
 
     if seed is not None:
         start, seeds, jobs = seed, 1, 1
@@ -44,17 +50,22 @@ def sim(  # noqa: PLR0917 - typer makes options of them
     )
     table = range(start, start + mutant_seeds)
     found = [campaign.detect(mutant, table) for mutant in MUTANTS] if mutants else []
+    coverage = run_single_faults(stride) if single_faults else Coverage(0)
     shown = msgspec.to_builtins(summary)
     detections = {each.mutant: msgspec.to_builtins(each) for each in found}
     if as_json:
         shown |= {"mutants": detections} if mutants else {}
+        shown |= {"single_faults": msgspec.to_builtins(coverage)} if single_faults else {}
         sys.stdout.write(msgspec.json.encode(shown).decode() + "\n")
     else:
         _print_tables(shown, detections)
+        if single_faults:
+            _print_coverage(msgspec.to_builtins(coverage))
     if story and seed is not None:
         sys.stdout.write("\n".join(campaign.tell(seed)) + "\n")
-    is_enough = seed is not None or summary.has_passed
-    if summary.violations or not is_enough or not all(each.found_in for each in found):
+    is_enough = seed is not None or not seeds or summary.has_passed
+    n_violations = summary.violations + coverage.violations
+    if n_violations or not is_enough or not all(each.found_in for each in found):
         raise typer.Exit(ExitStatus.FAILED)
 
 
@@ -74,6 +85,17 @@ def _print_tables(summary: dict[str, Any], detections: dict[str, dict[str, Any]]
         console.print("\n".join(failure["violations"] + failure["story"]), markup=False)
     if detections:
         console.print(_mutant_table(detections))
+
+
+def _print_coverage(coverage: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    console.print(
+        f"{coverage['runs']} single faults, after {coverage['moments']} messages, "
+        f"in {coverage['seconds']} s: {coverage['violations']} violations"
+    )
+    for each in coverage["failing"]:
+        console.print(f"{each['fault']} at {each['at_s']} s", style="red")
+        console.print("\n".join(each["violations"]), markup=False)
 
 
 def _mutant_table(detections: dict[str, dict[str, Any]]) -> Table:

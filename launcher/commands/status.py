@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bus.messages.control import FleetStatus
-from launcher.options import Address, AsJson, example
+from launcher.options import Address, AsJson, YourKey, example
 from launcher.terminal import connected, run
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
@@ -24,19 +24,20 @@ app = typer.Typer()
 @app.command(epilog=example("rolloutbus status --watch"))
 def status(
     address: Address = "",
+    key: YourKey = "",
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds, with --watch.")] = 1.0,
 ) -> None:
     """Show the workers, their weights and what they do."""
     if as_json:
-        run(_print_json(address, interval if watch else 0.0))
+        run(_print_json(address, key, interval if watch else 0.0))
     else:
-        run(_print_table(address, interval if watch else 0.0))
+        run(_print_table(address, key, interval if watch else 0.0))
 
 
-async def _print_json(address: str, interval_s: float) -> None:
-    async with connected(address) as client:
+async def _print_json(address: str, key: str, interval_s: float) -> None:
+    async with connected(address, key) as client:
         while True:
             found = await client.status()
             sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
@@ -46,9 +47,9 @@ async def _print_json(address: str, interval_s: float) -> None:
             await asyncio.sleep(interval_s)
 
 
-async def _print_table(address: str, interval_s: float) -> None:
+async def _print_table(address: str, key: str, interval_s: float) -> None:
     console = Console()
-    async with connected(address) as client:
+    async with connected(address, key) as client:
         if not interval_s:
             console.print(report(await client.status()))
             return
@@ -79,7 +80,13 @@ def report(found: FleetStatus) -> Group:
             f"{each.stalled_ms:.1f} ms",
             str(each.pid),
         )
-    return Group(table, _router_line(found))
+    return Group(table, *_trouble_lines(found), _router_line(found))
+
+
+def _trouble_lines(found: FleetStatus) -> list[Text]:
+    return [
+        Text(f"{name} gets no work: {why}", "red") for name, why in sorted(found.troubled.items())
+    ]
 
 
 def _router_line(found: FleetStatus) -> Text:
@@ -90,5 +97,6 @@ def _router_line(found: FleetStatus) -> Text:
         f"{found.n_running} running",
         f"{found.n_queued} queued",
         f"{found.n_clients} clients",
+        f"{sum(found.sessions.values())} sessions",
     ]
     return Text(" | ".join(parts), "dim")

@@ -13,7 +13,7 @@ from bus.errors import BusError
 from bus.messages.control import FleetStatus
 from bus.supervisor import ProcessEvent
 from launcher.fleet import Fleet, up
-from launcher.options import EngineOptions, example, parse_engine_options
+from launcher.options import DeadLetters, EngineOptions, example, parse_engine_options
 from launcher.settings import EngineKind, Transport, UpOptions
 from launcher.terminal import ExitStatus, checked, connected, run
 
@@ -40,6 +40,13 @@ def up_command(
         str, typer.Option(metavar="PATH", help="For sockets and logs. Default: a temporary one.")
     ] = "",
     keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave the logs behind.")] = False,
+    secure: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Keys for every link, over TCP; the directory is made if missing."
+        ),
+    ] = "",
+    dead_letters: DeadLetters = "",
 ) -> None:
     """Run a router, a weight store and workers here; restart what dies; end all on Ctrl-C.
 
@@ -56,6 +63,8 @@ def up_command(
         address=address,
         run_dir=run_dir or None,
         keep_logs=keep_logs,
+        secure=secure or None,
+        dead_letters=dead_letters,
     )
     console = Console()
 
@@ -75,15 +84,15 @@ async def _stay_up(fleet: Fleet, console: Console) -> None:
         # What is waiting for this line reads it through a pipe.
         sys.stdout.flush()
         if console.is_terminal:
-            await _show_state(fleet.address, console)
+            await _show_state(fleet, console)
         else:
             await asyncio.Event().wait()
 
 
-async def _show_state(address: str, console: Console) -> None:
+async def _show_state(fleet: Fleet, console: Console) -> None:
     """One line, for ever."""
     line = Text("")
-    async with connected(address) as client:
+    async with connected(fleet.address, fleet.key_file) as client:
         with Live(line, console=console, auto_refresh=False, transient=True) as live:
             while True:
                 try:

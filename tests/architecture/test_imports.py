@@ -39,7 +39,8 @@ LAZY_EXCEPTIONS = {("launcher", "drills"), ("launcher", "examples")}
 # Imported package -> the files that may import it.
 CORNERS = {
     "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",
-    "torch": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests|benchmarks)/.*",
+    "torch": r"engine_worker/(engines|weights)/.*|drills/chaos/trainer\.py"
+    r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "transformers": r"engine_worker/engines/.*|(examples|tests|benchmarks)/.*",
     "tokenizers": r"(trainer_adapter|examples|tests|benchmarks)/.*",
     "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",

@@ -10,7 +10,17 @@ import struct
 import msgspec
 
 from bus.entry import NO_BODY, Entry, Placement
-from bus.messages import control, delivery, endings, generation, host, membership, stream, weights
+from bus.messages import (
+    control,
+    delivery,
+    endings,
+    generation,
+    host,
+    membership,
+    session,
+    stream,
+    weights,
+)
 
 RID = "trainer/7"
 ATTEMPT = (3, 41)
@@ -67,7 +77,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         store=membership.StoreFacts(BULK, {POLICY: VERSION}),
         router_instance=INSTANCE,
     ),
-    "welcome": membership.Welcome(3, INSTANCE, 1, [MEMBER], BULK),
+    "welcome": membership.Welcome(3, INSTANCE, 1, [MEMBER], BULK, 1500),
     "members": membership.Members([MEMBER], BULK),
     "dismissed": membership.Dismissed("unknown-peer", "say hello again"),
     "beat": membership.Beat(
@@ -80,15 +90,18 @@ _EVENTS: dict[str, msgspec.Struct] = {
         outbox=[("trainer/6", (3, 40), "trainer")],
         n_tokens=70000,
         stalled_ms=12.5,
+        detached=[(RID, "prompt-9")],
     ),
     "client_beat": membership.ClientBeat(900),
     "lease": membership.Lease(3, INSTANCE, 900),
     "goodbye": membership.Goodbye("engine_crashed"),
+    "rejected": membership.Rejected(3, INSTANCE),
     "queued": delivery.Queued([RID]),
     "accepted": delivery.Accepted([(RID, ATTEMPT)]),
     "ack": delivery.Ack([(RID, ATTEMPT)]),
     "lost": delivery.Lost([(RID, ATTEMPT)], "w0", "lease_expired"),
     "fenced": delivery.Fenced([(RID, ATTEMPT)], "superseded"),
+    "session_moved": session.SessionMoved("conv-1", "w0", "w1", "lost"),
     "deltas": stream.Deltas(
         rids=[RID, "trainer/8"],
         attempts=[ATTEMPT, (3, 42)],
@@ -117,6 +130,8 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     ),
     "abort": generation.Abort(["trainer/5", "trainer/6"], everything=True),
     "repair": generation.Repair("trainer/6", (3, 40), 5),
+    "list_detached": generation.ListDetached(),
+    "attach": generation.Attach(),
     "pause": control.Pause("retract"),
     "resume": control.Resume(),
     "sleep": control.Sleep(["weights", "kv_cache"]),
@@ -124,8 +139,8 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "flush_cache": control.FlushCache(),
     "server_info": control.ServerInfo(),
     "shutdown": control.Shutdown(drain=False),
-    "open_session": control.OpenSession("conv-1"),
-    "close_session": control.CloseSession("conv-1"),
+    "open_session": session.OpenSession("conv-1", POLICY, 90.5, 20.25, "w0"),
+    "close_session": session.CloseSession("conv-1"),
     "status": control.Status(),
     "reserve_version": weights.ReserveVersion(POLICY, TENSORS),
     "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1]),
@@ -180,14 +195,20 @@ _FLEET_STATUS = control.FleetStatus(
     n_running=2,
     n_clients=1,
     counters={"fenced": 1, "lost": 0},
+    sessions={"w0": 3},
+    troubled={"w2": "engine_failed: the engine host was ended by SIGABRT"},
 )
 
 _RESULTS: dict[str, msgspec.Struct] = {
-    **dict.fromkeys(("pause", "resume", "shutdown", "open_session", "close_session"), _DONE),
+    **dict.fromkeys(("pause", "resume", "shutdown", "close_session"), _DONE),
     **dict.fromkeys(("seal_version", "abort_update", "record_commit", "push_chunk"), _DONE),
     "generate": _GENERATED,
     "abort": generation.Aborted(2),
     "repair": generation.Repaired(5, TOKENS, LOGPROBS, RUNS, BEHAVIOUR),
+    "list_detached": generation.DetachedList(
+        [generation.DetachedRequest(RID, "running", "prompt-9", "w0")]
+    ),
+    "attach": _GENERATED,
     "sleep": _MEMORY,
     "wake_up": _MEMORY,
     "flush_cache": control.Flushed(640),
@@ -195,6 +216,7 @@ _RESULTS: dict[str, msgspec.Struct] = {
         "transformers", VERSION, "ready", 12345, 2, 1, 640, 32001, 4096, 8
     ),
     "status": _FLEET_STATUS,
+    "open_session": session.OpenedSession("w0"),
     "reserve_version": weights.Reserved(VERSION, "host-1", "rb-5f", 8192128),
     "publish_version": weights.Published(
         VERSION, [weights.WorkerUpdate("w0", is_active=True, stall_ms=8.5, problem="late")]
@@ -214,6 +236,7 @@ def _command(kind: str, body: msgspec.Struct) -> Entry:
     place = None
     if kind == "generate":
         place = Placement(POLICY, "max-staleness:2", "conv-1", "prompt-9", 67, -5, resend=True)
+        place = msgspec.structs.replace(place, crashes=2, outlives_client=True)
     return _entry(kind, body, rid=RID, route=_ROUTES.get(kind, ""), deadline_ms=30000, place=place)
 
 

@@ -52,7 +52,11 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever MessagePack can hold
     if isinstance(value, msgspec.Struct):
         values = [_plain(getattr(value, name)) for name in value.__struct_fields__]
         is_positional = value.__struct_config__.array_like
-        return values if is_positional else dict(zip(value.__struct_fields__, values, strict=True))
+        return (
+            values
+            if is_positional
+            else dict(zip(value.__struct_encode_fields__, values, strict=True))
+        )
     if isinstance(value, list | tuple):
         return [_plain(item) for item in cast("list[Any]", value)]
     if isinstance(value, dict):

@@ -1,15 +1,34 @@
-"""Fixtures for tests with real processes: a tiny real model on disk."""
+"""Fixtures for tests with real processes: a tiny model, and the fleet that a module describes."""
 
 # pyright: reportUnknownMemberType=false
 # torch's and transformers' stubs leave parameters untyped.
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import pytest
+import pytest_asyncio
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import rolloutbus
+from launcher.settings import UpOptions
+from rolloutbus import Fleet, RolloutClient
+from tests.integration.drills import DEADLINE_S, ENDLESS
+from tests.integration.hold import Hold
+from trainer_adapter.settings import ClientSettings
+
 VOCAB_SIZE = 64
+MAX_CONTEXT = ENDLESS + 576
+SLOTS = 16
+REAL_ENGINES: UpOptions = {
+    "workers": 2,
+    # Room for an endless rollout in each slot.
+    "engine_options": {"threads": 1, "slots": SLOTS, "kv_tokens": SLOTS * MAX_CONTEXT},
+}
+"""A fleet of two workers with the tiny model, for a module's `FLEET`."""
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +43,43 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=MAX_CONTEXT,
     )
     LlamaForCausalLM(config).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Hold:
+    """Holds the requests of this module's fleet, if its engine is the fake one."""
+    return Hold(tmp_path_factory.mktemp("hold") / "limit")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(
+    request: pytest.FixtureRequest, tiny_model: Path, hold: Hold
+) -> AsyncIterator[Fleet]:
+    """What the module's `FLEET` describes; one for all of its tests."""
+    async with rolloutbus.up(**_described(request, tiny_model, hold)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(request: pytest.FixtureRequest, fleet: Fleet) -> AsyncIterator[RolloutClient]:
+    """A client named for the module; on a busy machine it waits longer for a late ending."""
+    name = _module(request).__name__.rpartition(".")[2].removeprefix("test_")
+    settings = ClientSettings(name=name, router=fleet.address, overtime_s=DEADLINE_S)
+    async with RolloutClient(settings) as connected:
+        yield connected
+
+
+def _described(request: pytest.FixtureRequest, tiny_model: Path, hold: Hold) -> UpOptions:
+    options = cast("UpOptions", vars(_module(request))["FLEET"])
+    if options.get("engine") != "fake":
+        return {**options, "model": tiny_model}
+    engine_options = {**options.get("engine_options", {}), "hold_file": str(hold.path)}
+    return {**options, "engine_options": engine_options}
+
+
+def _module(request: pytest.FixtureRequest) -> ModuleType:
+    return cast("ModuleType", request.module)

@@ -1,11 +1,13 @@
 """What drills of a live fleet share: streams that can be watched, and waits with a deadline."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 import numpy as np
+import pytest
 
 from bus.messages.control import ServerFacts
 from bus.messages.generation import FinishReason
@@ -19,15 +21,18 @@ from rolloutbus import (
     StreamSubscriber,
     WorkerStatus,
 )
+from rolloutbus.errors import RolloutCancelled
 from trainer_adapter.rollouts import GenerateOptions, ask_of
 from trainer_adapter.subscriber import StreamRow
 
-DEADLINE_S = 45.0
+DEADLINE_S = 60.0
 """Of every wait; a busy machine needs a fraction of it."""
 PACE_S = 0.02
 """Between two questions to the router: a status is an answer, not an event."""
 STILL_S = 0.4
 """Many engine steps: whatever has not moved for so long does not move."""
+ENDLESS = 24_000
+"""Tokens of a rollout that is still under way whenever a test looks; it has to be cut."""
 FAKE_SEED = 7
 
 
@@ -43,6 +48,7 @@ class Streamed:
     ) -> None:
         ask = ask_of(prompt, sampling, options, stream=True)
         deadline_s = options.get("deadline_s", DEADLINE_S)
+        self._client = client
         self.rid, self._future, self._inbox = client.connection.submit_stream(ask, deadline_s)
         self.deltas: list[Delta] = []
         self._grown = asyncio.Event()
@@ -58,6 +64,11 @@ class Streamed:
         return [float(value) for delta in self.deltas for value in delta.logprobs]
 
     @property
+    def worker(self) -> str:
+        """Who sampled the last token."""
+        return self.deltas[-1].worker
+
+    @property
     def is_contiguous(self) -> bool:
         """Each delta begins where the one before ended."""
         ends = np.cumsum([0, *(len(delta.tokens) for delta in self.deltas)])
@@ -65,20 +76,39 @@ class Streamed:
 
     async def reached(self, n_tokens: int) -> None:
         """Wait until so many tokens came."""
+        await self.seen(lambda: len(self.tokens) >= n_tokens)
+
+    async def grown_by(self, n_tokens: int) -> None:
+        """Wait until so many more tokens came."""
+        await self.reached(len(self.tokens) + n_tokens)
+
+    async def seen(self, is_so: Callable[[], bool]) -> None:
+        """Wait until `is_so`, judged after each delta."""
         async with asyncio.timeout(DEADLINE_S):
-            while len(self.tokens) < n_tokens:
+            while not is_so():
                 assert not self._reader.done(), "the stream ended early"
                 self._grown.clear()
                 await self._grown.wait()
 
-    async def grows(self) -> bool:
-        """Whether a token comes within `STILL_S`."""
+    async def stands_still(self) -> bool:
+        """Whether it stops growing; what is on its way may still come."""
         try:
-            async with asyncio.timeout(STILL_S):
-                await self.reached(len(self.tokens) + 1)
+            async with asyncio.timeout(DEADLINE_S):
+                while await self._grows():
+                    pass
         except TimeoutError:
             return False
-        return True
+        return not self._reader.done()
+
+    async def cut(self) -> Rollout:
+        """Abort it; what it came to, which is no less than what was streamed."""
+        await self._client.abort([self.rid])
+        with pytest.raises(RolloutCancelled) as caught:
+            await self.rollout()
+        partial = caught.value.partial
+        assert partial.tokens[: len(self.tokens)].tolist() == self.tokens
+        assert partial.logprobs[: len(self.logprobs)].tolist() == self.logprobs
+        return partial
 
     async def rollout(self) -> Rollout:
         """Its result, once the stream has ended."""
@@ -88,6 +118,15 @@ class Streamed:
         assert isinstance(result, Rollout)
         return result
 
+    async def _grows(self) -> bool:
+        n_tokens = len(self.tokens)
+        try:
+            async with asyncio.timeout(STILL_S):
+                await self.seen(lambda: len(self.tokens) > n_tokens)
+        except TimeoutError:
+            return False
+        return True
+
     async def _read(self) -> None:
         async for delta in self._inbox:
             self.deltas.append(delta)
@@ -95,13 +134,11 @@ class Streamed:
         self._grown.set()
 
 
-async def status_when(
-    client: RolloutClient, is_so: Callable[[FleetStatus], bool], deadline_s: float = DEADLINE_S
-) -> FleetStatus:
+async def status_when(client: RolloutClient, is_so: Callable[[FleetStatus], bool]) -> FleetStatus:
     """The first status of which `is_so` holds."""
     status = await client.status()
     try:
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(DEADLINE_S):
             while not is_so(status):
                 await asyncio.sleep(PACE_S)
                 status = await client.status()
@@ -151,8 +188,11 @@ class Watcher:
 
     def __init__(self, client: RolloutClient) -> None:
         endpoints = [member.stream for member in client.connection.members]
+        self._client = client
         self._subscriber = StreamSubscriber(endpoints, client=client.connection.settings.name)
         self.rows: dict[str, list[StreamRow]] = {}
+        self._heard: set[str] = set()
+        """Workers of whom a row came."""
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -168,6 +208,18 @@ class Watcher:
     ) -> None:
         self._reader.cancel()
         await self._subscriber.__aexit__(kind, error, trace)
+
+    async def hears_everyone(self) -> None:
+        """Make it so: a subscription takes effect some time after it is made."""
+        workers = {member.name for member in self._client.connection.members}
+        async with asyncio.timeout(DEADLINE_S):
+            while self._heard < workers:
+                await self._client.generate([1], fake_sampling(1), deadline_s=DEADLINE_S)
+
+    @property
+    def running(self) -> set[str]:
+        """Requests of which rows came, and no ending."""
+        return {rid for rid in self.rows if not self.endings(rid)}
 
     def endings(self, rid: str) -> list[FinishReason]:
         """How the attempts at a request ended, as far as rows said."""
@@ -188,4 +240,22 @@ class Watcher:
     async def _read(self) -> None:
         async for row in self._subscriber:
             self.rows.setdefault(row.rid, []).append(row)
+            self._heard.add(row.worker)
             self._news.set()
+
+
+async def process_ends(pid: int) -> None:
+    """Wait until a process is gone: it was told to, or killed, but that takes effect later."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

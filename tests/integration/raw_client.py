@@ -57,8 +57,8 @@ class RawClient:
     def say(
         self, kind: str, rid: str, body: Raw, *, route: str = "", place: Placement | None = None
     ) -> None:
-        """Send an entry with 30 seconds to live."""
-        entry = Entry(kind, rid, route=route, deadline_ms=30_000, place=place, body=body)
+        """Send an entry with a minute to live."""
+        entry = Entry(kind, rid, route=route, deadline_ms=60_000, place=place, body=body)
         self._port.send(entry)
 
     def generate(self, rid: str, body: Raw, place: Placement = PLACE) -> None:

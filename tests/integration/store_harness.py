@@ -19,12 +19,12 @@ from bus.messages.membership import Beat, Hello, Lease, Welcome
 from bus.messages.weights import Published, PublishVersion, RecordCommit
 from bus.ref import STORE, ActorRef, Command
 from bus.zmq_ports import RouterPort
+from tests.integration.drills import DEADLINE_S
 from trainer_adapter.control import FleetRef
 from trainer_adapter.effects import Result
 from trainer_adapter.rollout import Delta, FleetResult
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_S = 20.0
 
 
 class StoreHarness:
@@ -40,6 +40,8 @@ class StoreHarness:
         self._leased = asyncio.Event()
         self._endings: dict[str, asyncio.Future[Entry]] = {}
         self._n_sent = 0
+
+    dialer = None
 
     @property
     def bulk(self) -> str:
@@ -57,7 +59,7 @@ class StoreHarness:
         )
         leased = asyncio.create_task(self._leased.wait())
         died = asyncio.create_task(self._process.wait())
-        await asyncio.wait((leased, died), timeout=READY_S, return_when="FIRST_COMPLETED")
+        await asyncio.wait((leased, died), timeout=DEADLINE_S, return_when="FIRST_COMPLETED")
         assert leased.done(), f"the store did not join; exit status {self._process.returncode}"
         died.cancel()
 

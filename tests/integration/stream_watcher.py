@@ -11,6 +11,7 @@ async def main() -> None:
     async with StreamSubscriber(sys.argv[2:], client=sys.argv[1]) as subscriber:
         async for row in subscriber:
             seen = {
+                "worker": row.worker,
                 "rid": row.rid,
                 "seq": row.seq,
                 "tokens": row.tokens.tolist(),

@@ -20,18 +20,20 @@ from bus.messages.delivery import Accepted
 from bus.messages.endings import Done
 from bus.messages.generation import Abort, Aborted, Generate, Generated, Sampling
 from bus.messages.membership import Lease, Member, Welcome
+from bus.messages.session import OpenedSession
 from bus.messages.stream import Deltas
-from bus.zmq_ports import PubPort, RouterPort
+from bus.zmq_ports import RouterPort
+from bus.zmq_topics import PubPort
+from tests.integration.drills import DEADLINE_S
 from trainer_adapter.client import RolloutClient, connect
 from trainer_adapter.rollout import RolloutCancelled
 from trainer_adapter.settings import ClientSettings
 from trainer_adapter.subscriber import StreamRow, StreamSubscriber
 from trainer_adapter.sync_client import connect_sync
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ATTEMPT: Attempt = (1, 1)
-DEADLINE_S = 20.0
 
 
 class PretendFleet:
@@ -73,7 +75,9 @@ class PretendFleet:
             case "status":
                 status = FleetStatus(1, "r", False, [], {}, 0, 0, 1, {})  # noqa: FBT003
                 say(Entry("finished", entry.rid, body=pack(status)))
-            case "open_session" | "close_session":
+            case "open_session":
+                say(Entry("finished", entry.rid, body=pack(OpenedSession("w0"))))
+            case "close_session":
                 say(Entry("finished", entry.rid, body=pack(Done())))
             case "goodbye":
                 self.goodbye.set()
@@ -186,7 +190,8 @@ async def test_leaving_a_stream_aborts_its_request(
         held += delta.tokens.tolist()
         if len(held) >= 5:
             break
-    await fleet.something_aborted.wait()
+    async with asyncio.timeout(DEADLINE_S):
+        await fleet.something_aborted.wait()
     assert held == list(range(13, 13 + len(held)))
 
 
@@ -198,7 +203,8 @@ async def test_cancelling_a_waiting_call_aborts_its_request(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await fleet.something_aborted.wait()
+    async with asyncio.timeout(DEADLINE_S):
+        await fleet.something_aborted.wait()
 
 
 async def test_abort_ends_a_rollout_with_what_was_sampled(client: RolloutClient) -> None:
@@ -215,8 +221,8 @@ async def test_control_commands_return_typed_results(client: RolloutClient) -> N
     assert paused.by_worker == {"w0": Done()}
     assert (await client.resume(target="w0")).silent == []
     assert (await client.status()).router_epoch == 1
-    async with client.session("conversation") as name:
-        assert name == "conversation"
+    async with client.session("conversation") as session:
+        assert (session.name, session.worker) == ("conversation", "w0")
 
 
 @pytest.mark.parametrize(
@@ -273,8 +279,9 @@ async def test_a_subscriber_sees_the_stream_of_another_client(
                     return
 
         watching = asyncio.create_task(watch())
-        while not watching.done():  # subscriptions take a moment to reach the publisher
-            await client.generate([5], Sampling(max_new_tokens=4))
+        async with asyncio.timeout(DEADLINE_S):
+            while not watching.done():  # subscriptions take a moment to reach the publisher
+                await client.generate([5], Sampling(max_new_tokens=4))
         for row in (seen[0] for seen in rows.values()):
             assert row.tokens.tolist() == [5, 6, 7, 8]
             assert (row.worker, row.attempt, row.version) == ("w0", ATTEMPT, 0)
@@ -313,8 +320,9 @@ def test_a_plain_script_uses_the_same_names(tmp_path: Path) -> None:
             ]
             assert tokens == [5, 6, 7]
             assert client.pause().by_worker == {"w0": Done()}
-            with client.session("conversation"):
-                assert client.status().router_epoch == 1
+            with client.session("conversation") as session:
+                rollout = session.generate([5], Sampling(max_new_tokens=3))
+                assert (rollout.tokens.tolist(), session.session.worker) == ([5, 6, 7], "w0")
         with pytest.raises(ActorStopped):
             client.generate([5], Sampling())
     finally:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,63 +11,84 @@ from bus.codec import pack, unpack_result
 from bus.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
 from bus.messages.endings import Done
 from bus.messages.generation import Abort, Aborted, Generated
-from rolloutbus import FleetResult, Rollout, RolloutClient, Sampling
+from bus.settings import LeaseSettings
+from launcher.settings import UpOptions
+from rolloutbus import FleetResult, FleetStatus, Rollout, RolloutClient, Sampling
 from rolloutbus.errors import Refused, RolloutCancelled
-from tests.integration.drills import DEADLINE_S, Streamed, status_when, worker_in
+from tests.integration.conftest import MAX_CONTEXT, REAL_ENGINES, SLOTS, VOCAB_SIZE
+from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when, worker_in
+from tests.integration.hold import Hold
 from tests.integration.raw_client import RawClient, generate_body
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
+PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
+"""Nobody dies here: a machine that is too busy for a beat must not make it look so."""
+FLEET: UpOptions = {**REAL_ENGINES, "store": False, "lease": PATIENT}
 PROMPT = [3, 10, 20, 7]
-N_TOKENS = 800
-SAMPLING = Sampling(max_new_tokens=N_TOKENS, temperature=0.9, ignore_eos=True, seed=11)
+N_BEFORE, N_TOKENS = 20, 200
 WORKERS = ["w0", "w1"]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(tiny_model: Path) -> AsyncIterator[rolloutbus.Fleet]:
-    options = {"threads": 1, "slots": 16}
-    async with rolloutbus.up(
-        model=str(tiny_model), workers=2, engine="transformers", engine_options=options, store=False
-    ) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(fleet: rolloutbus.Fleet) -> AsyncIterator[RolloutClient]:
-    async with rolloutbus.connect(fleet.address, name="control") as connected:
-        yield connected
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def undisturbed(client: RolloutClient) -> list[int]:
-    """The tokens that PROMPT and SAMPLING give when nobody interferes."""
-    rollout = await client.generate(PROMPT, SAMPLING, deadline_s=DEADLINE_S)
-    return rollout.tokens.tolist()
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def afterwards_all_serve(client: RolloutClient) -> AsyncIterator[None]:
     """A test that fails half way must not fail those after it."""
     yield
+    await client.abort()
     await client.resume()
     await client.wake_up()
 
 
-async def under_way(client: RolloutClient) -> Streamed:
-    [streamed] = await all_under_way([client])
+def sampling(n_tokens: int) -> Sampling:
+    return Sampling(max_new_tokens=n_tokens, temperature=0.9, ignore_eos=True, seed=11)
+
+
+async def under_way(client: RolloutClient, n_tokens: int = ENDLESS) -> Streamed:
+    [streamed] = await all_under_way([client], n_tokens)
     return streamed
 
 
-async def all_under_way(clients: Sequence[RolloutClient]) -> list[Streamed]:
-    streams = [Streamed(client, PROMPT, SAMPLING) for client in clients]
+async def all_under_way(
+    clients: Sequence[RolloutClient], n_tokens: int = ENDLESS
+) -> list[Streamed]:
+    streams = [Streamed(client, PROMPT, sampling(n_tokens)) for client in clients]
     for streamed in streams:
-        await streamed.reached(20)
+        await streamed.reached(N_BEFORE)
     return streams
+
+
+async def assert_undisturbed(client: RolloutClient, rollout: Rollout) -> None:
+    """Its tokens are those that the same request gets when nobody interferes."""
+    alone = await client.generate(PROMPT, sampling(len(rollout.tokens)), deadline_s=DEADLINE_S)
+    assert rollout.tokens.tolist() == alone.tokens.tolist()
+
+
+async def one_is(client: RolloutClient, worker: str, state: str) -> None:
+    """Wait until a worker's beat says so."""
+
+    def is_so(status: FleetStatus) -> bool:
+        row = worker_in(status, worker)
+        return row is not None and row.state == state
+
+    await status_when(client, is_so)
+
+
+async def all_are(client: RolloutClient, state: str) -> None:
+    for worker in WORKERS:
+        await one_is(client, worker, state)
+
+
+async def goes_on(client: RolloutClient, streamed: Streamed) -> Rollout:
+    """See it grow again, without a seam; what it came to."""
+    await streamed.grown_by(N_BEFORE)
+    assert streamed.is_contiguous
+    rollout = await streamed.cut()
+    await assert_undisturbed(client, rollout)
+    return rollout
 
 
 def assert_done(result: FleetResult, names: list[str] = WORKERS) -> None:
@@ -77,85 +97,85 @@ def assert_done(result: FleetResult, names: list[str] = WORKERS) -> None:
     assert result.silent == []
 
 
-async def stands_still(streamed: Streamed) -> bool:
-    await streamed.grows()  # what was on its way when the pause took effect
-    return not await streamed.grows()
-
-
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_stream_stands_still_and_goes_on_as_if_nothing_had_been(
-    client: RolloutClient, undisturbed: list[int], mode: PauseMode
+    client: RolloutClient, mode: PauseMode
 ) -> None:
     streamed = await under_way(client)
 
     assert_done(await client.pause(mode))
-    assert await stands_still(streamed)
-    assert len(streamed.tokens) < N_TOKENS
-    assert {worker.state for worker in (await client.status()).workers} == {"paused"}
+    assert await streamed.stands_still()
+    await all_are(client, "paused")
     assert_done(await client.resume())
 
-    rollout = await streamed.rollout()
-    assert rollout.tokens.tolist() == streamed.tokens == undisturbed
+    rollout = await goes_on(client, streamed)
     assert rollout.n_attempts == 1
 
 
-async def test_a_pause_that_aborts_costs_a_client_nothing_but_time(
-    client: RolloutClient, undisturbed: list[int]
-) -> None:
+async def test_a_pause_that_aborts_costs_a_client_nothing_but_time(client: RolloutClient) -> None:
     streamed = await under_way(client)
 
     assert_done(await client.pause("abort"))
-    assert await stands_still(streamed)
+    assert await streamed.stands_still()
+    n_tokens = len(streamed.tokens)
     assert_done(await client.resume())
 
-    rollout = await streamed.rollout()
-    assert rollout.tokens.tolist() == streamed.tokens == undisturbed
-    assert streamed.is_contiguous
-    assert 20 <= rollout.n_resumed < N_TOKENS
+    rollout = await goes_on(client, streamed)
+    assert rollout.n_resumed >= n_tokens
     assert rollout.n_attempts == 2
 
 
-async def test_requests_of_one_paused_worker_go_on_at_the_other(
-    client: RolloutClient, undisturbed: list[int]
-) -> None:
-    async with client.session("sticky"):
-        first = await client.generate(
-            PROMPT, Sampling(max_new_tokens=1), session="sticky", deadline_s=DEADLINE_S
-        )
-        home = first.worker
-        streamed = Streamed(client, PROMPT, SAMPLING, session="sticky")
-        await streamed.reached(20)
-        assert_done(await client.pause("abort", target=home), [home])
-        rollout = await streamed.rollout()
-        assert_done(await client.resume(target=home), [home])
+async def test_requests_of_one_paused_worker_go_on_at_the_other(client: RolloutClient) -> None:
+    streamed = await under_way(client)
+    home = streamed.worker
 
-    assert rollout.worker != home
-    assert rollout.tokens.tolist() == undisturbed
+    assert_done(await client.pause("abort", target=home), [home])
+    await streamed.seen(lambda: streamed.worker != home)
+
+    await goes_on(client, streamed)
+    assert_done(await client.resume(target=home), [home])
 
 
 async def test_draining_lets_running_requests_end_and_new_ones_wait(
-    client: RolloutClient, undisturbed: list[int]
+    client: RolloutClient,
 ) -> None:
-    running = await under_way(client)
+    running = await under_way(client, N_TOKENS)
 
     pause = asyncio.create_task(client.pause("drain"))
     rollout = await running.rollout()
-    assert rollout.tokens.tolist() == undisturbed
     assert rollout.n_attempts == 1
     assert_done(await pause)
-    waiting = Streamed(client, PROMPT, SAMPLING)
-    assert await stands_still(waiting)
+    waiting = Streamed(client, PROMPT, sampling(N_TOKENS))
+    assert await waiting.stands_still()
     assert waiting.tokens == []
     assert_done(await client.resume())
 
-    assert (await waiting.rollout()).tokens.tolist() == undisturbed
+    assert (await waiting.rollout()).tokens.tolist() == rollout.tokens.tolist()
+    await assert_undisturbed(client, rollout)
+
+
+async def test_a_drain_waits_for_what_runs(client: RolloutClient) -> None:
+    running = await under_way(client)
+
+    pause = asyncio.create_task(client.pause("drain"))
+    await all_are(client, "paused")
+    waiting = Streamed(client, PROMPT, sampling(N_TOKENS))
+    await status_when(client, lambda status: status.n_queued == 1)
+    await running.grown_by(N_BEFORE)
+    assert not pause.done()
+    await running.cut()
+
+    assert_done(await pause)
+    assert_done(await client.resume())
+    await waiting.rollout()
 
 
 async def test_abort_stops_exactly_the_request_that_it_names(fleet: rolloutbus.Fleet) -> None:
     async with RawClient(fleet.address, "x") as raw:
         rids = ["x/1", "x/10", "x/11", "x/100"]
         for rid in rids:
-            raw.generate(rid, generate_body(PROMPT, SAMPLING))
+            n_tokens = ENDLESS if rid == "x/1" else N_TOKENS
+            raw.generate(rid, generate_body(PROMPT, sampling(n_tokens)))
         raw.say("abort", "x/2", pack(Abort(["x/1"])))
 
         assert unpack_result("abort", await raw.ending("x/2")) == Aborted(1)
@@ -169,7 +189,7 @@ async def test_abort_stops_exactly_the_request_that_it_names(fleet: rolloutbus.F
 
 
 async def test_aborting_everything_returns_what_was_sampled_and_spares_other_clients(
-    fleet: rolloutbus.Fleet, client: RolloutClient, undisturbed: list[int]
+    fleet: rolloutbus.Fleet, client: RolloutClient
 ) -> None:
     async with rolloutbus.connect(fleet.address, name="other") as other:
         spared, *streams = await all_under_way([other, *[client] * 4])
@@ -181,16 +201,14 @@ async def test_aborting_everything_returns_what_was_sampled_and_spares_other_cli
                 await streamed.rollout()
             partial = caught.value.partial
             n_tokens = len(partial.tokens)
-            assert 20 <= n_tokens < N_TOKENS
+            assert N_BEFORE <= n_tokens < ENDLESS
             assert len(partial.logprobs) == n_tokens
-            assert partial.tokens.tolist() == undisturbed[:n_tokens]
             assert (partial.rid, partial.finish_reason) == (streamed.rid, "abort")
-        assert (await spared.rollout()).tokens.tolist() == undisturbed
+            await assert_undisturbed(client, partial)
+        await goes_on(client, spared)
 
 
-async def test_aborting_one_rid_leaves_its_siblings_alone(
-    client: RolloutClient, undisturbed: list[int]
-) -> None:
+async def test_aborting_one_rid_leaves_its_siblings_alone(client: RolloutClient) -> None:
     streams = await all_under_way([client] * 3)
 
     assert await client.abort([streams[1].rid, "control/1", "nonsense"]) == 1
@@ -198,12 +216,12 @@ async def test_aborting_one_rid_leaves_its_siblings_alone(
     with pytest.raises(RolloutCancelled):
         await streams[1].rollout()
     for streamed in (streams[0], streams[2]):
-        assert (await streamed.rollout()).tokens.tolist() == undisturbed
+        await goes_on(client, streamed)
 
 
 @pytest.mark.parametrize("tags", [["kv_cache"], ["weights"], ["weights", "kv_cache"]])
 async def test_a_sleeping_fleet_serves_again_after_it_woke_up(
-    client: RolloutClient, undisturbed: list[int], tags: list[MemoryTag]
+    client: RolloutClient, tags: list[MemoryTag]
 ) -> None:
     asleep = await client.sleep(tags)
     for memory in asleep.by_worker.values():
@@ -211,33 +229,28 @@ async def test_a_sleeping_fleet_serves_again_after_it_woke_up(
         assert sorted(memory.asleep) == sorted(tags)
         # On a CPU there is no better place for weights: they stay where they are.
         assert (memory.size_bytes.get("kv_cache", 0) > 0) == ("kv_cache" in tags)
-    assert {worker.state for worker in (await client.status()).workers} == {"asleep"}
-    waiting = Streamed(client, PROMPT, SAMPLING)
-    assert not await waiting.grows()
+    await all_are(client, "asleep")
+    waiting = Streamed(client, PROMPT, sampling(N_TOKENS))
+    assert await waiting.stands_still()
+    assert waiting.tokens == []
 
     woken = await client.wake_up(tags)
 
     assert sorted(woken.by_worker) == WORKERS
     assert woken.errors == {}
-    rollout: Rollout = await waiting.rollout()
-    assert rollout.tokens.tolist() == undisturbed
+    await assert_undisturbed(client, await waiting.rollout())
 
 
-async def test_a_worker_with_running_requests_refuses_to_sleep(
-    client: RolloutClient, undisturbed: list[int]
-) -> None:
-    async with client.session("busy"):
-        streamed = Streamed(client, PROMPT, SAMPLING, session="busy")
-        await streamed.reached(20)
-        status = await client.status()
-        [busy] = [worker.name for worker in status.workers if worker.n_running]
+async def test_a_worker_with_running_requests_refuses_to_sleep(client: RolloutClient) -> None:
+    streamed = await under_way(client)
+    busy = streamed.worker
 
-        result = await client.sleep(["kv_cache"], target=busy)
+    result = await client.sleep(["kv_cache"], target=busy)
 
-        error = result.by_worker[busy]
-        assert isinstance(error, Refused)
-        assert (error.code, error.outcome) == ("busy", "not_started")
-        assert (await streamed.rollout()).tokens.tolist() == undisturbed
+    error = result.by_worker[busy]
+    assert isinstance(error, Refused)
+    assert (error.code, error.outcome) == ("busy", "not_started")
+    await goes_on(client, streamed)
 
 
 async def test_flushing_forgets_cached_prompts_once(client: RolloutClient) -> None:
@@ -254,7 +267,7 @@ async def test_flushing_forgets_cached_prompts_once(client: RolloutClient) -> No
 async def test_server_info_and_status_tell_the_same_story(
     fleet: rolloutbus.Fleet, client: RolloutClient
 ) -> None:
-    status = await status_when(client, lambda status: len(status.workers) == 2)
+    status = await status_when(client, lambda status: not status.n_running)
     info = await client.server_info()
 
     assert sorted(info.by_worker) == sorted(w.name for w in status.workers) == WORKERS
@@ -265,29 +278,33 @@ async def test_server_info_and_status_tell_the_same_story(
         assert facts.engine == row.engine == "transformers"
         assert facts.state == row.state == "ready"
         assert facts.version == row.version == 0
-        assert facts.slots == row.slots == 16
-        assert (facts.vocab_size, facts.max_context) == (64, 1024)
+        assert facts.slots == row.slots == SLOTS
+        assert (facts.vocab_size, facts.max_context) == (VOCAB_SIZE, MAX_CONTEXT)
         assert row.pid == fleet.pids[name]
     assert (status.n_queued, status.n_running) == (0, 0)
     one = await client.server_info(target="w1")
     assert list(one.by_worker) == ["w1"]
 
 
-async def test_a_worker_told_to_leave_finishes_what_it_runs() -> None:
-    options = {"step_s": 0.005}
+async def test_a_worker_told_to_leave_finishes_what_it_runs(hold: Hold) -> None:
+    options = {"step_s": 0.005, "hold_file": str(hold.path)}
     async with (
-        rolloutbus.up(workers=2, engine="fake", engine_options=options, store=False) as fleet,
+        rolloutbus.up(
+            workers=2, engine="fake", engine_options=options, store=False, lease=PATIENT
+        ) as fleet,
         rolloutbus.connect(fleet.address, name="leave") as client,
     ):
-        assert {worker.state for worker in (await client.status()).workers} == {"ready"}
-        # Placement is by chance: enough of them that each worker has some.
-        streams = await all_under_way([client] * 40)
-
-        assert_done(await client.shutdown_worker("w0", drain=True), ["w0"])
+        with hold.at(N_BEFORE):
+            # Placement is by chance: enough of them that each worker has some.
+            streams = await all_under_way([client] * 40, N_TOKENS)
+            leaving = asyncio.create_task(client.shutdown_worker("w0", drain=True))
+            await one_is(client, "w0", "draining")
+        assert_done(await leaving, ["w0"])
 
         rollouts = [await streamed.rollout() for streamed in streams]
         assert {rollout.n_attempts for rollout in rollouts} == {1}
         assert {rollout.worker for rollout in rollouts} == {"w0", "w1"}
         status = await status_when(client, lambda status: worker_in(status, "w0") is None)
         assert [worker.name for worker in status.workers] == ["w1"]
-        assert (await client.generate(PROMPT, SAMPLING, deadline_s=DEADLINE_S)).worker == "w1"
+        rollout = await client.generate(PROMPT, sampling(N_TOKENS), deadline_s=DEADLINE_S)
+        assert rollout.worker == "w1"

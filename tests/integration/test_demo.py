@@ -5,13 +5,14 @@ import pytest
 
 from examples.demo import DemoOptions, run_demo
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPS = 16
+NEVER_S = 3600.0
 
 
 async def test_short_run_loses_nothing_though_a_worker_is_killed(tmp_path: Path) -> None:
-    options = DemoOptions(steps=STEPS, quiet=True, runs=tmp_path)
+    options = DemoOptions(steps=STEPS, quiet=True, runs=tmp_path, time_limit_s=NEVER_S)
 
     summary = await run_demo(options)
 
@@ -19,16 +20,18 @@ async def test_short_run_loses_nothing_though_a_worker_is_killed(tmp_path: Path)
     assert (summary.steps, summary.versions) == (STEPS, STEPS)
     assert summary.rollouts_finished == summary.rollouts_requested > 0
     assert (summary.lost, summary.duplicated) == (0, 0)
-    assert summary.killed_mid_generation >= 4
-    assert summary.resumed >= 1  # on a busy machine some finish before the kill strikes
+    assert summary.resumed >= summary.killed_mid_generation >= 4
+    assert summary.rollouts_finished // 2 < summary.witnessed <= summary.rollouts_finished
     assert summary.reward_first < 0.3
     assert summary.reward_constant <= 0.3
-    assert summary.stale_token_share >= 0.2
+    assert summary.stale_token_share > 0.0
     assert summary.max_staleness <= options.max_staleness
 
 
 async def test_run_leaves_its_configuration_its_numbers_and_a_picture(tmp_path: Path) -> None:
-    options = DemoOptions(steps=3, quiet=True, kill=False, updates=False, runs=tmp_path)
+    options = DemoOptions(
+        steps=3, quiet=True, kill=False, updates=False, runs=tmp_path, time_limit_s=NEVER_S
+    )
 
     summary = await run_demo(options)
 

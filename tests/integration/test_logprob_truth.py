@@ -1,48 +1,31 @@
 """Every logprob that comes over the bus is the one that its weights give, whatever happened."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
-import rolloutbus
 from bus.messages.weights import InFlight
-from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, WeightPublisher
+from tests.integration.conftest import REAL_ENGINES
+from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed
 from tests.integration.reference import Reference
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
+FLEET = REAL_ENGINES
 TOLERANCE = 1e-4
 N_PROMPTS, N_ROLLOUTS, N_TOKENS = 8, 50, 160
 PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_PROMPTS)]
 TEMPERATURE = 0.8
 SAMPLING = Sampling(max_new_tokens=N_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
-N_LONG = 600
-"""Tokens of the rollouts that a kill must meet midway, however late their reader is."""
-MIN_MIDWAY = 4
-LONG = Sampling(max_new_tokens=N_LONG, temperature=TEMPERATURE, ignore_eos=True)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(tiny_model: Path) -> AsyncIterator[rolloutbus.Fleet]:
-    options = {"threads": 1, "slots": 16}
-    async with rolloutbus.up(
-        model=str(tiny_model), workers=2, engine="transformers", engine_options=options
-    ) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(fleet: rolloutbus.Fleet) -> AsyncIterator[RolloutClient]:
-    async with rolloutbus.connect(fleet.address, name="truth") as connected:
-        yield connected
+N_STREAMS, N_BEFORE = 16, 30
+LONG = Sampling(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +52,7 @@ class Load:
 
     async def started(self) -> None:
         """Wait until the engines are generating."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             await self._first_delta.wait()
 
     def stop(self) -> None:
@@ -98,7 +81,6 @@ def assert_true(
     reference: Reference, rollouts: list[tuple[list[int], Rollout]], *, by_runs: bool
 ) -> None:
     for prompt, rollout in rollouts:
-        assert len(rollout.tokens) == len(rollout.logprobs) in {N_TOKENS, N_LONG}
         truth = (reference.by_runs if by_runs else reference.fresh)(prompt, rollout, TEMPERATURE)
         error = np.abs(truth - rollout.logprobs)
         assert np.nanmax(error) < TOLERANCE, (rollout.versions, int(np.nanargmax(error)))
@@ -121,6 +103,7 @@ async def test_logprobs_are_true_across_updates(
     assert_true(reference, rollouts, by_runs=in_flight == "in_place")
     seen = {int(version) for _, rollout in rollouts for version in rollout.token_versions}
     assert len(rollouts) >= N_ROLLOUTS
+    assert all(len(rollout.tokens) == N_TOKENS for _, rollout in rollouts)
     assert seen & {first, second}, "no rollout met an update: the test tested nothing"
     if in_flight == "finish_old":
         assert all(len(rollout.versions) == 1 for _, rollout in rollouts)
@@ -128,44 +111,25 @@ async def test_logprobs_are_true_across_updates(
         assert any(len(rollout.versions) > 1 for _, rollout in rollouts)
 
 
-class KillMidway:
-    """Streams many rollouts and kills the first worker that is in the middle of several."""
-
-    def __init__(self, fleet: rolloutbus.Fleet, client: RolloutClient) -> None:
-        self._fleet = fleet
-        self._client = client
-        self._midway: dict[str, set[int]] = {}
-        self.victim = ""
-
-    async def run(self) -> list[tuple[list[int], Rollout]]:
-        prompts = [prompt for prompt in PROMPTS for _ in range(2)]
-        async with asyncio.TaskGroup() as tasks:
-            streams = [
-                tasks.create_task(self._stream(number, prompt))
-                for number, prompt in enumerate(prompts)
-            ]
-        return list(zip(prompts, [stream.result() for stream in streams], strict=True))
-
-    async def _stream(self, number: int, prompt: list[int]) -> Rollout:
-        rollout = None
-        async for delta in self._client.stream(prompt, LONG, deadline_s=120.0):
-            midway = self._midway.setdefault(delta.worker, set())
-            midway.add(number)
-            if delta.start + len(delta.tokens) > N_LONG // 6:
-                midway.discard(number)
-            if not self.victim and len(midway) >= MIN_MIDWAY:
-                self.victim = delta.worker
-                self._fleet.kill(self.victim)
-            rollout = delta.rollout
-        assert rollout is not None
-        return rollout
+async def moved_from(streamed: Streamed, victim: str) -> None:
+    await streamed.seen(lambda: streamed.worker != victim)
+    await streamed.grown_by(N_BEFORE)
 
 
 async def test_logprobs_are_true_after_a_worker_was_killed(
-    fleet: rolloutbus.Fleet, client: RolloutClient, reference: Reference
+    fleet: Fleet, client: RolloutClient, reference: Reference
 ) -> None:
-    rollouts = await KillMidway(fleet, client).run()
-    await fleet.wait_ready(60)
+    prompts = [PROMPTS[i % N_PROMPTS] for i in range(N_STREAMS)]
+    streams = [Streamed(client, prompt, LONG) for prompt in prompts]
+    for streamed in streams:
+        await streamed.reached(N_BEFORE)
+    victim = streams[0].worker
+    struck = [streamed for streamed in streams if streamed.worker == victim]
+    fleet.kill(victim)
+    for streamed in struck:
+        await moved_from(streamed, victim)
+    rollouts = [(prompt, await each.cut()) for prompt, each in zip(prompts, streams, strict=True)]
 
     assert_true(reference, rollouts, by_runs=False)
-    assert sum(rollout.n_resumed > 0 for _, rollout in rollouts) >= MIN_MIDWAY
+    n_resumed = {rollout.rid: rollout.n_resumed for _, rollout in rollouts}
+    assert all(n_resumed[streamed.rid] >= N_BEFORE for streamed in struck)

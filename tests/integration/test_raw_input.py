@@ -13,34 +13,23 @@ import pytest_asyncio
 import zmq
 from msgspec import Raw
 
-import rolloutbus
 from bus.codec import SIGNATURE, pack
 from bus.entry import Entry, Placement
 from bus.messages.control import Pause, ServerInfo
+from launcher.settings import UpOptions
 from rolloutbus import Fleet, FleetStatus, RolloutClient
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.raw_client import PLACE, RawClient, generate_body
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
+FLEET: UpOptions = {"workers": 1, "engine": "fake", "transport": "tcp", "store": False}
 PROMPT = [1, 2, 3]
 GOOD: dict[str, Any] = {"prompt": np.array(PROMPT, "<i4").tobytes(), "sampling": {}}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet() -> AsyncIterator[Fleet]:
-    async with rolloutbus.up(workers=1, engine="fake", transport="tcp", store=False) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(fleet: Fleet) -> AsyncIterator[RolloutClient]:
-    async with rolloutbus.connect(fleet.address, name="careful") as connected:
-        yield connected
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -116,7 +105,7 @@ async def test_an_entry_by_hand_with_a_bad_header_is_refused(
 
 
 async def test_the_rid_of_another_client_is_refused(client: RolloutClient, raw: RawClient) -> None:
-    for rid in ("careful/1", "raw/01", "raw/x", "raw/1@w0"):
+    for rid in ("raw_input/1", "raw/01", "raw/x", "raw/1@w0"):
         raw.generate(rid, generate_body(PROMPT, fake_sampling(8)))
         problem = await raw.problem(rid)
         assert (problem.code, problem.field) == ("bad_request", "rid")

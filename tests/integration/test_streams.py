@@ -3,29 +3,31 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 import rolloutbus
 from bus.entry import Entry
 from bus.ports import TopicBatchHandler
-from bus.zmq_ports import DealerPort, SubPort
+from bus.zmq_ports import DealerPort
+from bus.zmq_topics import SubPort
 from launcher.plan import environment
 from rolloutbus import Rollout, RolloutClient, Sampling
-from tests.integration.drills import DEADLINE_S, Streamed, Watcher, facts_when
+from tests.integration.conftest import REAL_ENGINES
+from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, Watcher, facts_when
 from trainer_adapter.connection import Ports
 from trainer_adapter.settings import ClientSettings
 from trainer_adapter.subscriber import StreamRow
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
+FLEET = REAL_ENGINES
 PROMPT = [3, 10, 20, 7]
 N_TOKENS = 200
 WATCHER = Path(__file__).with_name("stream_watcher.py")
@@ -33,21 +35,6 @@ WATCHER = Path(__file__).with_name("stream_watcher.py")
 
 def seeded(seed: int, n_tokens: int = N_TOKENS) -> Sampling:
     return Sampling(max_new_tokens=n_tokens, temperature=0.9, ignore_eos=True, seed=seed)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(tiny_model: Path) -> AsyncIterator[rolloutbus.Fleet]:
-    options = {"threads": 1, "slots": 16}
-    async with rolloutbus.up(
-        model=str(tiny_model), workers=2, engine="transformers", engine_options=options
-    ) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(fleet: rolloutbus.Fleet) -> AsyncIterator[RolloutClient]:
-    async with rolloutbus.connect(fleet.address, name="streams") as connected:
-        yield connected
 
 
 def assert_same(streamed: Streamed, rollout: Rollout) -> None:
@@ -74,9 +61,7 @@ async def test_streams_equal_their_results_and_what_a_second_subscriber_sees(
     client: RolloutClient,
 ) -> None:
     async with Watcher(client) as watcher:
-        # A subscription takes effect some time after it is made.
-        while not watcher.rows:
-            await client.generate(PROMPT, seeded(0, 1), deadline_s=DEADLINE_S)
+        await watcher.hears_everyone()
         streams = [Streamed(client, [*PROMPT, i], seeded(i)) for i in range(12)]
         for streamed in streams:
             rollout = await streamed.rollout()
@@ -96,7 +81,19 @@ async def test_the_public_stream_yields_what_generate_returns_for_the_same_seed(
 
     assert [int(t) for delta in deltas for t in delta.tokens] == rollout.tokens.tolist()
     assert deltas[-1].finish_reason == rollout.finish_reason == "length"
-    assert len(deltas) > N_TOKENS // 10, "the stream came in lumps"
+
+
+async def everyone_is_heard(
+    client: RolloutClient, rows: asyncio.StreamReader, workers: set[str]
+) -> None:
+    """Generate until rows of all workers came through: subscriptions take effect in time."""
+    heard: set[str] = set()
+    async with asyncio.timeout(DEADLINE_S):
+        while heard < workers:
+            line = asyncio.create_task(rows.readline())
+            while not line.done():
+                await client.generate(PROMPT, seeded(0, 1), deadline_s=DEADLINE_S)
+            heard.add(json.loads(line.result())["worker"])
 
 
 async def test_a_subscriber_in_another_process_sees_the_same_stream(
@@ -112,11 +109,9 @@ async def test_a_subscriber_in_another_process_sees_the_same_stream(
         env=environment(),
     )
     assert process.stdout is not None
+    workers = {member.name for member in client.connection.members}
     try:
-        first = asyncio.create_task(process.stdout.readline())
-        async with asyncio.timeout(DEADLINE_S):
-            while not first.done():
-                await client.generate(PROMPT, seeded(0, 1), deadline_s=DEADLINE_S)
+        await everyone_is_heard(client, process.stdout, workers)
         streamed = Streamed(client, PROMPT, seeded(1))
         rollout = await streamed.rollout()
         tokens: list[int] = []
@@ -141,16 +136,16 @@ async def test_a_subscriber_in_another_process_sees_the_same_stream(
 
 
 async def test_a_late_subscriber_sees_the_rest_without_a_jump(client: RolloutClient) -> None:
-    streamed = Streamed(client, PROMPT, seeded(2, 900))
+    streamed = Streamed(client, PROMPT, seeded(2, ENDLESS))
     await streamed.reached(50)
 
     async with Watcher(client) as watcher:
-        rollout = await streamed.rollout()
+        await watcher.seen(lambda: len(watcher.rows.get(streamed.rid, [])) > 20)
+        rollout = await streamed.cut()
         rows = await watcher.finished(streamed.rid)
 
-    assert 0 < rows[0].seq < 900
+    assert rows[0].seq > 0
     assert_rows_are_tail(rows, rollout)
-    assert_same(streamed, rollout)
 
 
 class LossyNet:
@@ -176,22 +171,23 @@ async def test_rows_that_got_lost_are_repaired(fleet: rolloutbus.Fleet) -> None:
     net = LossyNet()
     settings = ClientSettings(name="lossy", router=fleet.address)
     async with RolloutClient(settings, net.ports) as client:
-        streams = [Streamed(client, [*PROMPT, i], seeded(i)) for i in range(4)]
+        streams = [Streamed(client, [*PROMPT, i], seeded(i, ENDLESS)) for i in range(4)]
+        counters = client.connection.counters
         for streamed in streams:
-            await streamed.reached(N_TOKENS // 2)
-            rollout = await streamed.rollout()
-            assert_same(streamed, rollout)
+            await streamed.reached(N_TOKENS)
+        await streams[0].seen(lambda: net.n_lost > 10 and counters.repairs > 0)
+        for streamed in streams:
+            rollout = await streamed.cut()
+            assert streamed.is_contiguous
             assert rollout.n_attempts == 1
-        assert net.n_lost > 10
-        assert client.connection.counters.repairs > 0
-        assert client.connection.counters.stream_mismatches == 0
+        assert counters.stream_mismatches == 0
 
 
 async def test_leaving_a_stream_early_stops_its_request_at_the_worker(
     client: RolloutClient,
 ) -> None:
     async with Watcher(client) as watcher:
-        stream = client.stream(PROMPT, seeded(3, 900), deadline_s=DEADLINE_S)
+        stream = client.stream(PROMPT, seeded(3, ENDLESS), deadline_s=DEADLINE_S)
         rid = (await anext(stream)).rid
         await watcher.seen(lambda: rid in watcher.rows)
         await stream.aclose()
@@ -204,11 +200,12 @@ async def test_cancelling_a_waiting_call_stops_its_request_at_the_worker(
     client: RolloutClient,
 ) -> None:
     async with Watcher(client) as watcher:
-        known = set(watcher.rows)
-        call = asyncio.create_task(client.generate(PROMPT, seeded(4, 900), deadline_s=DEADLINE_S))
-        await watcher.seen(lambda: len(watcher.rows) > len(known))
+        call = asyncio.create_task(
+            client.generate(PROMPT, seeded(4, ENDLESS), deadline_s=DEADLINE_S)
+        )
+        await watcher.seen(lambda: len(watcher.running) > 0)
         call.cancel()
-        [rid] = set(watcher.rows) - known
+        [rid] = watcher.running
         await watcher.seen(lambda: watcher.endings(rid) == ["abort"])
 
     await facts_when(client, lambda facts: sum(each.n_running for each in facts.values()) == 0)
@@ -217,17 +214,19 @@ async def test_cancelling_a_waiting_call_stops_its_request_at_the_worker(
 async def test_a_stream_goes_on_without_a_seam_when_its_worker_is_killed(
     fleet: rolloutbus.Fleet, client: RolloutClient
 ) -> None:
-    undisturbed = await client.generate(PROMPT, seeded(6, 900), deadline_s=DEADLINE_S)
-    async with Watcher(client) as watcher:
-        streamed = Streamed(client, PROMPT, seeded(6, 900))
-        await streamed.reached(40)
-        await watcher.seen(lambda: streamed.rid in watcher.rows)
-        victim = watcher.rows[streamed.rid][0].worker
-        fleet.kill(victim)
-        rollout = await streamed.rollout()
+    streamed = Streamed(client, PROMPT, seeded(6, ENDLESS))
+    await streamed.reached(40)
+    victim = streamed.worker
+    fleet.kill(victim)
+    await streamed.seen(lambda: streamed.worker != victim)
+    await streamed.grown_by(40)
+    rollout = await streamed.cut()
 
-    assert_same(streamed, rollout)
+    assert streamed.is_contiguous
     assert rollout.n_resumed >= 40
     assert rollout.n_attempts == 2
     assert rollout.worker != victim
+    undisturbed = await client.generate(
+        PROMPT, seeded(6, len(rollout.tokens)), deadline_s=DEADLINE_S
+    )
     assert rollout.tokens.tolist() == undisturbed.tokens.tolist()

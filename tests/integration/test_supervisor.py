@@ -13,13 +13,13 @@ import pytest
 from bus.child import ProcessSpec
 from bus.errors import DeadlineExceeded, ProcessFailed
 from bus.supervisor import ProcessEvent, RestartRule, Supervisor
+from tests.integration.drills import DEADLINE_S, process_ends
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 READY = 'print(\'{"ready": {"at": "here"}}\', flush=True)'
 SERVE = f"import signal; {READY}; signal.pause()"
 STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); {READY}\nwhile True: signal.pause()"
-DEADLINE_S = 20.0
 
 Spec = Callable[..., ProcessSpec]
 
@@ -140,24 +140,7 @@ async def test_grandchildren_end_with_the_child_that_crashed(spec: Spec, tmp_pat
         os.kill(process.pid, signal.SIGKILL)
         async with asyncio.timeout(DEADLINE_S):
             await died.wait()
-        # SIGKILL has been sent; the pidfd tells when it has taken effect.
-        await _ended(grandchild)
-
-
-async def _ended(pid: int) -> None:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(descriptor, ended.set)
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+        await process_ends(grandchild)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +166,11 @@ async def test_process_that_left_for_good_is_not_started_again(
 
 async def test_waiting_for_what_is_never_ready_names_it(spec: Spec) -> None:
     async with Supervisor() as supervisor:
-        supervisor.start(spec("quick", SERVE), spec("slow", "import signal; signal.pause()"))
-        with pytest.raises(DeadlineExceeded, match=r"not ready within 1 s: slow$"):
-            await supervisor.wait_ready(1.0)
+        supervisor.start(spec("quick", SERVE))
+        await supervisor.wait_ready(DEADLINE_S)
+        supervisor.start(spec("slow", "import signal; signal.pause()"))
+        with pytest.raises(DeadlineExceeded, match=r"not ready within 0.1 s: slow$"):
+            await supervisor.wait_ready(0.1)
 
 
 async def test_output_goes_to_the_log_and_the_ready_line_does_not(

@@ -4,44 +4,29 @@
 # transformers' stubs leave parameters untyped.
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import rolloutbus
+from launcher.settings import UpOptions
 from rolloutbus import RolloutClient, Sampling, TextClient
 from tests.integration.conftest import VOCAB_SIZE
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
+FLEET: UpOptions = {"workers": 1, "engine_options": {"threads": 1}}
 SAMPLING = Sampling(max_new_tokens=12, seed=7, ignore_eos=True)
 UNKNOWN = "<unk>"
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}assistant{% endif %}"
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(tiny_model: Path) -> AsyncIterator[rolloutbus.Fleet]:
-    async with rolloutbus.up(
-        model=str(tiny_model), workers=1, engine_options={"threads": 1}
-    ) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(fleet: rolloutbus.Fleet) -> AsyncIterator[RolloutClient]:
-    async with rolloutbus.connect(fleet.address, name="text") as connected:
-        yield connected
 
 
 @pytest.fixture(scope="module")

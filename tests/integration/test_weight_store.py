@@ -15,12 +15,13 @@ from bus.messages.weights import Manifest, PrepareUpdate, PullManifest
 from bus.shm import SegmentWriter
 from engine_worker.engine import TensorSpec
 from engine_worker.weights.receiver import WeightReceiver
+from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import ROOT, StoreHarness, store_harness
 from trainer_adapter.named_tensors import DTYPE_NAMES, named_tensors
 from trainer_adapter.publisher import WeightPublisher
 from trainer_adapter.weight_writer import WeightWriter
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
 class TiedModel(torch.nn.Module):
@@ -86,7 +87,7 @@ async def test_a_published_model_arrives_bit_exact(
     model = TiedModel(seed)
     async with store_harness(tmp_path) as harness:
         publisher = WeightPublisher(harness, writer=WeightWriter(may_map=push == "shm"))
-        published = await publisher.publish(model, deadline_s=30.0)
+        published = await publisher.publish(model, deadline_s=DEADLINE_S)
         got = await pull_elsewhere(harness, published.version, specs_of(model), pull)
     assert got == {"transport": pull, "digests": digests_of(model)}
     assert "head" not in digests_of(model)
@@ -100,8 +101,8 @@ async def test_each_version_has_its_own_bytes_while_segments_are_reused(
         receiver = WeightReceiver(specs_of(TiedModel(seed)))
         for step in range(8):
             model = TiedModel(seed + step)
-            version = (await publisher.publish(model.state_dict(), deadline_s=30.0)).version
-            await receiver.pull(prepare(harness, version), timeout_s=30.0)
+            version = (await publisher.publish(model.state_dict(), deadline_s=DEADLINE_S)).version
+            await receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
             staged = receiver.staged(version)
             assert {name: digest_of(each) for name, each in staged.items()} == digests_of(model)
             receiver.drop(version)
@@ -112,7 +113,7 @@ async def test_a_killed_store_comes_back_with_its_versions(tmp_path: Path, seed:
     model = TiedModel(seed)
     async with store_harness(tmp_path) as harness:
         publisher = WeightPublisher(harness)
-        await publisher.publish(model, deadline_s=30.0)
+        await publisher.publish(model, deadline_s=DEADLINE_S)
         await harness.kill()
         await harness.start()
         assert harness.hello is not None
@@ -120,7 +121,7 @@ async def test_a_killed_store_comes_back_with_its_versions(tmp_path: Path, seed:
         assert harness.hello.store.committed == {"default": 1}
         got = await pull_elsewhere(harness, 1, specs_of(model), "shm")
         assert got["digests"] == digests_of(model)
-        assert (await publisher.publish(model, deadline_s=30.0)).version == 2
+        assert (await publisher.publish(model, deadline_s=DEADLINE_S)).version == 2
 
 
 async def test_a_stopped_store_leaves_no_shared_memory_and_keeps_its_numbers(
@@ -129,7 +130,7 @@ async def test_a_stopped_store_leaves_no_shared_memory_and_keeps_its_numbers(
     model = TiedModel(seed)
     async with store_harness(tmp_path) as harness:
         publisher = WeightPublisher(harness)
-        await publisher.publish(model, deadline_s=30.0)
+        await publisher.publish(model, deadline_s=DEADLINE_S)
         async with BulkLink(harness.bulk) as link:
             manifest = await link.ask("pull_manifest", PullManifest("default", 1))
         assert isinstance(manifest, Manifest)
@@ -138,7 +139,7 @@ async def test_a_stopped_store_leaves_no_shared_memory_and_keeps_its_numbers(
         assert await harness.stop() == 0
         assert list(SHM_DIR.glob(f"rolloutbus-{owner}*")) == []
         await harness.start()
-        assert (await publisher.publish(model, deadline_s=30.0)).version == 2
+        assert (await publisher.publish(model, deadline_s=DEADLINE_S)).version == 2
 
 
 @pytest.mark.parametrize("may_map", [True, False])
@@ -147,7 +148,7 @@ async def test_bytes_changed_after_the_seal_are_not_staged(
 ) -> None:
     model = TiedModel(seed)
     async with store_harness(tmp_path) as harness:
-        version = (await WeightPublisher(harness).publish(model, deadline_s=30.0)).version
+        version = (await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)).version
         async with BulkLink(harness.bulk) as link:
             manifest = await link.ask("pull_manifest", PullManifest("default", version))
         assert isinstance(manifest, Manifest)
@@ -155,7 +156,7 @@ async def test_bytes_changed_after_the_seal_are_not_staged(
         SegmentWriter().content(manifest.segment, manifest.size_bytes)[tensor.offset] ^= 1
         receiver = WeightReceiver(specs_of(model), may_map=may_map)
         with pytest.raises(EngineFailed) as caught:
-            await receiver.pull(prepare(harness, version), timeout_s=30.0)
+            await receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
     assert (caught.value.code, caught.value.field) == ("digest_mismatch", f"tensors.{tensor.name}")
     with pytest.raises(KeyError):
         receiver.staged(version)
@@ -184,20 +185,22 @@ async def test_weights_of_another_model_are_refused_naming_the_tensor(
 ) -> None:
     model = TiedModel(seed)
     async with store_harness(tmp_path) as harness:
-        version = (await WeightPublisher(harness).publish(model, deadline_s=30.0)).version
+        version = (await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)).version
         receiver = WeightReceiver(specs)
         with pytest.raises(Refused) as caught:
-            await receiver.pull(prepare(harness, version), timeout_s=30.0)
+            await receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
     assert (caught.value.code, caught.value.field) == ("bad_request", field)
 
 
 async def test_a_pull_survives_the_restart_of_the_store(tmp_path: Path, seed: int) -> None:
     model = TiedModel(seed)
     async with store_harness(tmp_path, bulk=f"ipc://{tmp_path}/bulk") as harness:
-        version = (await WeightPublisher(harness).publish(model, deadline_s=30.0)).version
+        version = (await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)).version
         await harness.kill()
         receiver = WeightReceiver(specs_of(model), may_map=False)
-        pulling = asyncio.create_task(receiver.pull(prepare(harness, version), timeout_s=30.0))
+        pulling = asyncio.create_task(
+            receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
+        )
         await harness.start(bulk=f"ipc://{tmp_path}/bulk")
         assert (await pulling).transport == "tcp"
     staged = receiver.staged(version)
@@ -208,7 +211,7 @@ async def test_a_version_that_is_not_there_is_said_at_once(tmp_path: Path, seed:
     async with store_harness(tmp_path) as harness:
         receiver = WeightReceiver(specs_of(TiedModel(seed)))
         with pytest.raises(EngineFailed) as caught:
-            await receiver.pull(prepare(harness, 7), timeout_s=30.0)
+            await receiver.pull(prepare(harness, 7), timeout_s=DEADLINE_S)
     assert caught.value.code == "version_unavailable"
 
 
@@ -220,9 +223,9 @@ async def test_a_cast_applies_to_floating_point_tensors_only(tmp_path: Path) -> 
     ]
     async with store_harness(tmp_path) as harness:
         publisher = WeightPublisher(harness, dtype=torch.bfloat16)
-        version = (await publisher.publish(tensors, deadline_s=30.0)).version
+        version = (await publisher.publish(tensors, deadline_s=DEADLINE_S)).version
         receiver = WeightReceiver(specs)
-        await receiver.pull(prepare(harness, version), timeout_s=30.0)
+        await receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
     got = torch.frombuffer(receiver.staged(version)["w"].data, dtype=torch.bfloat16)
     assert torch.equal(got.view(17, 3), tensors["w"].bfloat16())
     receiver.close()
@@ -233,13 +236,13 @@ async def test_leaving_an_update_by_an_error_publishes_nothing(tmp_path: Path, s
         publisher = WeightPublisher(harness)
 
         async def fail_in_the_middle() -> None:
-            async with publisher.begin(deadline_s=30.0) as update:
+            async with publisher.begin(deadline_s=DEADLINE_S) as update:
                 await update.put_all(TiedModel(seed))
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
             await fail_in_the_middle()
-        async with publisher.begin(deadline_s=30.0) as second:
+        async with publisher.begin(deadline_s=DEADLINE_S) as second:
             assert await second.put_all(TiedModel(seed)) == 2
         assert second.published is not None
         assert second.published.version == 2

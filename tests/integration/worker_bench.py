@@ -18,11 +18,11 @@ from bus.entry import Entry, Placement
 from bus.ids import Peer
 from bus.messages.generation import Generate, Sampling
 from bus.messages.membership import Beat, Hello, Lease, Welcome
-from bus.zmq_ports import RouterPort, SubPort
+from bus.zmq_ports import RouterPort
+from bus.zmq_topics import SubPort
+from tests.integration.drills import DEADLINE_S
 
-DEADLINE_S = 20.0
 CLIENT = "client"
-
 
 Found = TypeVar("Found")
 
@@ -43,7 +43,6 @@ class ScriptedRouter:
         self.hello: Hello | None = None
         self.epoch = ""
         self.is_silent = False
-        self.on_entry: Callable[[Entry], None] = lambda _: None
         self._news = asyncio.Event()
         self._sub = SubPort(self._streamed, [topic_of(CLIENT)])
 
@@ -79,10 +78,17 @@ class ScriptedRouter:
     async def joined(self) -> None:
         await self.until(lambda: self.peer is not None and self.said("beat"))
 
+    async def subscribed(self) -> None:
+        """Wait until what the worker publishes comes here; it takes effect some time after."""
+        n_tried = 0
+        while not self.published:
+            n_tried += 1
+            self.generate(f"c/0{n_tried}", generate_body(1))
+            await self.ending(f"c/0{n_tried}")
+
     def _arrived(self, peer: Peer, entries: list[Entry]) -> None:
         for entry in entries:
             self.entries.append(entry)
-            self.on_entry(entry)
             if entry.kind == "hello":
                 hello = unpack(entry)
                 assert isinstance(hello, Hello)

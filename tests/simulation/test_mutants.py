@@ -5,24 +5,26 @@ from itertools import chain
 import pytest
 
 from drills.simulation.campaign import detect
-from drills.simulation.mutants import MUTANTS, SHADOWED
+from drills.simulation.mutants import MUTANTS, SCENARIOS
 from drills.simulation.runs import run_seed
-from drills.simulation.scenario import HAUNTED, SWARM
+from drills.simulation.scenario import SWARM
 
 FOUND_BY = {
     "fencing": 0,
     "retry": 0,
     "self_fence": 0,
     "outbox": 4,
-    "client_resend": 19,
-    "client_dedup": 1,
-    "recovery_window": 0,
-    "own_pause_grace": 2,
+    "client_resend": 9,
+    "client_dedup": 4,
+    "recovery_window": 5,
+    "own_pause_grace": 10,
     "lease_from_receipt": 0,
-    "router_resend": 24,
-    "expiry": 2,
-    "short_window": 118,
-    "epoch_per_boot": 0,
+    "router_resend": 19,
+    "expiry": 6,
+    "short_window": 2,
+    "epoch_per_boot": 3,
+    "commit_record": 0,
+    "isolation": 4,
 }
 """Mutant -> a seed that finds it."""
 SEARCHED = 600
@@ -36,7 +38,7 @@ def test_every_mutant_has_a_seed_that_finds_it() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_missing_protection_is_noticed(mutant: str) -> None:
-    scenario = HAUNTED if mutant in SHADOWED else SWARM
+    scenario = SCENARIOS.get(mutant, SWARM)
     assert run_seed(FOUND_BY[mutant], scenario).violations == []
 
     # A change of the product changes the runs: then another seed finds it.

@@ -3,7 +3,6 @@
 import pytest
 
 from drills.simulation.campaign import MAX_EXECUTIONS_PER_REQUEST, run_seeds
-from drills.simulation.runs import run_seed
 from drills.simulation.scenario import HAUNTED
 
 N_SEEDS, CHUNK = 300, 30
@@ -36,11 +35,3 @@ def test_leases_that_end_all_the_time_and_frames_that_come_again_change_nothing(
 @pytest.mark.timeout(120)
 def test_the_faults_reach_every_protection() -> None:
     assert run_seeds(0, EVENTFUL_SEEDS).never_seen == []
-
-
-@pytest.mark.simulation
-def test_a_seed_repeats_its_trace() -> None:
-    first, again, other = run_seed(7), run_seed(7), run_seed(8)
-
-    assert first.trace == again.trace
-    assert first.trace != other.trace

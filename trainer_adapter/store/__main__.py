@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bus.allocator import keep_freed_memory
 from bus.clock import BootClock
-from bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
+from bus.process import ActorExit, announce_ready, complain, on_stop_signal, run_actor
 from trainer_adapter.store.actor import StoreActor
 from trainer_adapter.store.settings import StoreSettings
 from trainer_adapter.store.shelf import Shelf
@@ -23,6 +23,9 @@ async def serve(settings: StoreSettings) -> ActorExit:
         reason = await actor.run()
     finally:
         shelf.close()
+    if reason == "forbidden":
+        complain("the router does not let this key be this store")
+        return ActorExit.FORBIDDEN
     return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
 
 

@@ -32,6 +32,9 @@ from bus.messages.weights import (
     ReserveVersion,
     SealVersion,
 )
+from bus.security.principals import BULK_KINDS_OF, Principal
+from bus.security.zmq_dialer import dialer_of
+from bus.security.zmq_guard import Doorway, guard_of
 from bus.settings import LeaseSettings
 from bus.zmq_ports import DealerPort, RouterPort
 from trainer_adapter.store.askers import Asker, BulkAsker, MemberAsker
@@ -85,6 +88,8 @@ class StoreActor:
         identity = MemberIdentity("store", settings.name, secrets.token_hex(16))
         self._member = MemberCore(identity, LeaseSettings(), random.SystemRandom())
         self._link: DealerPort | None = None
+        self._dialer = dialer_of(settings.security)
+        self._guard = guard_of(settings.security)
         self._actor = Actor(
             one_by_one(self._follow),
             clock=clock,
@@ -106,8 +111,23 @@ class StoreActor:
 
         Returns:
             Why it left: `shutdown`, `replaced`, or another code of a dismissal.
+
+        Raises:
+            SecurityError: the lock on its socket does not work (any more).
         """
-        self._bulk = RouterPort([self._settings.bulk], self._bulk_arrived)
+        guard = self._guard
+        doorways = [] if guard is None else [Doorway(guard, "bulk", self._bulk_signed)]
+        self._bulk = RouterPort([self._settings.bulk], self._bulk_arrived, doorways=doorways)
+        if guard is None:
+            return await self._run()
+        try:
+            await guard.prove()
+            return await guard.while_proven(self._run())
+        finally:
+            self._bulk.close()
+            guard.close()
+
+    async def _run(self) -> str:
         facts = StoreFacts(bulk=self._bulk.endpoints[0], committed=self._core.committed)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -151,7 +171,9 @@ class StoreActor:
             case Connect():
                 if self._link is not None:
                     self._link.close()
-                self._link = DealerPort(self._settings.router, self._said, self._link_down)
+                self._link = DealerPort(
+                    self._settings.router, self._said, self._link_down, dialer=self._dialer
+                )
             case Execute(entry):
                 self._execute(entry)
             case Stop(reason):
@@ -196,6 +218,15 @@ class StoreActor:
 
     def _bulk_arrived(self, peer: Peer, entries: list[Entry]) -> None:
         self._actor.feed(self._serve_bulk, peer, entries)
+
+    def _bulk_signed(self, peer: Peer, signer: Principal, entries: list[Entry]) -> None:
+        may_say = BULK_KINDS_OF.get(signer.role, frozenset[str]())
+        for entry in entries:
+            if entry.kind not in may_say:
+                message = f"a {signer.role} may not send {entry.kind[:32]!r}"
+                problem = Problem(code="forbidden", message=message, outcome="not_started")
+                self._tell(BulkAsker(peer, entry.rid), "failed", problem)
+        self._bulk_arrived(peer, [entry for entry in entries if entry.kind in may_say])
 
     def _serve_bulk(self, peer: Peer, entries: list[Entry], now: float) -> list[MemberEffect]:
         self._bulk_peers[peer] = now

@@ -1,7 +1,7 @@
 """What the store says when it cannot do what it is asked."""
 
-from bus.manifest import CHUNK_BYTES
 from bus.messages.endings import Problem
+from bus.messages.limits import CHUNK_BYTES
 from trainer_adapter.store.versions import StoredVersion
 
 MAX_POLICY_BYTES = 64

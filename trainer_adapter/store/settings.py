@@ -2,7 +2,9 @@
 
 import msgspec
 
+from bus.endpoints import require_bindable, require_reachable
 from bus.errors import SettingsError
+from bus.security.settings import SecuritySettings
 
 
 class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,9 +26,13 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pull_grace_s: float = 6.0
     """A version is kept for so long after its last chunk was asked for; a puller that got no
     answer asks again after 5 s. Readers of a mapped segment hold it by themselves."""
+    security: SecuritySettings | None = None
+    """Keys and allow-list; None: this machine only, without keys."""
     exit_with_parent: bool = False
     """Leave when the process that started this one dies."""
 
     def __post_init__(self) -> None:
+        require_reachable(self.router, self.security)
+        require_bindable(self.bulk, self.security, is_router=True, is_announced=True)
         if self.keep_committed < 1 or self.keep_sealed < 1:
             raise SettingsError("keep_committed and keep_sealed must be at least 1")

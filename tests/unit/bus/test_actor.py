@@ -9,6 +9,7 @@ from bus.actor import Actor, one_by_one
 from bus.clock import ManualClock
 
 NEVER_S = 3600.0
+DEADLINE_S = 60.0
 
 
 class Echo:
@@ -20,6 +21,7 @@ class Echo:
         self.crashes: list[Exception] = []
         self.kept = ""
         self.ticked_thrice = asyncio.Event()
+        self.flushed = asyncio.Event()
 
     def actor(self, *, tick_s: float = NEVER_S, flushes: bool = False) -> Actor[str]:
         return Actor(
@@ -44,6 +46,7 @@ class Echo:
         return self.hear(word, now)
 
     def flush(self, now: float) -> list[str]:
+        self.flushed.set()
         kept, self.kept = self.kept, ""
         return [f"flushed {kept}@{now:g}"]
 
@@ -66,13 +69,12 @@ async def test_it_ticks_from_its_start_until_it_stops() -> None:
     echo = Echo()
     actor = echo.actor(tick_s=0.001)
     assert not echo.done
-    actor.start()
-    async with asyncio.timeout(5):
-        await echo.ticked_thrice.wait()
+    await _ticks_thrice(actor, echo)
     actor.stop("enough")
     n_ticks = len(echo.done)
     assert await actor.stopped() == "enough"
-    await asyncio.sleep(0.01)  # some ticks' time
+    other = Echo()
+    await _ticks_thrice(other.actor(tick_s=0.001), other)
     assert len(echo.done) == n_ticks
 
 
@@ -82,8 +84,8 @@ async def test_a_flush_comes_once_at_the_end_of_the_turn() -> None:
     actor.feed(echo.keep, "a")
     actor.feed(echo.keep, "b")
     assert echo.done == ["a@100", "b@100"]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    async with asyncio.timeout(DEADLINE_S):
+        await echo.flushed.wait()
     assert echo.done == ["a@100", "b@100", "flushed ab@100"]
 
 
@@ -100,7 +102,7 @@ async def test_the_last_turn_is_flushed_too() -> None:
 async def test_an_effect_that_raises_ends_the_actor_and_whoever_waits(words: str) -> None:
     echo = Echo()
     actor = echo.actor()
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(_error_of(actor)) for _ in range(2)]
         await asyncio.sleep(0)  # lets both begin to wait
         actor.feed(echo.hear, words)
@@ -129,9 +131,18 @@ async def test_the_first_ending_counts() -> None:
 
 async def test_a_waiter_that_gives_up_does_not_end_the_actor() -> None:
     actor = Echo().actor()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(actor.stopped(), 0.01)
+    waiter = asyncio.create_task(actor.stopped())
+    await asyncio.sleep(0)  # lets it begin to wait
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
     assert actor.is_running
+
+
+async def _ticks_thrice(actor: Actor[str], echo: Echo) -> None:
+    actor.start()
+    async with asyncio.timeout(DEADLINE_S):
+        await echo.ticked_thrice.wait()
 
 
 def _broken(now: float) -> list[str]:

@@ -1,6 +1,5 @@
 """The codec: round trips, and refusals that name the field, whatever the bytes are."""
 
-import random
 from typing import Any
 
 import msgspec
@@ -21,15 +20,12 @@ from bus.codec import (
 )
 from bus.entry import Entry, Placement
 from bus.errors import LocalProtocolError, RemoteProtocolError
-from bus.messages import COMMANDS
 from bus.messages.delivery import Accepted
 from bus.messages.generation import Generate, Sampling
+from bus.messages.limits import MAX_DEADLINE_MS
 from bus.messages.membership import Beat
 from tests.conformance import plain
-from tests.conformance.make_vectors import frame_of
 from tests.conformance.representatives import NAMES
-
-N_FUZZED_FRAMES = 20_000
 
 texts = st.text(max_size=40)
 uint64s = st.integers(0, 2**64 - 1)
@@ -70,7 +66,7 @@ def entries(draw: st.DrawFn) -> tuple[Entry, msgspec.Struct]:
         attempt=draw(attempts),
         epoch=draw(texts),
         route=draw(texts),
-        deadline_ms=draw(uint64s),
+        deadline_ms=draw(st.integers(-(2**63), MAX_DEADLINE_MS)),
         place=draw(st.none() | placements),
         body=pack(body),
         detached=draw(st.booleans()),
@@ -196,62 +192,6 @@ def test_topics_have_one_width_and_differ() -> None:
     topics = {topic_of(name) for name in ("", "a", "ab", "trainer", "trainer-1")}
     assert {len(topic) for topic in topics} == {16}
     assert len(topics) == 5
-
-
-def _mutated(frame: bytes, rng: random.Random) -> bytes:
-    mutant = bytearray(frame)
-    for _ in range(rng.randint(1, 2)):
-        # Mostly behind the signature: a frame that fails there tests little.
-        at = rng.randrange(rng.choice([0, 3, 3, 3, 3]), len(mutant))
-        match rng.choice([0, 0, 0, 1, 1, 1, 2, 3, 4, 5]):
-            case 0:
-                mutant[at] = rng.randrange(256)
-            case 1:
-                mutant[at] ^= 1 << rng.randrange(8)
-            case 2:
-                mutant[at:at] = rng.randbytes(rng.randint(1, 9))
-            case 3:
-                del mutant[at : at + rng.randint(1, 9)]
-            case 4:
-                # The heads of long strings, lists and maps: sizes that are not there.
-                mutant[at:at] = rng.choice([b"\xdf", b"\xdd", b"\xdb", b"\xc6"]) + b"\xff" * 4
-            case _:
-                mutant[at:at] = rng.choice([b"\x91", b"\x81\xa0"]) * rng.randint(1, 3000)
-        if len(mutant) < 4:
-            return bytes(mutant)
-    return bytes(mutant)
-
-
-def _decode_all(frame: bytes) -> int:
-    """How many bodies of a hostile frame were understood."""
-    n_understood = 0
-    try:
-        received = decode_batch(frame)
-    except RemoteProtocolError:
-        return 0
-    for entry in received:
-        commands = COMMANDS if entry.kind in {"finished", "cancelled"} else (None,)
-        for command in commands:
-            try:
-                unpack(entry) if command is None else unpack_result(command, entry)
-            except RemoteProtocolError:
-                continue
-            n_understood += 1
-    return n_understood
-
-
-def test_hostile_frames_raise_nothing_but_a_protocol_error(rng: random.Random) -> None:
-    frames = [frame_of(entry) for entry in NAMES.values()]
-    n_understood = 0
-    for _ in range(N_FUZZED_FRAMES):
-        frame = rng.choice(frames)
-        if rng.random() < 0.1:
-            mutant = SIGNATURE + rng.randbytes(rng.randrange(40))
-        else:
-            mutant = _mutated(frame, rng)
-        n_understood += _decode_all(mutant) > 0
-    # Both ways were taken often, or the mutations are too tame or too wild to tell anything.
-    assert N_FUZZED_FRAMES * 0.05 < n_understood < N_FUZZED_FRAMES * 0.9
 
 
 def test_deeply_nested_body_is_refused() -> None:

@@ -1,9 +1,12 @@
-"""Which addresses are used already."""
+"""Which ipc paths are used already, and which others could reach."""
 
 import socket
 from pathlib import Path
 
-from bus.ipc_paths import is_taken
+import pytest
+
+from bus.errors import SettingsError
+from bus.ipc_paths import is_taken, require_private_dir
 
 
 def test_a_path_with_a_listener_is_taken_and_what_a_dead_one_left_is_not(tmp_path: Path) -> None:
@@ -19,3 +22,21 @@ def test_a_path_with_a_listener_is_taken_and_what_a_dead_one_left_is_not(tmp_pat
 
 def test_tcp_is_left_to_the_bind_itself() -> None:
     assert not is_taken("tcp://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o710, 0o702])
+def test_ipc_path_in_a_directory_that_others_may_enter_is_refused(
+    tmp_path: Path, mode: int
+) -> None:
+    directory = tmp_path / "sockets"
+    directory.mkdir(0o700)
+    endpoint = f"ipc://{directory}/router"
+    require_private_dir(endpoint)
+    directory.chmod(mode)
+    with pytest.raises(SettingsError, match="chmod 700"):
+        require_private_dir(endpoint)
+
+
+def test_ipc_path_in_no_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="No such file"):
+        require_private_dir(f"ipc://{tmp_path}/missing/router")

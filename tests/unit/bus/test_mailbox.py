@@ -7,6 +7,8 @@ import pytest
 from bus.errors import ActorStopped, MailboxFull
 from bus.mailbox import Mailbox, MailboxStatistics
 
+DEADLINE_S = 60.0
+
 
 def _filled(*items: int, limit: int = 3) -> Mailbox[int]:
     mailbox = Mailbox[int](limit)
@@ -43,7 +45,7 @@ def test_displacing_drops_the_oldest_and_counts_it() -> None:
 
 async def test_a_waiting_getter_gets_what_is_put_later() -> None:
     mailbox = Mailbox[int](1)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(mailbox.get())
         await asyncio.sleep(0)  # lets it begin to wait
         mailbox.put(7)
@@ -52,7 +54,7 @@ async def test_a_waiting_getter_gets_what_is_put_later() -> None:
 
 async def test_no_item_is_lost_to_a_getter_that_was_cancelled() -> None:
     mailbox = Mailbox[int](1)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         cancelled, patient = tasks.create_task(mailbox.get()), tasks.create_task(mailbox.get())
         await asyncio.sleep(0)  # lets both begin to wait
         mailbox.put(7)
@@ -70,7 +72,7 @@ async def test_after_its_end_readers_get_the_rest_and_then_stop() -> None:
 
 async def test_closing_returns_what_was_left_and_ends_all_who_wait() -> None:
     mailbox = Mailbox[int](2)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(_ended(mailbox)) for _ in range(2)]
         await asyncio.sleep(0)  # lets both begin to wait
         assert mailbox.close() == []

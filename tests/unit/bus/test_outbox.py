@@ -58,3 +58,14 @@ def test_ending_that_nobody_fetches_is_dropped_at_last() -> None:
     outbox.put("generate", ending(1), 0.0)
     assert due(outbox, MAX_AGE_S + 10) == []
     assert len(outbox) == 0
+
+
+def test_small_endings_alone_are_bounded_too_and_the_oldest_go_first() -> None:
+    limit_bytes = 1000 * HEADER_BYTES
+    outbox = Outbox(LeaseSettings(), limit_bytes)
+    for n in range(100_000):
+        outbox.put("generate", ending(n), 0.0)
+    assert outbox.size_bytes <= limit_bytes
+    assert 0 < len(outbox) < 1000
+    assert ("c/99999", (1, 1)) in outbox
+    assert outbox.n_overflows == 100_000 - len(outbox)

@@ -10,12 +10,11 @@ import pytest
 from bus.entry import Placement
 from bus.messages.endings import Problem
 from bus.messages.generation import Generate, Prefix, Sampling
+from bus.messages.limits import MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
 from bus.validation import (
     MAX_COST,
     MAX_NAME_BYTES,
-    MAX_PROMPT_BYTES,
     MAX_RID_BYTES,
-    MAX_STOP_TOKEN_IDS,
     check_generate,
     check_name,
     check_placement,
@@ -133,7 +132,7 @@ def test_good_generate_passes(body: Generate) -> None:
         ({"prompt": b"\0\0\0"}, "prompt", "multiple of 4"),
         ({"prompt": _ints(1, VOCAB_SIZE)}, "prompt", "token 100 at index 1"),
         ({"prompt": _ints(-1)}, "prompt", "from 0 to 99"),
-        ({"prompt": bytes(MAX_PROMPT_BYTES + 4)}, "prompt", "4194304"),
+        ({"prompt": bytes(MAX_TOKENS_BYTES + 4)}, "prompt", "4194304"),
         ({"prompt": _ints(*[1] * MAX_CONTEXT)}, "prompt", "64 tokens"),
         ({"prompt": _ints(*[1] * 57)}, "sampling.max_new_tokens", "64 tokens"),
         ({"sampling": Sampling(top_p=2.0)}, "sampling.top_p", "at most 1"),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from drills.chaos.history import Verdict, fake_oracle, judge, lives_of
-from drills.chaos.records import Ended, Invoked, Outcome, Progressed, Record
+from drills.chaos.ledger import Ledger
+from drills.chaos.records import Ended, Invoked, Offered, Outcome, Progressed, Record, Settled
 
 N_TOKENS = 6
 
@@ -39,6 +40,7 @@ def _with(ended: Ended, **changes: object) -> Ended:
 
 ASKED = _request()
 OTHER = _request("c0:0:2")
+WANTS_LATEST = msgspec.structs.replace(ASKED, wants_latest=True)
 GOOD = _ok(ASKED)
 SWAPPED = GOOD.tokens[4:8] + GOOD.tokens[:4] + GOOD.tokens[8:]
 
@@ -107,5 +109,41 @@ def test_tokens_of_two_versions_are_right_when_both_were_published() -> None:
     versions = [0, 0, 4, 4, 4, 4]
     tokens = np.array(fake_oracle(ASKED, versions), "<i4").tobytes()
     mixed = _with(GOOD, tokens=tokens, versions=[(0, 2), (4, 4)])
-    assert judge(lives_of([ASKED, mixed]), versions={0, 4}).n_violations == 0
-    assert judge(lives_of([ASKED, mixed]), versions={0}).n_violations == 1
+    assert judge(lives_of([ASKED, mixed]), ledger=Ledger([Offered(4, 9.0)])).n_violations == 0
+    assert judge(lives_of([ASKED, mixed])).wrong_tokens == [ASKED.op]
+    refuted = Ledger([Offered(4, 9.0), Settled(4, 9.5, "refuted")])
+    assert judge(lives_of([ASKED, mixed]), ledger=refuted).wrong_tokens == [ASKED.op]
+
+
+def _sampled_with(*versions: int) -> Ended:
+    tokens = np.array(fake_oracle(ASKED, list(versions)), "<i4").tobytes()
+    return _with(GOOD, tokens=tokens, versions=[(version, 1) for version in versions])
+
+
+def test_weights_that_were_replaced_before_the_request_was_asked_are_stale() -> None:
+    records = [Offered(4, 1.0), Settled(4, 9.9, "committed")]
+    old = _sampled_with(0, 0, 0, 4, 4, 4)
+    verdict = judge(lives_of([WANTS_LATEST, old]), ledger=Ledger(records))
+    assert verdict.stale == [ASKED.op]
+    assert "version 0 after 4 was committed" in verdict.stories[0]
+    later = [Offered(4, 1.0), Settled(4, 10.1, "committed")]
+    assert judge(lives_of([WANTS_LATEST, old]), ledger=Ledger(later)).n_violations == 0
+
+
+def test_who_takes_any_weights_takes_replaced_ones_too() -> None:
+    records = [Offered(4, 1.0), Settled(4, 9.9, "committed")]
+    verdict = judge(lives_of([ASKED, _sampled_with(0, 0, 0, 4, 4, 4)]), ledger=Ledger(records))
+    assert (verdict.n_behind, verdict.n_violations) == (1, 0)
+
+
+def test_older_weights_after_newer_ones_are_stale() -> None:
+    back = _sampled_with(4, 4, 0, 0, 0, 0)
+    verdict = judge(lives_of([WANTS_LATEST, back]), ledger=Ledger([Offered(4, 9.0)]))
+    assert verdict.stale == [ASKED.op]
+
+
+def test_request_of_a_killed_client_needs_no_outcome_but_a_right_one() -> None:
+    verdict = judge(lives_of([ASKED], is_excused=True))
+    assert (verdict.n_excused, verdict.n_violations) == (1, 0)
+    wrong = _with(GOOD, tokens=SWAPPED)
+    assert judge(lives_of([ASKED, wrong], is_excused=True)).wrong_tokens == [ASKED.op]

@@ -14,10 +14,16 @@ def test_same_seed_draws_the_same_faults() -> None:
 def test_shares_are_exact(seed: int) -> None:
     salvos = draw_salvos(Random(seed), 200, 260.0)
     counts = Counter(fault.kind for salvo in salvos for fault in salvo.faults)
-    assert counts["kill_worker"] + counts["kill_host"] == 80
-    assert counts["stop_worker"] + counts["stop_host"] == 60
+    assert counts["kill_worker"] + counts["kill_host"] + counts["kill_client"] == 80
+    assert counts["stop_worker"] + counts["stop_host"] + counts["stop_router"] == 60
     assert counts["partition_worker"] + counts["partition_client"] == 40
     assert counts["kill_router"] == 20
+
+
+def test_few_faults_can_be_drawn(seed: int) -> None:
+    for n_faults in range(1, 20):
+        salvos = draw_salvos(Random(seed + n_faults), n_faults, 30.0)
+        assert sum(len(salvo.faults) for salvo in salvos) == n_faults
 
 
 def test_faults_fit_the_time_they_are_given(seed: int) -> None:
@@ -27,4 +33,4 @@ def test_faults_fit_the_time_they_are_given(seed: int) -> None:
     assert times == sorted(times)
     assert times[-1] < 20.0
     faults = [fault for salvo in salvos for fault in salvo.faults]
-    assert max(fault.duration_s for fault in faults) < 20.0 / 4
+    assert 0.0 < max(fault.duration_s for fault in faults) < 20.0 / 4

@@ -11,6 +11,7 @@ from bus.entry import Entry, Placement
 from bus.ids import Attempt
 from bus.messages.endings import Problem
 from bus.messages.generation import (
+    FinishReason,
     Generate,
     Generated,
     Prefix,
@@ -160,7 +161,10 @@ class Bench:
         self.command("generate", rid, body, Placement("default", versions), deadline_s)
 
     def step(
-        self, rows: dict[str, list[int]], finishes: dict[str, str] | None = None, version: int = 0
+        self,
+        rows: dict[str, list[int]],
+        finishes: dict[str, FinishReason] | None = None,
+        version: int = 0,
     ) -> None:
         tokens = [token for row in rows.values() for token in row]
         deltas = Deltas(

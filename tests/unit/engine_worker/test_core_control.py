@@ -1,11 +1,12 @@
 """The worker core under control: pauses, memory, weights, crashes, shutdown."""
 
-from bus.codec import pack, unpack_result
+from bus.codec import pack, unpack, unpack_result
 from bus.effects import Stop
 from bus.entry import Entry
 from bus.messages.control import FlushCache, Flushed, Memory, Pause, Resume, Shutdown, Sleep
 from bus.messages.endings import Done, Problem
 from bus.messages.host import EngineFailed, EngineReady
+from bus.messages.membership import Goodbye
 from bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
 from engine_worker.effects import KillHost, StartHost
 from tests.unit.engine_worker.core_bench import Bench
@@ -130,12 +131,87 @@ def test_engine_that_cannot_be_built_stops_the_worker(new: Bench) -> None:
     assert new.said.effects[-1] == Stop("engine_failed: no such model")
 
 
+def _goodbyes(bench: Bench) -> list[str]:
+    bodies = [unpack(entry) for entry in bench.said.sent("goodbye")]
+    return [body.reason for body in bodies if isinstance(body, Goodbye)]
+
+
+def _dies(bench: Bench, *, was_killed: bool = False) -> None:
+    bench.collect(bench.core.host_exited("SIGSOMETHING", bench.now, was_killed=was_killed))
+
+
+def test_goodbye_tells_an_engine_that_died_from_one_that_was_killed(bench: Bench) -> None:
+    _dies(bench)
+    bench.join()
+    _dies(bench, was_killed=True)
+    assert _goodbyes(bench) == ["engine_crashed", "engine_killed"]
+
+
 def test_too_many_crashes_stop_the_worker(bench: Bench) -> None:
     for _ in range(5):
-        bench.collect(bench.core.host_exited("killed", bench.now))
+        _dies(bench)
         bench.join()
-    bench.collect(bench.core.host_exited("killed", bench.now))
+    _dies(bench)
     assert isinstance(bench.said.effects[-1], Stop)
+    assert _goodbyes(bench)[-1] == "engine_failed: SIGSOMETHING"
+
+
+def test_too_many_kills_stop_the_worker_and_are_charged_to_nobody(bench: Bench) -> None:
+    for _ in range(5):
+        _dies(bench, was_killed=True)
+        bench.join()
+    _dies(bench, was_killed=True)
+    assert bench.said.effects[-1] == Stop("engine_failed: SIGSOMETHING")
+    assert set(_goodbyes(bench)) == {"engine_killed"}
+
+
+def test_worker_whose_engine_does_not_start_again_comes_back_to_say_so(bench: Bench) -> None:
+    for _ in range(6):
+        _dies(bench)
+        bench.pass_time(100.0, beats=False)
+    assert _goodbyes(bench) == ["engine_crashed"]
+    bench.said.effects.clear()
+    _dies(bench)
+    assert [entry.epoch for entry in bench.said.sent("hello")] == [bench.core.member.epoch]
+    assert bench.said.beat().state == "broken"
+    assert _goodbyes(bench) == ["engine_failed: SIGSOMETHING"]
+    assert bench.said.effects[-1] == Stop("engine_failed: SIGSOMETHING")
+
+
+def test_silent_host_keeps_new_requests_away_until_it_speaks(bench: Bench) -> None:
+    bench.generate("c/1", deadline_s=100.0)
+    bench.pass_time(2.0, beats=False)
+    assert bench.said.beat().state == "frozen"
+    assert bench.said.beat().running != []
+    bench.step({"c/1": [1]}, {"c/1": "stop"})
+    assert bench.said.beat().state == "ready"
+    assert bench.said.ending("c/1").kind == "finished"
+
+
+def test_command_for_a_silent_host_waits_for_it(bench: Bench) -> None:
+    bench.pass_time(2.0, beats=False)
+    bench.generate("c/1")
+    bench.command("flush_cache", "c/2@w0", FlushCache())
+    assert bench.said.to_host("generate") != []
+    bench.host_ends("finished", "c/2@w0", Flushed(12))
+    assert bench.said.ending("c/2@w0").kind == "finished"
+    assert bench.said.beat().state == "ready"
+
+
+def test_sleeping_worker_with_a_silent_host_still_sleeps(bench: Bench) -> None:
+    bench.command("sleep", "c/1@w0", Sleep(["kv_cache"]))
+    bench.pass_time(2.0, beats=False)
+    assert bench.said.beat().state == "asleep"
+
+
+def test_weight_update_that_takes_long_does_not_end_the_host(bench: Bench) -> None:
+    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 1, "in_place"), None, 500.0)
+    bench.pass_time(200.0, beats=False)
+    assert bench.said.beat().state == "frozen"
+    bench.host_ends("finished", "c/1@w0", Committed(1, 1.5))
+    bench.pass_time(1.0)
+    assert not any(isinstance(effect, KillHost) for effect in bench.said.effects)
+    assert bench.said.beat().state == "ready"
 
 
 def test_engine_without_progress_is_killed_only_while_it_has_work(bench: Bench) -> None:

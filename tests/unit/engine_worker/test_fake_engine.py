@@ -3,7 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,10 @@ from engine_worker.engines.fake_settings import FakeSettings
 from engine_worker.engines.fake_tokens import fake_logprob, fake_token
 from engine_worker.engines.registry import build_engine
 from engine_worker.engines.step_loop import EngineBusy, EngineDied
-from tests.step_log import StepLog, key
+from tests.step_log import DEADLINE_S, StepLog, key
 
 PROMPT = np.array([5, 6, 7], np.int32)
 Build = Callable[..., FakeEngine]
-
-
-@pytest.fixture
-def log() -> StepLog:
-    return StepLog()
 
 
 @pytest.fixture
@@ -39,14 +35,6 @@ def build(log: StepLog) -> Iterator[Build]:
     log.release()
     for engine in engines:
         engine.close()
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(2)
-    yield pool
-    # Not waited for: closing the engine ends its calls.
-    pool.shutdown(wait=False)
 
 
 def work(name: str, n: int = 8, **kwargs: Any) -> Work:  # noqa: ANN401 - fields of Work
@@ -123,16 +111,11 @@ def test_abort_reaches_what_waits_while_paused(build: Build, log: StepLog) -> No
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_a_pause_keeps_tokens(
-    build: Build, log: StepLog, pool: ThreadPoolExecutor, mode: PauseMode
-) -> None:
-    engine = build(step_s=0.0005)
+def test_a_pause_keeps_tokens(build: Build, log: StepLog, mode: PauseMode) -> None:
+    engine = build()
     log.hold(3)
     engine.generate([work("a", 500)])
-    log.wait_held()
-    paused = pool.submit(engine.pause, mode)
-    log.release()
-    paused.result(10)
+    log.call_midway(engine, lambda: engine.pause(mode)).result(DEADLINE_S)
     n_steps = engine.stats().steps
     engine.pause(mode)
     assert engine.stats().steps == n_steps
@@ -142,47 +125,37 @@ def test_a_pause_keeps_tokens(
     assert log["a"].tokens == expected(500)
 
 
-def test_pause_abort_ends_running_and_waiting(
-    build: Build, log: StepLog, pool: ThreadPoolExecutor
-) -> None:
-    engine = build(slots=1, step_s=0.0005)
+def test_pause_abort_ends_running_and_waiting(build: Build, log: StepLog) -> None:
+    engine = build(slots=1)
     log.hold(2)
     engine.generate([work("a", 500), work("b", 500)])
-    log.wait_held()
-    paused = pool.submit(engine.pause, "abort")
-    log.release()
-    paused.result(10)
+    log.call_midway(engine, lambda: engine.pause("abort")).result(DEADLINE_S)
     assert (log["a"].finishes, log["b"].finishes) == (["abort"], ["abort"])
     assert log["b"].tokens == []
 
 
-def drain(engine: FakeEngine, log: StepLog, pool: ThreadPoolExecutor) -> Future[None]:
+def drain(engine: FakeEngine, log: StepLog) -> Future[None]:
     """Start draining with `a` running and `b` waiting."""
     log.hold(2)
     engine.generate([work("a", 200), work("b", 200)])
-    log.wait_held()
-    paused = pool.submit(engine.pause, "drain")
-    log.release()
-    return paused
+    return log.call_midway(engine, lambda: engine.pause("drain"))
 
 
-def test_drain_lets_what_runs_finish_and_holds_the_rest(
-    build: Build, log: StepLog, pool: ThreadPoolExecutor
-) -> None:
-    engine = build(slots=1, step_s=0.001)
-    drain(engine, log, pool).result(10)
+def test_drain_lets_what_runs_finish_and_holds_the_rest(build: Build, log: StepLog) -> None:
+    engine = build(slots=1)
+    drain(engine, log).result(DEADLINE_S)
     assert log["a"].tokens == expected(200)
     assert log["b"].tokens == []
     engine.resume()
     log.wait_finished("b")
 
 
-def test_resume_calls_a_drain_off(build: Build, log: StepLog, pool: ThreadPoolExecutor) -> None:
-    engine = build(slots=1, step_s=0.001)
-    paused = drain(engine, log, pool)
+def test_resume_calls_a_drain_off(build: Build, log: StepLog) -> None:
+    engine = build(slots=1)
+    paused = drain(engine, log)
     engine.resume()
     log.wait_finished("a", "b")
-    paused.result(10)
+    paused.result(DEADLINE_S)
 
 
 @pytest.mark.parametrize(
@@ -190,15 +163,13 @@ def test_resume_calls_a_drain_off(build: Build, log: StepLog, pool: ThreadPoolEx
     [("in_place", "length"), ("retract", "length"), ("abort", "abort"), ("finish_old", "length")],
 )
 def test_tokens_carry_the_version_that_made_them(
-    build: Build, log: StepLog, pool: ThreadPoolExecutor, in_flight: InFlight, ending: str
+    build: Build, log: StepLog, in_flight: InFlight, ending: str
 ) -> None:
-    engine = build(step_s=0.0005)
+    engine = build()
     log.hold(2)
     engine.generate([work("a", 500)])
-    log.wait_held()
-    swap = pool.submit(engine.install, 7, tensors(), in_flight)
-    log.release()
-    assert swap.result(10).version == 7
+    swap = log.call_midway(engine, lambda: engine.install(7, tensors(), in_flight))
+    assert swap.result(DEADLINE_S).version == 7
     engine.generate([work("b")])
     log.wait_finished("a", "b")
     a = log["a"]
@@ -210,15 +181,12 @@ def test_tokens_carry_the_version_that_made_them(
 
 
 def test_finish_old_is_refused_while_paused_with_requests_running(
-    build: Build, log: StepLog, pool: ThreadPoolExecutor
+    build: Build, log: StepLog
 ) -> None:
-    engine = build(step_s=0.0005)
+    engine = build()
     log.hold(2)
     engine.generate([work("a", 500)])
-    log.wait_held()
-    paused = pool.submit(engine.pause, "in_place")
-    log.release()
-    paused.result(10)
+    log.call_midway(engine, lambda: engine.pause("in_place")).result(DEADLINE_S)
     with pytest.raises(EngineBusy):
         engine.install(1, tensors(), "finish_old")
     assert engine.stats().version == 0
@@ -232,6 +200,25 @@ def test_a_key_in_use_is_refused_and_nothing_is_queued(build: Build, log: StepLo
     with pytest.raises(ValueError, match="in use"):
         engine.generate([work("b"), work("a")])
     assert engine.stats().n_running + engine.stats().n_waiting == 1
+
+
+def test_held_requests_get_no_more_tokens_until_the_file_is_gone(
+    build: Build, log: StepLog, tmp_path: Path
+) -> None:
+    limit = tmp_path / "limit"
+    limit.write_text("3")
+    engine = build(hold_file=str(limit), step_s=0.001)
+    engine.generate([work("a"), work("short", 2)])
+    log.wait_finished("short")
+    log.wait_until(lambda: len(log["a"].tokens) == 3)
+    n_steps = engine.stats().steps
+    engine.generate([work("later", 2)])
+    log.wait_finished("later")
+    assert engine.stats().steps > n_steps
+    assert len(log["a"].tokens) == 3
+    limit.unlink()
+    log.wait_finished("a")
+    assert log["a"].tokens == expected(8)
 
 
 def test_asleep_it_takes_no_steps(build: Build, log: StepLog) -> None:
@@ -268,10 +255,10 @@ def test_it_exits_at_the_chosen_step() -> None:
         "options = {'exit_after_steps': 3, 'exit_code': 9}\n"
         "engine = build_engine('fake', options, lambda step: print(len(step.keys), flush=True))\n"
         "engine.generate([Work(('a', (1, 1)), np.ones(2, np.int32), Sampling())])\n"
-        "threading.Event().wait(20)\n"
+        "threading.Event().wait(50)\n"
     )
     command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert (ended.returncode, ended.stdout.split()) == (9, ["1", "1"])
 
 

@@ -14,6 +14,7 @@ from engine_worker.step_buffer import StepBuffer
 
 A: AttemptKey = (RequestId("c/1"), (1, 1))
 B: AttemptKey = (RequestId("c/2"), (1, 2))
+DEADLINE_S = 60.0
 
 
 def columns(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -37,7 +38,7 @@ async def said(steps: list[Step], prefix: int = 0) -> Deltas:
     thread = threading.Thread(target=engine)
     thread.start()
     thread.join()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         body = unpack(await arrived)
     assert isinstance(body, Deltas)
     return body

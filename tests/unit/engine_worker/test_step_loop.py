@@ -38,11 +38,6 @@ def batch() -> SlowBatch:
 
 
 @pytest.fixture
-def log() -> StepLog:
-    return StepLog()
-
-
-@pytest.fixture
 def loop(batch: SlowBatch, log: StepLog) -> Iterator[StepLoop]:
     loop = StepLoop(batch, log, "test-loop")
     yield loop

@@ -43,7 +43,11 @@ def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
         ("up --engine fake -o slots", 2, "NAME=VALUE"),
         ("up --engine fake -o slotz=3", 2, "error: engine_options: "),
         ("up --engine fake -n 0", 2, "--workers"),
-        ("router --frontend tcp://0.0.0.0:7777", 2, "error: tcp://0.0.0.0:7777: only ipc"),
+        (
+            "router --frontend tcp://0.0.0.0:7777",
+            2,
+            "error: tcp://0.0.0.0:7777 is beyond this machine: set security.key_file and",
+        ),
         ("worker --name", 2, "--name"),
         ("worker --name w@0 --engine fake", 2, "error: name: 'w@0' is no name"),
         ("generate", 2, "error: give either --prompt-ids or --text\n"),

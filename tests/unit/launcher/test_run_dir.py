@@ -57,10 +57,10 @@ def test_link_in_place_of_the_users_directory_is_refused(tmp_path: Path) -> None
 def test_announced_fleet_is_found_until_it_is_withdrawn() -> None:
     fleet = discovery.this_process("ipc:///x")
     discovery.announce(fleet)
-    assert discovery.current_address() == "ipc:///x"
+    assert discovery.current_fleet().address == "ipc:///x"
     discovery.withdraw(fleet)
     with pytest.raises(SettingsError, match="rolloutbus up"):
-        discovery.current_address()
+        discovery.current_fleet()
 
 
 def test_withdrawing_leaves_a_newer_announcement() -> None:
@@ -68,4 +68,4 @@ def test_withdrawing_leaves_a_newer_announcement() -> None:
     discovery.announce(older)
     discovery.announce(newer)
     discovery.withdraw(older)
-    assert discovery.current_address() == "ipc:///new"
+    assert discovery.current_fleet().address == "ipc:///new"

@@ -18,7 +18,7 @@ from launcher.settings import FleetSettings, UpOptions, engine_options
         ({"engine": "fake", "transport": "udp"}, "'udp' is not one of ipc, tcp"),
         ({"engine": "fake", "engine_options": {"slotz": 1}}, "engine_options: .*slotz"),
         ({"engine": "fake", "engine_options": {"slots": "many"}}, "engine_options: .*slots"),
-        ({"engine": "fake", "address": "tcp://10.0.0.1:7777"}, "only ipc"),
+        ({"engine": "fake", "address": "tcp://10.0.0.1:7777"}, "beyond this machine"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(

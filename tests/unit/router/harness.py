@@ -222,6 +222,7 @@ class SimMember(SimPeer):
         self.state = "ready"
         self.running: list[tuple[str, Attempt, str]] = []
         self.outbox: list[tuple[str, Attempt, str]] = []
+        self.detached: list[tuple[str, str]] = []
 
     @property
     def epoch(self) -> str:
@@ -230,7 +231,14 @@ class SimMember(SimPeer):
 
     def beat(self) -> None:
         self.seq += 1
-        beat = Beat(self.seq, self.version, self.state, running=self.running, outbox=self.outbox)
+        beat = Beat(
+            self.seq,
+            self.version,
+            self.state,
+            running=self.running,
+            outbox=self.outbox,
+            detached=self.detached,
+        )
         self.say(Entry("beat", epoch=self.epoch, body=pack(beat)))
 
     def accept(self, *commands: Entry) -> None:

@@ -138,10 +138,22 @@ def test_paused_worker_gets_nothing_until_it_is_ready_again() -> None:
     assert len(_generates(worker)) == 1
 
 
-def test_policy_nobody_serves_waits_and_is_refused() -> None:
+def test_request_of_a_policy_nobody_serves_waits_and_expires() -> None:
     bus = Bus()
     bus.worker()
     client = bus.client()
     client.generate(policy="other", deadline_s=1)
     bus.advance(1.5)
-    assert client.ending() == ("refused", "version_unavailable")
+    assert client.ending() == ("expired", "deadline")
+
+
+def test_request_that_expires_while_all_workers_sleep_is_told_that_none_was_ready() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    worker.state = "asleep"
+    worker.beat()
+    client.generate(deadline_s=1)
+    bus.advance(1.5)
+    problem = client.problem()
+    assert problem.code == "deadline"
+    assert "no worker of policy 'default' was ready" in problem.message

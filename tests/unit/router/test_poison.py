@@ -4,20 +4,22 @@ from pathlib import Path
 
 import msgspec
 
-from bus.codec import pack
+from bus.codec import pack, unpack
 from bus.entry import NO_BODY, Entry, Placement
+from bus.messages.delivery import Lost
+from bus.messages.generation import Abort
 from bus.messages.membership import Goodbye
 from router.dead_letter import DeadLetter
 from router.dead_letters import MAX_BODY_BYTES, append_letters
 from router.suspicion import KEPT_MAX, KEPT_S, Suspicions
-from tests.unit.router.harness import Bus, SimWorker
+from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 _PLACE = Placement("default", cost=10)
 
 
-def _crash(worker: SimWorker) -> None:
+def _crash(worker: SimWorker, reason: str = "engine_crashed") -> None:
     """The worker's engine dies; the worker is back at once with a new one."""
-    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("engine_crashed"))))
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye(reason))))
     worker.running.clear()
     worker.take("generate")
     worker.lease_no += 1
@@ -61,11 +63,42 @@ def test_after_two_crashes_each_runs_alone_and_nothing_joins_it() -> None:
     assert "poisoned" not in bus.counters
 
 
-def test_death_alone_is_poison_and_stays_so() -> None:
+def _trainer(bus: Bus) -> SimClient:
+    found = next(peer for peer in bus.peers.values() if peer.name == "trainer")
+    assert isinstance(found, SimClient)
+    return found
+
+
+def test_one_death_alone_is_not_poison_yet() -> None:
     bus = Bus()
     worker, rids = _crashed_together(bus, 2)
-    client = next(p for p in bus.peers.values() if p.name == "trainer")
+    client = _trainer(bus)
+    worker.accept(*worker.take("generate"))
+    _crash(worker)
+    assert client.take("failed") == []
+    client.submit(rids[0], 1000, resend=True)
+    for _ in rids:
+        (alone,) = worker.take("generate")
+        worker.accept(alone)
+        worker.end(alone)
+    assert {each.rid for each in client.take("finished")} == set(rids)
+    assert "poisoned" not in bus.counters
+
+
+def test_second_death_alone_is_poison_and_stays_so() -> None:
+    bus = Bus()
+    worker, rids = _crashed_together(bus, 2)
+    client = _trainer(bus)
     client.heard.clear()
+    worker.accept(*worker.take("generate"))
+    _crash(worker)
+    assert [(each.kind, each.rid) for each in client.take("lost", "failed")] == [("lost", "")]
+    (innocent,) = worker.take("generate")
+    assert innocent.rid == rids[1]
+    worker.accept(innocent)
+    worker.end(innocent)
+    client.acknowledge(client.take("finished")[0])
+    client.submit(rids[0], 1000, resend=True)
     worker.accept(*worker.take("generate"))
     _crash(worker)
     (failed,) = client.take("failed")
@@ -79,8 +112,89 @@ def test_death_alone_is_poison_and_stays_so() -> None:
     assert bus.counters["poisoned"] == 1
     (letter,) = bus.core.take_dead_letters()
     assert (letter.rid, letter.client) == (rids[0], "trainer")
-    (innocent,) = worker.take("generate")
-    assert innocent.rid == rids[1]
+    assert worker.take("generate") == []
+
+
+def test_poison_that_is_alone_by_chance_is_found_at_its_third_death() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    rid = client.generate(deadline_s=1000)
+    for _ in range(2):
+        worker.accept(*worker.take("generate"))
+        _crash(worker)
+        assert client.take("failed") == []
+        client.submit(rid, 1000, resend=True)
+    worker.accept(*worker.take("generate"))
+    _crash(worker)
+    assert client.ending() == ("failed", "poison")
+
+
+def test_second_run_alone_is_on_another_worker_if_there_is_one() -> None:
+    bus = Bus()
+    w0, rids = _crashed_together(bus, 2)
+    client = _trainer(bus)
+    client.ask("abort", Abort([rids[1]]))
+    w0.accept(*w0.take("generate"))
+    w1 = bus.worker("w1")
+    _crash(w0)
+    client.submit(rids[0], 1000, resend=True)
+    assert w0.take("generate") == []
+    (alone,) = w1.take("generate")
+    assert alone.rid == rids[0]
+
+
+def test_request_that_a_worker_had_not_begun_is_not_charged() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.generate(deadline_s=1000)
+    for _ in range(4):
+        worker.heard.clear()
+        worker.running.clear()
+        worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("engine_crashed"))))
+        worker.lease_no += 1
+        worker.hello()
+        worker.beat()
+    assert len(worker.take("generate")) == 1
+    assert "isolated" not in bus.counters
+
+
+def test_engine_that_is_killed_charges_its_worker_and_no_request() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    rid = client.generate(deadline_s=1000)
+    for _ in range(4):
+        worker.accept(*worker.take("generate"))
+        client.heard.clear()
+        _crash(worker, "engine_killed")
+        (lost,) = client.take("lost")
+        body = unpack(lost)
+        assert isinstance(body, Lost)
+        assert body.reason == "engine_killed"
+        client.submit(rid, 1000, resend=True)
+    assert "isolated" not in bus.counters
+    assert _states(bus) == ["ready"]
+    worker.accept(*worker.take("generate"))
+    _crash(worker, "engine_killed")
+    assert _states(bus) == ["tripped"]
+
+
+def test_worker_that_gives_its_engine_up_is_tripped_at_once_and_its_requests_are_charged() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    rid = client.generate(deadline_s=1000)
+    worker.accept(*worker.take("generate"))
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("engine_failed: no CUDA"))))
+    (lost,) = client.take("lost")
+    body = unpack(lost)
+    assert isinstance(body, Lost)
+    assert (body.items[0][0], body.reason) == (rid, "engine_crashed")
+    assert bus.core.status(bus.now).troubled == {"w0": "engine_failed: no CUDA"}
+    bus.worker("w0")
+    assert _states(bus) == ["tripped"]
+
+
+def _states(bus: Bus) -> list[str]:
+    return [each.state for each in bus.core.status(bus.now).workers]
 
 
 def test_a_busy_worker_is_emptied_first_while_others_serve() -> None:
@@ -120,10 +234,11 @@ def test_killed_workers_are_not_charged() -> None:
 def test_success_clears_and_time_does_too() -> None:
     suspicions = Suspicions()
     for _ in range(2):
-        suspicions.charge("c/1", 0.0)
+        suspicions.charge("c/1", 0.0, alone_on="w0")
         suspicions.charge("c/2", 0.0)
     suspicions.clear("c/1")
     assert not suspicions.must_be_alone("c/1")
+    assert suspicions.crashed_alone_on("c/1") == []
     assert suspicions.must_be_alone("c/2")
     suspicions.tick(KEPT_S + 1)
     assert len(suspicions) == 0

@@ -26,6 +26,35 @@ def test_new_request_does_not_wait_behind_resent_ones() -> None:
     assert [each.rid for each in worker.take("generate")] == [rid]
 
 
+def test_latest_waits_for_the_store_which_knows_what_is_the_latest() -> None:
+    bus = Bus(recovered=False)
+    behind, client = bus.worker("w0", version=3), bus.client()
+    for versions in ("latest", "max-staleness:0"):
+        client.generate(versions=versions)
+    assert behind.take("generate") == []
+    bus.store({"default": 4})
+    assert behind.take("generate") == []
+    assert len(bus.worker("w1", version=4).take("generate")) == 2
+
+
+def test_latest_is_what_workers_attest_if_no_store_comes_while_recovering() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(version=3), bus.client()
+    rid = client.generate(versions="latest")
+    bus.advance(3)
+    assert worker.take("generate") == []
+    bus.advance(1)
+    assert [each.rid for each in worker.take("generate")] == [rid]
+
+
+def test_who_takes_any_weights_waits_for_no_store() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(version=3), bus.client()
+    client.generate(versions="any")
+    client.generate(versions="min:2")
+    assert len(worker.take("generate")) == 2
+
+
 def test_resent_request_waits_until_workers_could_claim_it() -> None:
     bus = Bus(recovered=False)
     worker, client = bus.worker(), bus.client()

@@ -1,8 +1,9 @@
 import pytest
 
 from bus.errors import LocalProtocolError
-from bus.manifest import CHUNK_BYTES, lay_out
+from bus.manifest import lay_out
 from bus.messages.endings import Done, Problem
+from bus.messages.limits import CHUNK_BYTES
 from bus.messages.weights import (
     Manifest,
     PullChunk,
@@ -42,7 +43,7 @@ class Desk:
     """A core, a clock, and a shell that succeeds at everything."""
 
     def __init__(self, **settings: float) -> None:
-        self.settings = StoreSettings(router="", directory="", **settings)  # type: ignore[arg-type]
+        self.settings = StoreSettings(router="ipc:///router", directory="", **settings)  # type: ignore[arg-type]
         self.table = VersionTable()
         self.core = StoreCore(self.settings, "host", self.table)
         self.now = 100.0

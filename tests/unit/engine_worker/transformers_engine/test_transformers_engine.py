@@ -1,8 +1,6 @@
 """The transformers engine on tiny models, judged by plain forward passes of the same models."""
 
 import random
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from bus.messages.generation import Prefix, Sampling
 from engine_worker.engine import PauseMode, Work
 from engine_worker.engines.registry import build_engine
 from engine_worker.engines.step_loop import EngineBusy, EngineDied
-from tests.step_log import StepLog, key
+from tests.step_log import DEADLINE_S, StepLog, key
 from tests.tiny_models import (
     CONFIGS,
     TOLERANCE,
@@ -21,35 +19,10 @@ from tests.tiny_models import (
     Build,
     changed,
     check_fresh,
-    engines,
     make_model,
     prompt,
-    save_models,
     work,
 )
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def log() -> StepLog:
-    return StepLog()
-
-
-@pytest.fixture
-def build(log: StepLog, paths: dict[str, Path]) -> Iterator[Build]:
-    with engines(log, paths) as build:
-        yield build
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(2)
-    yield pool
-    pool.shutdown(wait=False)
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
@@ -151,9 +124,7 @@ def test_abort_ends_exactly_the_named(build: Build, log: StepLog) -> None:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_a_pause_changes_no_token(
-    build: Build, log: StepLog, pool: ThreadPoolExecutor, mode: PauseMode
-) -> None:
+def test_a_pause_changes_no_token(build: Build, log: StepLog, mode: PauseMode) -> None:
     reference = build()
     reference.generate([work("a", 200)])
     log.wait_finished("a")
@@ -161,10 +132,7 @@ def test_a_pause_changes_no_token(
     log.hold(len(log.steps) + 5)
     job = Work(key("b"), work("a").prompt, work("a", 200).sampling)
     engine.generate([job])
-    log.wait_held()
-    paused = pool.submit(engine.pause, mode)
-    log.release()
-    paused.result(10)
+    log.call_midway(engine, lambda: engine.pause(mode)).result(DEADLINE_S)
     held = engine.stats()
     assert held.n_kv_tokens == 0 if mode == "retract" else held.n_kv_tokens > 5
     assert not log["b"].finishes

@@ -1,8 +1,6 @@
 """Weight updates of the transformers engine: every logprob is true at its token's version."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -14,55 +12,26 @@ from bus.messages.generation import Prefix, Sampling
 from engine_worker.engine import Bytes, InFlight, Work
 from engine_worker.engines.step_loop import EngineBusy
 from engine_worker.engines.transformers_engine import TransformersEngine
-from tests.step_log import StepLog, key
+from tests.step_log import DEADLINE_S, StepLog, key
 from tests.tiny_models import (
     TOLERANCE,
     Build,
     changed,
     check_fresh,
-    engines,
     fresh,
     make_model,
-    save_models,
     work,
 )
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def log() -> StepLog:
-    return StepLog()
-
-
-@pytest.fixture
-def build(log: StepLog, paths: dict[str, Path]) -> Iterator[Build]:
-    with engines(log, paths) as build:
-        yield build
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(2)
-    yield pool
-    pool.shutdown(wait=False)
 
 
 def swap_midway(
     engine: TransformersEngine, log: StepLog, jobs: list[Work], update: Callable[[], object]
 ) -> None:
     """Run `jobs` and call `update` from another thread after the fifth step."""
-    with ThreadPoolExecutor(1) as pool:
-        log.hold(5)
-        engine.generate(jobs)
-        log.wait_held()
-        swapped = pool.submit(update)
-        log.release()
-        swapped.result(20)
-        log.wait_finished(*[job.key[0] for job in jobs])
+    log.hold(5)
+    engine.generate(jobs)
+    log.call_midway(engine, update).result(DEADLINE_S)
+    log.wait_finished(*[job.key[0] for job in jobs])
 
 
 @torch.no_grad()
@@ -192,14 +161,11 @@ def test_read_only_and_unaligned_bytes_are_installed(build: Build, log: StepLog)
 
 
 def test_finish_old_is_refused_while_paused_with_requests_running(
-    build: Build, log: StepLog, pool: ThreadPoolExecutor
+    build: Build, log: StepLog
 ) -> None:
     engine = build()
     log.hold(3)
     engine.generate([work("a", 200)])
-    log.wait_held()
-    paused = pool.submit(engine.pause, "in_place")
-    log.release()
-    paused.result(10)
+    log.call_midway(engine, lambda: engine.pause("in_place")).result(DEADLINE_S)
     with pytest.raises(EngineBusy):
         engine.install(1, changed(make_model("llama", 0), 1), "finish_old")

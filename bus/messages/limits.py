@@ -1,0 +1,84 @@
+"""The limit of every field on the wire, as types that the decoder checks before it allocates.
+
+A length is checked when its prefix is read, so that a claim of four billion items costs nothing.
+Spec: docs/protocol.md, "Limits".
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+MAX_SHORT_CHARS = 64
+"""Names, states, codes, boots, epochs: whatever is compared or looked up."""
+MAX_HEADER_CHARS = 256
+"""Texts in an entry's header, before a closer look can refuse them by name; endpoints."""
+MAX_RID_CHARS = 150
+"""A client's rid (85), an `@` and the name of a member (64)."""
+MAX_SENTENCE_CHARS = 4096
+"""What is written for people."""
+MAX_TENSOR_NAME_BYTES = 512
+MAX_FIELD_CHARS = MAX_TENSOR_NAME_BYTES + 64
+"""A dotted field; tensors are named in it."""
+
+MAX_BATCH_ENTRIES = 128
+MAX_ITEMS = 100_000
+"""Rows of a list that serves a whole loop turn; what a client may have open at once."""
+MAX_MEMBERS = 10_000
+MAX_POLICIES = 10_000
+MAX_SLOTS = 1_000_000
+"""Requests that one engine runs side by side."""
+MAX_KINDS = 256
+"""Capabilities, counters, memory tags: as many as there can be names in the code."""
+MAX_EOS_TOKENS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_TENSORS = 100_000
+MAX_DIMENSIONS = 16
+
+MAX_TOKENS_BYTES = 4 * 1024 * 1024
+"""int32 tokens or float32 logprobs: 1,048,576 of them."""
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Largest range pulled or pushed at once; beats must never queue behind more."""
+
+MAX_DEADLINE_MS = 10**12
+"""Some thirty years: what is added to it and taken from it stays an exact 64-bit number."""
+MAX_ROUTER_EPOCH = 2**62
+
+Short = Annotated[str, Meta(max_length=MAX_SHORT_CHARS)]
+HeaderText = Annotated[str, Meta(max_length=MAX_HEADER_CHARS)]
+Rid = Annotated[str, Meta(max_length=MAX_RID_CHARS)]
+Sentence = Annotated[str, Meta(max_length=MAX_SENTENCE_CHARS)]
+Field = Annotated[str, Meta(max_length=MAX_FIELD_CHARS)]
+TensorName = Annotated[str, Meta(max_length=MAX_TENSOR_NAME_BYTES)]
+Column = Annotated[bytes, Meta(max_length=MAX_TOKENS_BYTES)]
+"""One number of four bytes per token."""
+Content = Annotated[bytes, Meta(max_length=CHUNK_BYTES)]
+
+Natural = Annotated[int, Meta(ge=0)]
+"""0 to 2**64 - 1: MessagePack ends there."""
+Count = Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
+RouterEpoch = Annotated[int, Meta(ge=0, le=MAX_ROUTER_EPOCH)]
+Milliseconds = Annotated[int, Meta(le=MAX_DEADLINE_MS)]
+"""May be negative: a deadline that passed is refused by name, not as malformed."""
+AttemptId = tuple[int, int]
+"""(router epoch, n); see `bus.ids.Attempt`. Compared and echoed, never reckoned with."""
+
+Names = Annotated[list[Short], Meta(max_length=MAX_MEMBERS)]
+KindNames = Annotated[list[Short], Meta(max_length=MAX_KINDS)]
+Rids = Annotated[list[Rid], Meta(max_length=MAX_ITEMS)]
+AttemptIds = Annotated[list[AttemptId], Meta(max_length=MAX_ITEMS)]
+Naturals = Annotated[list[Natural], Meta(max_length=MAX_ITEMS)]
+AttemptList = Annotated[list[tuple[Rid, AttemptId]], Meta(max_length=MAX_ITEMS)]
+"""[(rid, attempt)]."""
+Claims = Annotated[list[tuple[Rid, AttemptId, HeaderText]], Meta(max_length=MAX_ITEMS)]
+"""[(rid, attempt, client)]."""
+DetachedRids = Annotated[list[tuple[Rid, HeaderText]], Meta(max_length=MAX_ITEMS)]
+"""[(rid, group)]."""
+VersionRuns = Annotated[list[tuple[Natural, Natural]], Meta(max_length=MAX_ITEMS)]
+"""[(version, n_tokens)] in token order: which weights computed the logits of which tokens."""
+EosTokenIds = Annotated[list[int], Meta(max_length=MAX_EOS_TOKENS)]
+VersionsByPolicy = Annotated[dict[Short, Natural], Meta(max_length=MAX_POLICIES)]
+SessionsByWorker = Annotated[dict[Short, Natural], Meta(max_length=MAX_MEMBERS)]
+Troubles = Annotated[dict[Short, Sentence], Meta(max_length=MAX_MEMBERS)]
+Counters = Annotated[dict[Short, Natural], Meta(max_length=MAX_KINDS)]
+Digests = Annotated[list[Natural], Meta(max_length=MAX_TENSORS)]
+Shape = Annotated[tuple[int, ...], Meta(max_length=MAX_DIMENSIONS)]

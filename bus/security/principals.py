@@ -1,0 +1,158 @@
+"""Principals: whom a public key stands for, and what their role lets them say.
+
+Spec: docs/protocol.md, "Security".
+"""
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import msgspec
+
+from bus.errors import SettingsError
+from bus.security.keys import check_public_key
+from bus.validation import check_name
+
+Role = Literal["client", "trainer", "worker", "store", "subscriber", "admin"]
+Door = Literal["frontend", "backend", "stream", "bulk"]
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+ROLES_AT: dict[str, frozenset[str]] = {
+    "frontend": frozenset({"client", "trainer", "subscriber", "admin"}),
+    "backend": frozenset({"worker", "store"}),
+    "stream": frozenset({"client", "trainer", "subscriber", "admin"}),
+    "bulk": frozenset({"worker", "trainer", "admin"}),
+}
+"""Kind of socket -> the roles that may connect to it at all."""
+
+_PRESENCE = frozenset({"hello", "client_beat", "goodbye", "status"})
+_CLIENT = _PRESENCE | {
+    "generate",
+    "ack",
+    "abort",
+    "repair",
+    "open_session",
+    "close_session",
+    "list_detached",
+    "attach",
+}
+_TRAINER = _CLIENT | {
+    "pause",
+    "resume",
+    "sleep",
+    "wake_up",
+    "flush_cache",
+    "server_info",
+    "reserve_version",
+    "seal_version",
+    "publish_version",
+    "rejected",
+}
+_ENDINGS = {"finished", "failed", "cancelled", "expired", "refused"}
+_MEMBER = frozenset({"hello", "beat", "goodbye", "accepted", "rejected"} | _ENDINGS)
+
+KINDS_OF: dict[str, frozenset[str]] = {
+    "subscriber": _PRESENCE,
+    "client": _CLIENT,
+    "trainer": _TRAINER,
+    "admin": _TRAINER | {"shutdown"},
+    "worker": _MEMBER,
+    "store": _MEMBER,
+}
+"""Role -> the kinds of entries that it may send to a router."""
+
+BULK_KINDS_OF: dict[str, frozenset[str]] = {
+    "worker": frozenset({"pull_manifest", "pull_chunk"}),
+    "trainer": frozenset({"push_chunk"}),
+    "admin": frozenset({"push_chunk"}),
+}
+"""Role -> the kinds of entries that it may send to a bulk socket."""
+
+MAX_PATTERNS = 64
+
+
+class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of the allow-list."""
+
+    key: str
+    """Public key, 64 hexadecimal digits."""
+    name: str
+    """For people; two keys of one name are two keys of one principal, as during a rotation."""
+    role: Role
+    actors: list[str] = []
+    """Names that it may take on the bus, and so the ids of its requests, `<name>/<n>`; one that
+    ends with `*` stands for all that begin so. Empty: its own name, and that name, a `-` and
+    more."""
+    sessions: list[str] = []
+    """Names of the sessions that it may use, likewise; empty: any."""
+
+    def __post_init__(self) -> None:
+        check_public_key(self.key)
+        if len(self.actors) > MAX_PATTERNS or len(self.sessions) > MAX_PATTERNS:
+            raise SettingsError(f"{self.name}: at most {MAX_PATTERNS} actors and sessions each")
+        patterns = [each.removesuffix("*") or "x" for each in (*self.actors, *self.sessions)]
+        for each in (self.name, *patterns):
+            problem = check_name(each)
+            if problem is not None:
+                raise SettingsError(problem.message)
+
+    @property
+    def actor_patterns(self) -> list[str]:
+        """Names it may take; a trailing `*` stands for anything."""
+        return self.actors or [self.name, f"{self.name}-*"]
+
+    def may_be(self, actor: str) -> bool:
+        """Whether it may take this name on the bus."""
+        return _matches(self.actor_patterns, actor)
+
+    def may_use(self, session: str) -> bool:
+        """Whether it may use this session."""
+        return not self.sessions or _matches(self.sessions, session)
+
+
+Principals = dict[str, Principal]
+"""Public key -> whose it is."""
+
+
+def by_key(principals: Iterable[Principal]) -> Principals:
+    """The table that doors and routers look in.
+
+    Raises:
+        SettingsError: a key twice, or two principals could take one name.
+    """
+    table: Principals = {}
+    for each in principals:
+        if each.key in table:
+            raise SettingsError(f"{each.name} and {table[each.key].name} have the same key")
+        table[each.key] = each
+    _refuse_overlaps(table)
+    return table
+
+
+def _refuse_overlaps(table: Principals) -> None:
+    """Nobody may take a name that is another's: names are what requests and leases belong to."""
+    claims = {
+        (p.removesuffix("*"), p[-1] != "*", o.name)
+        for o in table.values()
+        for p in o.actor_patterns
+    }
+    covering: list[tuple[str, str]] = []
+    exact: tuple[str, str] | None = None
+    for text, is_exact, owner in sorted(claims):  # of equal texts those that end with `*` first
+        while covering and not text.startswith(covering[-1][0]):
+            covering.pop()
+        rivals = {other for _, other in covering}
+        if exact is not None and exact[0] == text:
+            rivals.add(exact[1])
+        for other in rivals - {owner}:
+            raise SettingsError(f"{owner} and {other} could both be called {text!r}")
+        if is_exact:
+            exact = (text, owner)
+        else:
+            covering.append((text, owner))
+
+
+def _matches(patterns: Iterable[str], name: str) -> bool:
+    return any(
+        name.startswith(each[:-1]) if each.endswith("*") else name == each for each in patterns
+    )

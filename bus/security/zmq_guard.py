@@ -1,0 +1,197 @@
+"""What stands before the sockets that an actor binds: its key, its allow-list, its ZAP handler."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import zmq
+
+from bus.endpoints import split_key, with_key
+from bus.entry import Entry
+from bus.errors import SettingsError
+from bus.ids import Peer
+from bus.security.allow_list import AllowList
+from bus.security.key_files import read_key_pair
+from bus.security.principals import Door, Principal
+from bus.security.settings import SecuritySettings
+from bus.security.zap import answer, user_in
+from bus.security.zmq_curve import dress_server, new_key_pair
+from bus.security.zmq_proof import prove
+from bus.security.zmq_zap import ZapHandler
+from bus.zmq_sockets import bind_anywhere, new_context, new_socket
+
+REFRESH_S = 0.5
+"""Between two looks at the allow-list."""
+PROVE_S = 60.0
+"""Between two proofs that the locks work."""
+
+T = TypeVar("T")
+
+SignedBatchHandler = Callable[[Peer, Principal, list[Entry]], None]
+"""(connection, whose key it began with, entries)."""
+
+
+def _nobody_cares(_: frozenset[str]) -> None:
+    """What a revoked peer sends is dropped in any case."""
+
+
+class Guard:
+    """One actor's locks. Its sockets have a context, and so a ZAP handler, of their own."""
+
+    def __init__(
+        self,
+        settings: SecuritySettings,
+        on_revoked: Callable[[frozenset[str]], None] = _nobody_cares,
+    ) -> None:
+        """Read keys and allow-list.
+
+        Args:
+            settings: where they are.
+            on_revoked: hears of keys whose rights have changed since they came in.
+
+        Raises:
+            SettingsError: key file or allow-list cannot be used.
+        """
+        self._pair = read_key_pair(settings.key_file)
+        self._allowed = AllowList(settings.allow_list)
+        self.on_revoked = on_revoked
+        # Nobody's: it passes every door, and nothing that it might say passes `signer`.
+        self._probe = new_key_pair("probe")
+        self._also = frozenset({self._probe.public})
+        self._listening: dict[str, int] = {}
+        """Address -> the kind of socket that can knock there."""
+        self._came_in: set[str] = set()
+        """Keys that were let in, and may still be connected."""
+        self.n_refused = 0
+        """Connections that were turned away."""
+        self._context = new_context()
+        self.zap = ZapHandler(self._context, self._answer)
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(REFRESH_S, self._refresh)
+
+    @property
+    def public(self) -> str:
+        """The key that peers must expect at this actor's sockets."""
+        return self._pair.public
+
+    def socket(self, kind: int, door: Door) -> zmq.Socket[bytes]:
+        """A locked socket, for `bind`."""
+        socket = new_socket(kind, self._context)
+        dress_server(socket, self._pair, door)
+        return socket
+
+    def bind(self, socket: zmq.Socket[bytes], endpoint: str) -> str:
+        """Bind a socket of ours; returns its address with our key, as peers must know it.
+
+        Raises:
+            SettingsError: the address is in use or cannot be had; the socket is closed.
+        """
+        address = bind_anywhere(socket, split_key(endpoint)[0])
+        self._listening[address] = zmq.SUB if socket.type == zmq.PUB else zmq.DEALER
+        return with_key(address, self.public)
+
+    def principal(self, key: str) -> Principal | None:
+        """Whose key this is, as of now."""
+        return self._allowed.principals.get(key)
+
+    def signer(self, frame: zmq.Frame) -> Principal | None:
+        """Who sent this frame, whatever it claims; None if they have no rights (any more)."""
+        try:
+            key = frame.get("User-Id")
+        except zmq.ZMQError:
+            return None
+        return self._allowed.principals.get(str(key))
+
+    async def prove(self) -> None:
+        """Test the locks of all bound sockets.
+
+        Raises:
+            SecurityError: one does not keep strangers out, or keeps everybody out.
+        """
+        for address, kind in list(self._listening.items()):
+            await prove(address, kind, self.public, self._probe)
+
+    async def while_proven(self, work: Awaitable[T], every_s: float = PROVE_S) -> T:
+        """Do the work of an actor, and prove the locks every `every_s` seconds meanwhile.
+
+        Raises:
+            SecurityError: they do not work any more.
+        """
+        working = asyncio.ensure_future(work)
+        proving = asyncio.ensure_future(self._keep_proving(every_s))
+        try:
+            await asyncio.wait((working, proving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                proving.result()
+            return await working
+        finally:
+            for task in (working, proving):
+                task.cancel()
+            await asyncio.wait((working, proving))  # the actor tidies up
+
+    def close(self) -> None:
+        """Let nobody in any more; the actor's sockets must be closed before."""
+        self._timer.cancel()
+        self.zap.close()
+        self._context.destroy(linger=0)
+
+    def _answer(self, question: Sequence[bytes]) -> list[bytes]:
+        reply = answer(question, self._allowed.principals, self._also)
+        user = user_in(reply)
+        self._came_in.add(user)
+        self.n_refused += not user
+        return reply
+
+    def _refresh(self) -> None:
+        self._timer = self._loop.call_later(REFRESH_S, self._refresh)
+        before, complained = self._allowed.principals, self._allowed.problem
+        if self._allowed.refresh():
+            now = self._allowed.principals
+            lost = {key for key, was in before.items() if now.get(key) != was} & self._came_in
+            self._came_in -= lost
+            if lost:
+                self.on_revoked(frozenset(lost))
+        elif self._allowed.problem not in ("", complained):
+            sys.stderr.write(f"warning: {self._allowed.problem}: the list before still holds\n")
+
+    async def _keep_proving(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            await self.prove()
+
+
+def guard_of(
+    security: SecuritySettings | None,
+    on_revoked: Callable[[frozenset[str]], None] = _nobody_cares,
+) -> Guard | None:
+    """The guard that these settings ask for; None without keys.
+
+    Raises:
+        SettingsError: key file or allow-list are missing or cannot be used.
+    """
+    if security is None or not security.key_file:
+        return None
+    if not security.allow_list:
+        raise SettingsError("security: who listens needs an allow_list beside its key_file")
+    return Guard(security, on_revoked)
+
+
+def _unheard(_: Peer, __: Principal, ___: list[Entry]) -> None:
+    """Nothing is said through a publisher's door."""
+
+
+class Doorway(NamedTuple):
+    """One guarded socket: its guard, what kind it is, and who hears what comes in."""
+
+    guard: Guard
+    door: Door
+    on_signed: SignedBatchHandler = _unheard
+
+    def socket(self, kind: int) -> zmq.Socket[bytes]:
+        """See `Guard.socket`."""
+        return self.guard.socket(kind, self.door)
+
+    def bind(self, socket: zmq.Socket[bytes], endpoint: str) -> str:
+        """See `Guard.bind`."""
+        return self.guard.bind(socket, endpoint)

@@ -1,0 +1,80 @@
+"""Why a request may end without tokens, and when: whatever has no reason here is a fault.
+
+Promise: each request ends once, as asked, unless its own deadline, its own policy on losses, the
+weights it insists on, or its engine stand against it.
+"""
+
+from typing import TYPE_CHECKING
+
+from bus.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    PeerLost,
+    Refused,
+    RequestExpired,
+    StaleVersion,
+)
+from drills.simulation.sim_client import Case
+
+if TYPE_CHECKING:
+    from drills.simulation.world import World
+
+IMPATIENT_S = 20.0
+"""A request with less time than this may run out of it: an engine takes up to 6 s to start and
+15 s to sample, a partition lasts 6 s."""
+LATE_WEIGHTS_S = 30.0
+"""The same for one that waits for new weights: at first few workers have them, and all who waited
+queue up there."""
+MANY_RUNS = 2
+"""Whoever has begun so often may run out of 60 s: a slow engine lets a request wait for 16 s and
+samples for 16 s, each time."""
+LONG_FREEZE_S = 15.0
+"""So may one whose engine stood still for so long."""
+EARLY_S = 0.01
+"""Deadlines travel as whole milliseconds."""
+POISON_CODES = ("poison", "engine_crashed")
+"""The router's verdict, or the client's own where restarts have made the router forget."""
+
+
+def is_impatient(case: Case) -> bool:
+    """Whether its caller gave it little time."""
+    return case.deadline_at - case.asked_at < IMPATIENT_S
+
+
+def excuse(world: "World", rid: str, case: Case, outcome: object) -> str:
+    """The name of the reason; empty if there is none."""
+    match outcome:
+        case EngineFailed(problem=problem) if problem.code in POISON_CODES:
+            return "poison_found" if rid == world.workload.poisoned else ""
+        case EngineFailed():
+            return "engine_failed" if rid in world.oracles.failed_by_engine else ""
+        case PeerLost():
+            return "failed_on_loss" if case.ask.on_loss == "fail" and case.was_lost else ""
+        case StaleVersion() | Refused(code="not_ready") | DeadlineExceeded() | RequestExpired():
+            pass
+        case _:
+            return ""
+    if case.ended_at < case.deadline_at - EARLY_S:
+        return ""  # time heals these until the deadline
+    if _lacks_weights(world, rid, case):
+        return "version_unavailable"
+    return "expired" if is_impatient(case) or _was_unlucky(world, rid) else ""
+
+
+def _was_unlucky(world: "World", rid: str) -> bool:
+    n_runs = len(world.oracles.runs.get(rid, ()))
+    return n_runs >= MANY_RUNS or world.frozen_s[rid] >= LONG_FREEZE_S
+
+
+def _lacks_weights(world: "World", rid: str, case: Case) -> bool:
+    """Whether the weights it insists on came too late for it, or are not served any more."""
+    recorded_at = world.oracles.recorded_at
+    published_at = world.workload.published_at
+    match case.ask.place.versions if case.ask.place else "":
+        case "exact:0":
+            return recorded_at is not None and recorded_at < case.ended_at
+        case "min:1" | "exact:1":
+            needs_s = LATE_WEIGHTS_S + world.frozen_s[rid]
+            return published_at is None or published_at > case.deadline_at - needs_s
+        case _:
+            return False

@@ -1,0 +1,99 @@
+"""A simulated router: the shipped core on simulated ports."""
+
+from bus.effects import SendAll
+from bus.entry import Entry
+from bus.ids import Peer
+from bus.memory_ports import MemoryNet
+from drills.simulation.process import BACK, FRONT, Process
+from drills.simulation.watch import UpdatePhase, Watch
+from router.core import RouterCore
+from router.members import MemberRecord
+from router.outgoing import Effect
+from router.requests import Request
+from router.settings import RouterSettings
+
+PHASES: dict[str, UpdatePhase] = {
+    "prepare_update": "prepare",
+    "record_commit": "record",
+    "commit_update": "commit",
+}
+"""Command of a router -> phase of the weight update that begins with it."""
+NEVER = float("inf")
+
+
+class RouterNode(Process):
+    """A router process."""
+
+    def __init__(self, net: MemoryNet, watch: Watch, instance: str) -> None:
+        super().__init__("router", net.time)
+        chance = self.time.chance(instance)
+        self.core = RouterCore(RouterSettings(FRONT, BACK), instance, chance)
+        self.born_at, self.ended_at = self.time.now, NEVER
+        self._watch = watch
+        self._deadlines: dict[str, float] = {}
+        """When each `generate` must have gone out, as it was told."""
+        self._watch_placement()
+        self._hubs = [net.hub(endpoint, "router", self._receive) for endpoint in (FRONT, BACK)]
+        self.start_ticking(chance.random())
+
+    def kill(self, *, is_silent: bool = False) -> None:
+        """As SIGKILL; silent: its machine went with it, so that no connection is reset."""
+        self.is_alive, self.ended_at = False, self.time.now
+        for hub in self._hubs:
+            hub.close(is_silent=is_silent)
+
+    def tick(self) -> None:
+        """Time passes."""
+        now = self.time.now
+        late = self.core.context.members.expired(now)
+        self._apply(self.core.tick(now))
+        for member in late:
+            if member.state == "gone":
+                self._watch.expired(self, member)
+        self.core.take_dead_letters()
+
+    def _receive(self, peer: Peer, entries: list[Entry]) -> None:
+        if self.is_alive and self.time.now >= self.frozen_until:
+            self._handle(peer, entries)
+        else:
+            self.hear(self._handle, peer, entries)
+
+    def _handle(self, peer: Peer, entries: list[Entry]) -> None:
+        now = self.time.now
+        for entry in entries:
+            if entry.kind == "generate":
+                deadline_at = now + entry.deadline_ms / 1000
+                self._deadlines[entry.rid] = max(self._deadlines.get(entry.rid, 0.0), deadline_at)
+        self._apply(self.core.receive(peer, entries, now))
+
+    def _apply(self, effects: list[Effect]) -> None:
+        if not effects:
+            return
+        front, back = self._hubs
+        for effect in effects:
+            if not isinstance(effect, SendAll) or front.send_all(effect.peer, effect.entries):
+                continue
+            if back.send_all(effect.peer, effect.entries):
+                for entry in effect.entries:
+                    if entry.kind != "lease":  # by far the most
+                        self._tell(entry)
+        if self.core.context.superseded and self.is_alive:
+            self.kill()
+            self._watch.stepped_down(self)
+
+    def _tell(self, entry: Entry) -> None:
+        """Say what others must know of what it sends to a member."""
+        if entry.kind in PHASES:
+            self._watch.update_reached(PHASES[entry.kind], entry.rid.rpartition("@")[2])
+
+    def _watch_placement(self) -> None:
+        """Tell of each placement at the moment of the decision."""
+        load = self.core.table.load
+
+        def watched(request: Request, worker: MemberRecord) -> None:
+            if request.state == "sent":  # it was not found running there
+                late_s = self.time.now - self._deadlines.get(request.rid, NEVER)
+                self._watch.placed(self, worker, request.rid, late_s)
+            load(request, worker)
+
+        self.core.table.load = watched

@@ -1,0 +1,211 @@
+"""A simulated worker: the shipped core on simulated ports, and its simulated engine host."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from bus.codec import unpack
+from bus.effects import Connect, Publish, Send, Stop
+from bus.entry import Entry
+from bus.memory_ports import MemoryLink, MemoryNet
+from bus.messages import ENDINGS
+from bus.messages.weights import CommitUpdate
+from drills.simulation.peeks import is_idle_member, n_running, rest_s
+from drills.simulation.process import BACK, TICK_S, Process
+from drills.simulation.sim_host import SILENT_S, SimHost
+from drills.simulation.watch import UpdatePhase, Watch
+from engine_worker.core import WorkerCore
+from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from engine_worker.settings import HostSettings, StreamSettings, WorkerSettings
+
+IDLE_S = 1.0
+"""Between two lists of open streams: less often than usual, they are most of what is published."""
+START_S = (0.2, 0.5, 2.0, 6.0)
+"""An engine takes one of these times to start."""
+
+
+class Site(NamedTuple):
+    """Where a worker's engine runs."""
+
+    step_s: float
+    slots: int
+    """Requests that run side by side."""
+    can_pull: Callable[[str], bool]
+    """Whether the store can be reached from the worker of this name."""
+
+
+class WorkerNode(Process):
+    """A worker process and its engine host."""
+
+    def __init__(self, name: str, net: MemoryNet, watch: Watch, boot: int, site: Site) -> None:
+        super().__init__(name, net.time)
+        self._net, self._watch, self._site = net, watch, site
+        self._chance = self.time.chance(f"{name}/{boot}")
+        self._link: MemoryLink | None = None
+        self._n_links = 0
+        self._n_leases_lost = 0
+        self._deadlines: dict[str, float] = {}
+        """When each `generate` must have ended, as it was told."""
+        self.n_crashes = 0
+        self.host: SimHost | None = None
+        stream = f"ipc:///sim/{name}.{boot}"
+        self._publisher = net.publisher(stream, name)
+        streams = StreamSettings(idle_s=IDLE_S)
+        host = HostSettings(silent_s=SILENT_S)
+        settings = WorkerSettings(
+            name=name, router=BACK, stream=stream, engine="fake", streams=streams, host=host
+        )
+        self.core = WorkerCore(settings, f"{name}{boot:028x}", stream, 1, self._chance)
+        self._apply(self.core.start(self.time.now))
+        self.start_ticking(self._chance.random())
+
+    def kill(self) -> None:
+        """As SIGKILL, its engine host with it."""
+        self.is_alive = False
+        if self.host is not None:
+            self.host.is_alive = False
+        self._publisher.close()
+        if self._link is not None:
+            self._link.close()
+
+    def kill_host(self) -> None:
+        """The engine host is killed from outside."""
+        self._host_dies(self.host, was_killed=True)
+
+    def tick(self) -> None:
+        """Time passes."""
+        now, member = self.time.now, self.core.member
+        is_busy = n_running(self.core) > 0
+        if is_busy or self.thawed_at == now or not is_idle_member(member, now):
+            self._after(self.core.tick(now))
+            if self._deadlines:
+                self._check_deadlines(now)
+        self.tick_s = TICK_S if is_busy else max(TICK_S, rest_s(member, now))
+
+    # -- the owner of its engine host -----------------------------------------------------------
+
+    def host_says(self, host: SimHost, entry: Entry) -> None:
+        """The host sends something."""
+        self.hear(self._from_host, host, entry)
+
+    def engine_failed(self, rid: str) -> None:
+        """The engine reports an error instead of this request's tokens."""
+        self._watch.engine_failed(rid)
+
+    def engine_struck(self, host: SimHost, rid: str) -> None:
+        """The engine dies of this request."""
+        self._watch.engine_struck(self, rid)
+        self._host_dies(host, was_killed=False)
+
+    def can_pull(self) -> bool:
+        """Whether the store can be reached."""
+        return self._site.can_pull(self.name)
+
+    def update_reached(self, phase: UpdatePhase) -> None:
+        """A weight update has come so far."""
+        self._watch.update_reached(phase, self.name)
+
+    # -- what its core decides ------------------------------------------------------------------
+
+    def _host_dies(self, host: SimHost | None, *, was_killed: bool) -> None:
+        if host is not None and host.is_alive:
+            host.is_alive = False
+            self.n_crashes += 1
+            self.hear(self._host_exited, was_killed)
+
+    def _host_exited(self, was_killed: bool) -> None:  # noqa: FBT001 - passed on by `hear`
+        self._after(self.core.host_exited("it died", self.time.now, was_killed=was_killed))
+
+    def _check_deadlines(self, now: float) -> None:
+        for rid, deadline_at in list(self._deadlines.items()):
+            if self.core.member.deliveries.running(rid) is None:
+                del self._deadlines[rid]
+            elif deadline_at < now:
+                self._watch.overran(self, rid, now - deadline_at)
+
+    def _after(self, effects: list[WorkerEffect]) -> None:
+        """Apply what follows from one event, and the end of the loop tick."""
+        if effects:
+            self._apply(effects)
+        effects = self.core.flush(self.time.now)
+        if effects:
+            self._apply(effects)
+        if self._link is not None:
+            self._link.flush()
+        n_lost = self.core.member.counters.leases_lost
+        if n_lost != self._n_leases_lost:
+            self._n_leases_lost = n_lost
+            self._watch.lease_ended(self)
+
+    def _apply(self, effects: list[WorkerEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):  # by far the most
+                if effect.entry.kind in ENDINGS:
+                    self._watch.answered(self, effect.entry)
+                if self._link is not None:
+                    self._link.send(effect.entry)
+            elif isinstance(effect, Publish):
+                self._publisher.publish(effect.topic, effect.entry)
+            else:
+                self._apply_rare(effect)
+
+    def _apply_rare(self, effect: WorkerEffect) -> None:
+        match effect:
+            case ToHost(entry):
+                if entry.kind == "generate":
+                    self._watch.began(self, entry)
+                elif entry.kind == "commit_update":
+                    self._swap(entry)
+                if self.host is not None:
+                    self.host.hear(entry)
+            case Connect():
+                self._connect()
+            case StartHost():
+                self._start_host()
+            case KillHost():
+                self.kill_host()
+            case Stop():
+                self.kill()
+            case _:
+                pass
+
+    def _connect(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._n_links += 1
+        self._link = self._net.link(
+            BACK,
+            self.name,
+            partial(self.hear, self._from_router, self._n_links),
+            partial(self.hear, self._link_down, self._n_links),
+        )
+
+    def _from_router(self, n_link: int, entries: list[Entry]) -> None:
+        if n_link != self._n_links:
+            return  # a closed socket is never read again
+        now = self.time.now
+        for entry in entries:
+            if entry.kind == "generate":
+                deadline_at = now + entry.deadline_ms / 1000
+                self._deadlines[entry.rid] = max(self._deadlines.get(entry.rid, 0.0), deadline_at)
+        effects = self.core.bus(entries, now)
+        if effects or entries[0].kind != "lease" or len(entries) > 1:
+            self._after(effects)
+
+    def _link_down(self, n_link: int) -> None:
+        if n_link == self._n_links:
+            self._after(self.core.link_down(self.time.now))
+
+    def _swap(self, entry: Entry) -> None:
+        body = unpack(entry)
+        assert isinstance(body, CommitUpdate)
+        self._watch.swapping(self, body.version)
+        self._watch.update_reached("swap", self.name)
+
+    def _start_host(self) -> None:
+        self.host = SimHost(self.time, self._site[:2], self)
+        self.host.start(self._chance.choice(START_S))
+
+    def _from_host(self, host: SimHost, entry: Entry) -> None:
+        if host.is_alive:
+            self._after(self.core.host([entry], self.time.now))

@@ -1,0 +1,76 @@
+"""The keys of a local fleet: one file per actor in one directory, made when they are missing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bus.errors import SettingsError
+from bus.ipc_paths import private_dir
+from bus.security.allow_list import edit_allow_list
+from bus.security.key_files import read_key_pair, write_key_pair
+from bus.security.keys import KeyPair
+from bus.security.principals import Principal, Role
+from bus.security.settings import SecuritySettings
+from bus.security.zmq_curve import new_key_pair
+
+ALLOW_LIST = "allow.json"
+OPERATOR = "operator"
+"""The key that the commands of `rolloutbus` use, and clients that have none of their own."""
+
+
+class FleetKeys:
+    """A directory of mode 0700 with a key file for each actor, and the allow-list."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory.absolute()
+
+    @property
+    def operator(self) -> Path:
+        """Key file of an admin."""
+        return self._file(OPERATOR)
+
+    def make(self, members: dict[str, Role]) -> None:
+        """Make what is missing, for these actors of the fleet, its router and its operator.
+
+        An allow-list that is there already is only added to: who was revoked, and still has a key
+        file, does not come back.
+
+        Raises:
+            SettingsError: the directory cannot be written, or holds something else.
+        """
+        try:
+            private_dir(self._directory)
+        except OSError as error:
+            raise SettingsError(f"cannot use {self._directory}: {error.strerror}") from error
+        path = self._directory / ALLOW_LIST
+        is_new_list = not path.exists()
+        self._pair("router")
+        everybody: dict[str, Role] = {**members, OPERATOR: "admin"}
+        added: list[Principal] = []
+        for name, role in everybody.items():
+            is_new_key, pair = self._pair(name)
+            if is_new_key or is_new_list:
+                added.append(Principal(pair.public, name, role))
+
+        def add(known: Sequence[Principal]) -> list[Principal]:
+            return [*known, *added]
+
+        if added:
+            edit_allow_list(path, add)
+
+    def security_of(self, name: str) -> SecuritySettings:
+        """What an actor of this fleet is told."""
+        return SecuritySettings(
+            key_file=str(self._file(name)), allow_list=str(self._directory / ALLOW_LIST)
+        )
+
+    def _pair(self, name: str) -> tuple[bool, KeyPair]:
+        """(whether it had to be made, the pair)."""
+        file = self._file(name)
+        if file.exists():
+            return False, read_key_pair(file)
+        pair = new_key_pair(name)
+        write_key_pair(file, pair)
+        return True, pair
+
+    def _file(self, name: str) -> Path:
+        return self._directory / f"{name}.key"

@@ -1,0 +1,134 @@
+"""What each principal may say: an entry that its role does not allow goes no further.
+
+Who sent a frame is known from its key; that it may send at all, the port has checked. That the rid
+of a command bears the name of its client, the desks check; whose name that may be is checked here,
+at the hello. Spec: docs/protocol.md, "Security".
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+from bus.codec import pack, unpack
+from bus.endpoints import split_key
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError, SettingsError
+from bus.ids import Peer
+from bus.messages import COMMANDS, ENDINGS, KINDS
+from bus.messages.endings import Problem
+from bus.messages.generation import Repair
+from bus.messages.membership import Hello
+from bus.messages.session import CloseSession, OpenSession
+from bus.security.principals import KINDS_OF, ROLES, Principal
+from router.context import Context
+
+ROLES_THAT_ARE: dict[str, frozenset[str]] = {
+    "client": frozenset({"client", "trainer", "subscriber", "admin"}),
+    "worker": frozenset({"worker"}),
+    "store": frozenset({"store"}),
+}
+"""Role in a hello -> the roles of keys that may say it."""
+
+Check = Callable[[Principal, Entry], str]
+"""Why a principal may not send this entry; empty if it may."""
+
+
+def _never(principal: Principal, entry: Entry) -> str:
+    if entry.kind not in KINDS and entry.kind not in ENDINGS:
+        return ""  # nobody can say it: whoever reads it answers that it is unknown
+    return f"a {principal.role} may not send {entry.kind!r}"
+
+
+def _hello(principal: Principal, entry: Entry) -> str:
+    hello = cast("Hello", unpack(entry))
+    if principal.role not in ROLES_THAT_ARE[hello.role]:
+        return f"the key of {principal.name!r} is for a {principal.role}, not for a {hello.role}"
+    if not principal.may_be(hello.name):
+        return f"the key of {principal.name!r} may not be used as {hello.name[:64]!r}"
+    served = (hello.worker.stream if hello.worker else "") or (
+        hello.store.bulk if hello.store else ""
+    )
+    if served and _key_in(served) != principal.key:
+        return "the endpoint that it serves must carry its own key"
+    return ""
+
+
+def _key_in(endpoint: str) -> str:
+    try:
+        return split_key(endpoint)[1]
+    except SettingsError:
+        return ""
+
+
+def _repair(principal: Principal, entry: Entry) -> str:
+    rid = cast("Repair", unpack(entry)).rid
+    if principal.may_be(rid.rpartition("/")[0]):
+        return ""
+    return f"{rid[:96]!r} is not a request of {principal.name!r}"
+
+
+def _session(principal: Principal, entry: Entry) -> str:
+    if entry.kind == "generate":
+        session = entry.place.session if entry.place is not None else ""
+    else:
+        session = cast("OpenSession | CloseSession", unpack(entry)).session
+    if not session or principal.may_use(session):
+        return ""
+    return f"{principal.name!r} may not use session {session[:64]!r}"
+
+
+def _checks(role: str, *, has_own_sessions: bool) -> dict[str, Check | None]:
+    closer: dict[str, Check] = {"hello": _hello, "repair": _repair}
+    if has_own_sessions:
+        closer |= dict.fromkeys(("generate", "open_session", "close_session"), _session)
+    return {kind: closer.get(kind) for kind in KINDS_OF[role]}
+
+
+_ANY_SESSION = {role: _checks(role, has_own_sessions=False) for role in ROLES}
+_OWN_SESSIONS = {role: _checks(role, has_own_sessions=True) for role in ROLES}
+
+
+class Authority:
+    """Screens what comes from known principals, and answers what it keeps back."""
+
+    def __init__(self, context: Context, expel: Callable[[Peer, str, str, float], None]) -> None:
+        """`expel` ends a connection: (peer, code, why, now)."""
+        self._context = context
+        self._expel = expel
+
+    def screen(
+        self, peer: Peer, principal: Principal, entries: list[Entry], now: float
+    ) -> list[Entry]:
+        """The entries that may be heeded; usually all of them, at one look-up each."""
+        checks = (_OWN_SESSIONS if principal.sessions else _ANY_SESSION)[principal.role]
+        look_up = checks.get
+        for entry in entries:
+            if look_up(entry.kind, _never) is not None:
+                break
+        else:
+            return entries
+        return [
+            entry for entry in entries if not self._is_refused(peer, principal, entry, checks, now)
+        ]
+
+    def _is_refused(
+        self,
+        peer: Peer,
+        principal: Principal,
+        entry: Entry,
+        checks: dict[str, Check | None],
+        now: float,
+    ) -> bool:
+        check = checks.get(entry.kind, _never)
+        try:
+            why = check(principal, entry) if check is not None else ""
+        except RemoteProtocolError:
+            return False  # malformed, whoever sends it: its reader says so
+        if not why:
+            return False
+        self._context.count("forbidden")
+        if entry.rid and entry.kind in COMMANDS:
+            body = pack(Problem("forbidden", why, "not_started"))
+            self._context.out.send(peer, Entry("refused", entry.rid, body=body))
+        else:
+            self._expel(peer, "forbidden", why, now)
+        return True

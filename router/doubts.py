@@ -1,0 +1,58 @@
+"""Detached requests whose client was told of a loss: if it died as well, we go on by ourselves.
+
+Spec: docs/protocol.md, "Detached requests".
+"""
+
+from typing import NamedTuple
+
+from bus.entry import NO_BODY
+from router.context import Context
+from router.requests import Request
+from router.table import RequestTable
+
+
+class _Told(NamedTuple):
+    request: Request
+    at: float
+    seen_at: float
+    """When its client had been heard of by then."""
+
+
+class Doubts:
+    """What is kept until its client is heard of again."""
+
+    def __init__(self, context: Context, table: RequestTable) -> None:
+        self._context = context
+        self._table = table
+        self._told: dict[str, _Told] = {}
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def told(self, request: Request) -> None:
+        """Its client was told just now that it is lost, and should send it again."""
+        client = self._context.clients.named(request.client)
+        if client is not None and request.body != NO_BODY and not self._context.detached.is_full:
+            at = self._context.detached.followers.now
+            self._told[request.rid] = _Told(request, at, client.seen_at)
+
+    def tick(self, now: float) -> None:
+        """Queue again what nobody takes care of."""
+        for rid, (request, at, seen_at) in list(self._told.items()):
+            client = self._context.clients.named(request.client)
+            is_alive = client is not None and client.seen_at > seen_at
+            if is_alive or self._table.get(rid) is not None:
+                del self._told[rid]
+            elif now - at > self._context.settings.leases.silence_s:
+                del self._told[rid]
+                self._revive(request)
+
+    def _revive(self, lost: Request) -> None:
+        self._context.count("detached_requeued")
+        request = Request(lost.rid, lost.client, lost.place, "queued")
+        request.body, request.rule = lost.body, lost.rule
+        request.deadline_at, request.order = lost.deadline_at, lost.order
+        request.is_suspect = lost.is_suspect
+        self._table.add(request)
+        self._table.waiting.add(request)
+        self._table.placer.has_changed = True  # nobody has tried this one yet

@@ -1,0 +1,65 @@
+"""A client that comes back for its detached requests: what it is told, what it takes up.
+
+Spec: docs/protocol.md, "Detached requests".
+"""
+
+from bus.codec import pack
+from bus.entry import Entry
+from bus.messages.delivery import Accepted
+from bus.messages.generation import DetachedList
+from router.clients import ClientRecord
+from router.context import Context, refusal
+from router.requests import Request
+
+
+class Reattachment:
+    """Answers `list_detached` and `attach`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def list_detached(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        """Name what is known; while workers may still report more, the client asks again."""
+        if not self._context.is_recovering:
+            found = DetachedList(self._context.detached.listed(client.name))
+            self._context.finish(client.name, entry.rid, pack(found))
+
+    def attach(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        """Follow a request over this connection from now on."""
+        context, rid = self._context, entry.rid
+        request = context.detached.requests.get(rid)
+        unheard = context.detached.unheard(rid, client.name)
+        if request is not None and request.client == client.name:
+            context.detached.follow(rid, client.peer, has_prompt=False)
+            self._answer(client, request, entry)
+        elif unheard is not None:
+            context.detached.take_unheard(rid)
+            context.refuse(client.name, rid, unheard.problem, unheard.kind)
+        elif not context.is_recovering:
+            message = "no detached request of this name is held; it may have been collected"
+            context.refuse(client.name, rid, refusal("unknown_request", message, "rid"))
+
+    def _answer(self, client: ClientRecord, request: Request, entry: Entry) -> None:
+        context = self._context
+        if request.state == "running":
+            items = Accepted([(request.rid, request.attempt)])
+            accepted = Entry("accepted", route=request.worker, body=pack(items))
+            context.out.send(client.peer, accepted)
+        elif request.state == "ended":
+            self.ask_worker(request, entry.deadline_ms)
+        else:
+            request.is_reported = False
+
+    def ask_worker(self, request: Request, deadline_ms: int) -> None:
+        """Have the ending sent again now: by itself its worker waits some seconds."""
+        worker = self._context.members.named(request.worker)
+        if worker is not None:
+            attach = Entry(
+                "attach",
+                request.rid,
+                request.attempt,
+                worker.epoch,
+                request.client,
+                max(1, deadline_ms),
+            )
+            self._context.out.send(worker.peer, attach)

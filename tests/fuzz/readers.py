@@ -1,0 +1,123 @@
+"""Everything in the code that reads bytes or values which a peer has chosen.
+
+A reader may raise `RemoteProtocolError`, which its caller counts, and nothing else.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from bus.codec import decode_batch, unpack, unpack_fleet, unpack_result
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.holder import lease_number
+from bus.manifest import check_tensors
+from bus.messages import COMMANDS, KINDS, RESULTS
+from bus.messages.generation import Generate
+from bus.messages.membership import Hello
+from bus.messages.stream import Deltas
+from bus.messages.weights import Manifest, ReserveVersion
+from bus.paths import WEIGHTS, check_path
+from bus.validation import check_generate, check_name, check_placement, check_rid
+from engine_worker.host_link import LENGTH_BYTES, HostLink
+from trainer_adapter.endings import fleet_result, generated_of
+from trainer_adapter.stream_reader import rows_of
+
+VOCAB_SIZE, MAX_CONTEXT = 32_000, 4096
+
+
+class Readers:
+    """Feeds bytes to all readers and counts what they made of them. Needs a running event loop."""
+
+    def __init__(self) -> None:
+        self.n_understood: dict[str, int] = dict.fromkeys(
+            ("batch", "bodies", "results", "host link", "streams"), 0
+        )
+        self.n_refused = 0
+        self.crashes: list[str] = []
+
+    def frame(self, frame: bytes) -> bool:
+        """A batch frame as it comes from a socket; whether it held entries."""
+        entries = self._try("batch", lambda: decode_batch(frame), frame)
+        for entry in entries or ():
+            self.entry(entry)
+        return bool(entries)
+
+    def host_frame(self, frame: bytes) -> None:
+        """The same bytes on the link between a worker and its engine's host."""
+        heard: list[Entry] = []
+        link = HostLink(heard.extend)
+        prefixed = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+        self._try("host link", lambda: link.data_received(prefixed), frame)
+
+    def entry(self, entry: Entry) -> None:
+        """An entry that a batch held: its header, and its body by its kind."""
+        self._try("bodies", lambda: _look_at_header(entry), repr(entry)[:200])
+        if entry.kind in ("finished", "cancelled"):
+            for command in COMMANDS:
+                self.result(command, entry)
+        else:
+            self.body(entry)
+
+    def body(self, entry: Entry) -> None:
+        """A body of a kind."""
+        body = self._try("bodies", lambda: unpack(entry), entry)
+        if body is not None:
+            self._try("streams", lambda: _look_at_body(entry, body), entry)
+            self._encodes_again(entry, KINDS[entry.kind], body)
+
+    def result(self, command: str, entry: Entry) -> None:
+        """The body of an ending."""
+        body = self._try("results", lambda: unpack_result(command, entry), entry)
+        if body is not None:
+            self._encodes_again(entry, RESULTS[command], body)
+        if command == "generate":
+            self._try("results", lambda: generated_of(entry), entry)
+        elif command == "pause":
+            self._try("results", lambda: fleet_result("pause", entry), entry)
+            self._try("results", lambda: unpack_fleet(entry), entry)
+
+    def _encodes_again(self, entry: Entry, kind: type[msgspec.Struct], body: object) -> None:
+        """Whatever is taken in can be passed on."""
+
+        def passes() -> None:
+            msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=kind)
+
+        self._try("bodies", passes, entry)
+
+    def _try(self, reader: str, read: Callable[[], Any], what: object) -> Any:  # noqa: ANN401
+        try:
+            value = read()
+        except RemoteProtocolError:
+            self.n_refused += 1
+            return None
+        except Exception as error:  # noqa: BLE001 - that is what is looked for
+            self.crashes.append(f"{reader}: {error!r} on {what!r}"[:2000])
+            return None
+        self.n_understood[reader] += 1
+        return value
+
+
+def _look_at_header(entry: Entry) -> None:
+    check_rid(entry.rid, client="trainer")
+    check_name(entry.route)
+    lease_number(entry.epoch)
+    check_path(entry.route, WEIGHTS)
+    if entry.place is not None:
+        check_placement(entry.place)
+
+
+def _look_at_body(entry: Entry, body: msgspec.Struct) -> None:
+    match body:
+        case Generate():
+            check_generate(body, vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT)
+        case Deltas():
+            list(rows_of(body))
+        case ReserveVersion(tensors=tensors) | Manifest(tensors=tensors):
+            check_tensors(tensors)
+        case Hello():
+            check_name(body.name)
+            lease_number(body.epoch)
+        case _:
+            del entry

@@ -1,0 +1,23 @@
+"""Keeps fake engines from finishing anything, so that what strikes a request strikes it midway."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Hold:
+    """The file that fake engines look at before each step; see `FakeSettings.hold_file`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def at(self, n_tokens: int) -> Generator[None]:
+        """No request gets more than `n_tokens` tokens until the block is left."""
+        draft = self.path.with_suffix(".new")
+        draft.write_text(str(n_tokens))
+        draft.replace(self.path)  # never half written
+        try:
+            yield
+        finally:
+            self.path.unlink()

@@ -1,0 +1,60 @@
+"""Keys for a test: pairs in files, and the allow-list that lets them in."""
+
+from pathlib import Path
+
+import msgspec
+
+from bus.security.allow_list import edit_allow_list
+from bus.security.key_files import write_key_pair
+from bus.security.principals import Principal, Role
+from bus.security.settings import SecuritySettings
+from bus.security.zmq_curve import new_key_pair
+
+
+class Keyring:
+    """A directory of keys and its allow-list."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.allow_list = directory / "allow.json"
+        edit_allow_list(self.allow_list, lambda known: known)
+
+    def file(self, name: str) -> Path:
+        return self.directory / f"{name}.key"
+
+    def stranger(self, name: str) -> str:
+        """Make a key that nobody lets in; returns its public half."""
+        pair = new_key_pair(name)
+        write_key_pair(self.file(name), pair)
+        return pair.public
+
+    def add(self, name: str, role: Role) -> str:
+        """Make a key and let it in."""
+        public = self.stranger(name)
+        self.allow(name, public, role)
+        return public
+
+    def allow(self, name: str, public: str, role: Role) -> None:
+        """Let a key in that exists already."""
+        edit_allow_list(self.allow_list, lambda known: [*known, Principal(public, name, role)])
+
+    def revoke(self, name: str) -> None:
+        edit_allow_list(self.allow_list, lambda known: [p for p in known if p.name != name])
+
+    def change_role(self, name: str, role: Role) -> None:
+        def changed(known: list[Principal]) -> list[Principal]:
+            return [msgspec.structs.replace(p, role=role) if p.name == name else p for p in known]
+
+        edit_allow_list(self.allow_list, changed)
+
+    def dials(self, name: str, *server_keys: str) -> SecuritySettings:
+        """For who connects."""
+        return SecuritySettings(key_file=str(self.file(name)), server_keys=list(server_keys))
+
+    def serves(self, name: str, *server_keys: str) -> SecuritySettings:
+        """For who listens (and connects, too)."""
+        return SecuritySettings(
+            key_file=str(self.file(name)),
+            server_keys=list(server_keys),
+            allow_list=str(self.allow_list),
+        )

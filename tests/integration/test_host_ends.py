@@ -1,0 +1,105 @@
+"""What a worker makes of an engine host that is killed, dies, is stopped or hangs."""
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bus.codec import unpack
+from bus.messages.membership import Beat, Goodbye
+from tests.integration.worker_bench import ScriptedRouter, generate_body, worker_process
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+LONG = 1_000_000
+"""Tokens of a request that is never done."""
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@asynccontextmanager
+async def _busy_host(
+    tmp_path: Path, *, wedged_s: float = 30.0, **options: object
+) -> AsyncGenerator[tuple[ScriptedRouter, int]]:
+    """A router whose worker runs a request, and the process id of its engine host."""
+    engine = {"step_s": 0.01, "max_context": 2 * LONG, **options}
+    host = {"wedged_s": wedged_s}
+    async with worker_process(tmp_path, engine_options=engine, host=host) as (router, process):
+        await router.joined()
+        (pid,) = _children(process.pid)
+        router.generate("c/1", generate_body(LONG))
+        await router.until(lambda: router.said("accepted"))
+        yield router, pid
+
+
+async def _goodbye(router: ScriptedRouter) -> str:
+    body = unpack((await router.until(lambda: router.said("goodbye")))[0])
+    assert isinstance(body, Goodbye)
+    return body.reason
+
+
+def _states(router: ScriptedRouter) -> list[str]:
+    bodies = [unpack(entry) for entry in router.said("beat")]
+    return [body.state for body in bodies if isinstance(body, Beat)]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGKILL, "engine_killed"),
+        (signal.SIGTERM, "engine_killed"),
+        (signal.SIGSEGV, "engine_crashed"),
+    ],
+)
+async def test_signal_tells_who_is_to_blame(
+    tmp_path: Path, number: signal.Signals, reason: str
+) -> None:
+    async with _busy_host(tmp_path) as (router, pid):
+        os.kill(pid, number)
+        assert await _goodbye(router) == reason
+
+
+async def test_engine_that_aborts_has_crashed(tmp_path: Path) -> None:
+    prompt_begins_with = 1
+    async with _busy_host(tmp_path, poison_token=prompt_begins_with) as (router, _):
+        assert await _goodbye(router) == "engine_crashed"
+
+
+async def test_stopped_host_keeps_new_requests_away_and_goes_on_when_it_may(
+    tmp_path: Path,
+) -> None:
+    async with _busy_host(tmp_path) as (router, pid):
+        os.kill(pid, signal.SIGSTOP)
+        await router.until(lambda: _states(router)[-1] == "frozen")
+        router.generate("c/2", generate_body(3))
+        os.kill(pid, signal.SIGCONT)
+        await router.until(lambda: _states(router)[-1] == "ready")
+        assert (await router.ending("c/2")).kind == "finished"
+        assert router.said("goodbye") == []
+
+
+async def test_host_that_stays_stopped_is_replaced_and_nobody_is_blamed(tmp_path: Path) -> None:
+    async with _busy_host(tmp_path, wedged_s=3.0) as (router, pid):
+        os.kill(pid, signal.SIGSTOP)
+        assert await _goodbye(router) == "engine_killed"
+        assert "frozen" in _states(router)
+        await router.until(lambda: len({entry.epoch for entry in router.said("hello")}) > 1)
+
+
+async def test_engine_that_holds_the_interpreter_is_replaced_and_blamed(tmp_path: Path) -> None:
+    async with _busy_host(tmp_path, wedged_s=3.0, hold_gil_after_steps=20) as (router, _):
+        assert await _goodbye(router) == "engine_crashed"
+        assert "frozen" in _states(router)
+        await router.until(lambda: len({entry.epoch for entry in router.said("hello")}) > 1)
+
+
+async def test_engine_that_hangs_while_its_host_speaks_is_replaced_and_blamed(
+    tmp_path: Path,
+) -> None:
+    async with _busy_host(tmp_path, wedged_s=3.0, hang_after_steps=20) as (router, _):
+        assert await _goodbye(router) == "engine_crashed"

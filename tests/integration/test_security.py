@@ -1,0 +1,370 @@
+"""A guarded fleet of real processes: who may do what in it, and who may do nothing."""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+import torch
+
+import rolloutbus
+from bus.codec import pack
+from bus.endpoints import split_key, with_key
+from bus.entry import Entry
+from bus.errors import PeerLost, Refused
+from bus.messages.generation import Abort
+from bus.messages.membership import Beat, Hello, WorkerFacts
+from bus.messages.weights import PullManifest
+from bus.process import ActorExit
+from bus.security.key_files import read_key_pair
+from bus.security.zmq_dialer import Dialer, dialer_of
+from bus.zmq_ports import DealerPort
+from engine_worker.settings import WorkerSettings
+from launcher.plan import environment, python
+from rolloutbus import Fleet, RolloutClient, Sampling, StreamSubscriber
+from router.actor import RouterActor
+from router.settings import RouterSettings
+from tests.integration.drills import (
+    DEADLINE_S,
+    Streamed,
+    assert_fake_rollout,
+    fake_sampling,
+    status_when,
+)
+from tests.integration.keyring import Keyring
+from trainer_adapter.settings import ClientSettings
+from trainer_adapter.weight_writer import WeightWriter
+
+pytestmark = pytest.mark.integration
+
+PROMPT = [1, 2, 3]
+NEVER_S = 1.5
+"""Long enough for a client that may come in; one that may not is given no longer."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """One worker and a store, with keys."""
+    directory = tmp_path_factory.mktemp("keys")
+    running = rolloutbus.up(
+        workers=1, engine="fake", engine_options={"step_s": 0.002}, secure=directory
+    )
+    async with running:
+        yield running
+
+
+@pytest.fixture
+def keys(fleet: Fleet) -> Keyring:
+    """The fleet's own keys, to add to."""
+    return Keyring(Path(fleet.key_file).parent)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def admin(fleet: Fleet) -> AsyncIterator[RolloutClient]:
+    async with rolloutbus.connect(fleet.address, key_file=fleet.key_file) as client:
+        yield client
+
+
+def settings_of(keys: Keyring, fleet: Fleet, name: str, **more: float) -> ClientSettings:
+    return ClientSettings(name, fleet.address, security=keys.dials(name), **more)  # type: ignore[arg-type]
+
+
+async def is_kept_out(settings: ClientSettings) -> bool:
+    client = RolloutClient(msgspec.structs.replace(settings, connect_timeout_s=NEVER_S))
+    try:
+        async with client:
+            return False
+    except PeerLost:
+        return True
+
+
+def shown_by(pids: list[int], run_dir: Path) -> list[bytes]:
+    """What others may see of processes, and all files of their run directory."""
+    files = [Path(f"/proc/{pid}/{name}") for pid in pids for name in ("cmdline", "environ")]
+    files += [file for file in run_dir.rglob("*") if file.is_file()]
+    return [file.read_bytes() for file in files]
+
+
+class RawLink:
+    """A connection with a key, and whatever a test says on it."""
+
+    def __init__(self, endpoint: str, dialer: Dialer | None) -> None:
+        self.entries: list[Entry] = []
+        self._news = asyncio.Event()
+        self.gone = asyncio.Event()
+        self._port = DealerPort(endpoint, self._arrived, self.gone.set, dialer=dialer)
+        self.send = self._port.send
+        self.close = self._port.close
+
+    async def heard(self, kind: str) -> Entry:
+        async with asyncio.timeout(DEADLINE_S):
+            while not (found := [entry for entry in self.entries if entry.kind == kind]):
+                self._news.clear()
+                await self._news.wait()
+        return found[0]
+
+    def _arrived(self, entries: list[Entry]) -> None:
+        self.entries += entries
+        self._news.set()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_guarded_fleet_generates_streams_and_is_nowhere_without_keys(
+    fleet: Fleet, admin: RolloutClient
+) -> None:
+    streamed = Streamed(admin, PROMPT, fake_sampling(64))
+    assert_fake_rollout(PROMPT, await streamed.rollout(), 64)
+    assert streamed.tokens == (await streamed.rollout()).tokens.tolist()
+    members = admin.connection.members
+    served = [fleet.address, fleet.backend, admin.bulk, *(each.stream for each in members)]
+    assert len(served) == 4
+    for endpoint in served:
+        address, key = split_key(endpoint)
+        assert address.startswith("tcp://")
+        assert key
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_secrets_are_in_no_argument_environment_settings_file_or_log(
+    fleet: Fleet, keys: Keyring
+) -> None:
+    secrets = [read_key_pair(file).reveal() for file in keys.directory.glob("*.key")]
+    assert len(secrets) >= 4
+    pids = [*fleet.pids.values(), *fleet.host_pids("w0")]
+    for secret in secrets:
+        for text in shown_by(pids, fleet.run_dir):
+            assert secret not in text
+            assert secret.hex().encode() not in text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_unknown_key_no_key_and_wrong_server_key_are_kept_out(
+    fleet: Fleet, keys: Keyring, admin: RolloutClient
+) -> None:
+    keys.stranger("eve")
+    address, _ = split_key(fleet.address)
+    assert await is_kept_out(settings_of(keys, fleet, "eve"))
+    assert await is_kept_out(ClientSettings("plain", address))
+    impostor = with_key(address, "00" * 31 + "09")
+    operator = msgspec.structs.replace(admin.connection.settings, router=impostor)
+    assert await is_kept_out(operator)
+    assert (await admin.status()).workers
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_subscriber_sees_the_fleet_and_its_streams_but_generates_nothing(
+    fleet: Fleet, keys: Keyring, admin: RolloutClient
+) -> None:
+    keys.add("watcher", "subscriber")
+    settings = settings_of(keys, fleet, "watcher", connect_timeout_s=DEADLINE_S)
+    async with RolloutClient(settings) as client:
+        assert (await client.status()).workers[0].name == "w0"
+        with pytest.raises(Refused) as refused:
+            await client.generate(PROMPT, Sampling(max_new_tokens=1))
+        assert refused.value.code == "forbidden"
+        with pytest.raises(Refused, match="forbidden"):
+            await client.pause()
+        endpoints = [member.stream for member in client.connection.members]
+    async with StreamSubscriber(endpoints, key_file=keys.file("watcher")) as rows:
+        reading = asyncio.ensure_future(anext(rows))
+        async with asyncio.timeout(DEADLINE_S):
+            while not reading.done():  # a subscription is no event for its publisher
+                await admin.generate(PROMPT, fake_sampling(4))
+    assert reading.result().worker == "w0"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_client_is_no_worker_and_takes_no_other_name(fleet: Fleet, keys: Keyring) -> None:
+    keys.add("carl", "client")
+    made = dialer_of(keys.dials("carl"))
+    assert made is not None
+    stream = with_key("tcp://127.0.0.1:1", read_key_pair(keys.file("carl")).public)
+    facts = WorkerFacts("default", stream, 4, 4096, 100, "fake", [])
+    hellos = [
+        Hello("worker", "w0", "c" * 32, "c" * 32 + ".1", worker=facts),
+        Hello("client", "operator", "c" * 32),
+        Hello("client", "carl2", "c" * 32),
+    ]
+    for hello in hellos:
+        link = RawLink(fleet.address, made)
+        async with asyncio.timeout(DEADLINE_S):
+            while not link.entries:  # the allow-list is looked at twice a second
+                link.close()
+                link = RawLink(fleet.address, made)
+                link.send(Entry("hello", body=pack(hello)))
+                await asyncio.wait((asyncio.ensure_future(link.gone.wait()),), timeout=0.2)
+        assert b"forbidden" in bytes((await link.heard("dismissed")).body)
+        link.close()
+    backend = RawLink(fleet.backend, made)
+    backend.send(Entry("beat", body=pack(Beat(1))))
+    async with asyncio.timeout(DEADLINE_S):
+        await backend.gone.wait()
+    backend.close()
+    assert backend.entries == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_client_cannot_use_the_rid_of_another(
+    fleet: Fleet, keys: Keyring, admin: RolloutClient
+) -> None:
+    keys.add("dora", "client")
+    settings = settings_of(keys, fleet, "dora", connect_timeout_s=DEADLINE_S)
+    running = Streamed(admin, PROMPT, fake_sampling(2000), deadline_s=DEADLINE_S)
+    await running.reached(1)
+    async with RolloutClient(settings) as client:
+        assert await client.abort([running.rid]) == 0
+    made = dialer_of(keys.dials("dora"))
+    link = RawLink(fleet.address, made)
+    link.send(Entry("hello", body=pack(Hello("client", "dora", "d" * 32))))
+    await link.heard("welcome")
+    link.send(Entry("abort", "dora/1", deadline_ms=9000, body=pack(Abort([running.rid]))))
+    await link.heard("finished")
+    link.close()
+    assert_fake_rollout(PROMPT, await running.rollout(), 2000)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_weights_cross_the_guarded_bulk_socket_and_clients_do_not(
+    keys: Keyring, admin: RolloutClient
+) -> None:
+    publisher = rolloutbus.WeightPublisher(admin, writer=WeightWriter(may_map=False))
+    tensors = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(4)}
+    published = await publisher.publish(tensors, require="all", deadline_s=DEADLINE_S)
+    assert published.stall_ms.keys() == {"w0"}
+    rollout = await admin.generate(PROMPT, fake_sampling(8), versions="latest")
+    assert set(rollout.token_versions.tolist()) == {published.version}
+    keys.add("hal", "client")
+    link = RawLink(admin.bulk, dialer_of(keys.dials("hal")))
+    ask = PullManifest(policy="default", version=published.version)
+    link.send(Entry("pull_manifest", "1", body=pack(ask)))
+    async with asyncio.timeout(DEADLINE_S):
+        await link.gone.wait()
+    link.close()
+    assert link.entries == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_revoked_client_is_dismissed_in_the_middle_of_its_work(
+    fleet: Fleet, keys: Keyring, admin: RolloutClient
+) -> None:
+    keys.add("gus", "client")
+    settings = settings_of(keys, fleet, "gus", connect_timeout_s=DEADLINE_S)
+    async with RolloutClient(settings) as client:
+        streamed = Streamed(client, PROMPT, fake_sampling(8000), deadline_s=DEADLINE_S)
+        await streamed.reached(1)
+        keys.revoke("gus")
+        with pytest.raises(PeerLost, match="dismissed"):
+            await streamed.rollout()
+    assert await is_kept_out(settings)
+    await status_when(admin, lambda status: status.n_running == 0)
+    assert_fake_rollout(PROMPT, await admin.generate(PROMPT, fake_sampling(16)), 16)
+
+
+async def test_router_changes_its_key_under_load_without_an_error(tmp_path: Path) -> None:
+    keys = Keyring(tmp_path)
+    old, new = keys.stranger("router-old"), keys.stranger("router-new")
+    keys.add("w0", "worker")
+    keys.add("ann", "client")
+
+    def router(key: str, front: str, back: str) -> RouterActor:
+        settings = RouterSettings(front, back, security=keys.serves(key))
+        return RouterActor(settings, key)
+
+    anywhere = "tcp://127.0.0.1:0"
+    async with router("router-old", anywhere, anywhere) as first:
+        front, back = (split_key(each)[0] for each in first.endpoints)
+        worker = await worker_process(keys, back, old, new)
+        settings = ClientSettings("ann", front, security=keys.dials("ann", old, new))
+        client = RolloutClient(settings)
+        await client.__aenter__()
+        load = [asyncio.ensure_future(keep_generating(client)) for _ in range(4)]
+        await status_when(client, lambda status: status.n_running > 0)
+    async with router("router-new", front, back):
+        await status_when(client, lambda status: status.n_running > 0)
+        assert split_key(front)[0] == front
+        for each in load:
+            each.cancel()
+        results = await asyncio.gather(*load, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in results), results
+        assert client.connection.counters.reconnects > 0
+        client.connection.close()
+        worker.terminate()
+        await worker.wait()
+
+
+async def keep_generating(client: RolloutClient) -> None:
+    while True:
+        rollout = await client.generate(PROMPT, fake_sampling(256), deadline_s=DEADLINE_S)
+        assert_fake_rollout(PROMPT, rollout, 256)
+
+
+async def worker_process(keys: Keyring, back: str, *router_keys: str) -> asyncio.subprocess.Process:
+    settings = WorkerSettings(
+        "w0",
+        back,
+        engine="fake",
+        engine_options={"step_s": 0.002},
+        security=keys.serves("w0", *router_keys),
+        exit_with_parent=True,
+    )
+    process = await asyncio.create_subprocess_exec(
+        *python("engine_worker"),
+        "--settings-json",
+        msgspec.json.encode(settings).decode(),
+        env=environment(),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(DEADLINE_S):
+        assert b"ready" in await process.stdout.readline()
+    return process
+
+
+async def test_revoked_worker_leaves_the_fleet_and_says_why(tmp_path: Path) -> None:
+    keys = Keyring(tmp_path)
+    router_key = keys.stranger("router")
+    keys.add("w0", "worker")
+    anywhere = "tcp://127.0.0.1:0"
+    settings = RouterSettings(anywhere, anywhere, security=keys.serves("router"))
+    async with RouterActor(settings, "router") as router:
+        worker = await worker_process(keys, router.endpoints[1], router_key)
+        assert len(router.core.status(0.0).workers) == 1
+        keys.revoke("w0")
+        async with asyncio.timeout(DEADLINE_S):
+            assert await worker.wait() == ActorExit.FORBIDDEN
+        assert router.core.status(0.0).workers == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "router --frontend tcp://0.0.0.0:7777",
+        "router --backend tcp://*:7778",
+        "store --directory {0} --bulk tcp://10.0.0.1:0",
+        "store --directory {0} --router tcp://10.0.0.1:7778",
+        "worker --name w0 --engine fake --stream tcp://10.0.0.1:0",
+        "worker --name w0 --engine fake --router tcp://10.0.0.1:7778",
+        "status --address tcp://10.0.0.1:7777",
+        "up --engine fake --address tcp://10.0.0.1:7777",
+    ],
+)
+async def test_other_machines_without_keys_are_refused_in_one_line_with_status_2(
+    tmp_path: Path, command: str
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "launcher.cli",
+        *command.format(tmp_path).split(),
+        env=environment(),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        _, said = await process.communicate()
+    assert process.returncode == 2, said
+    assert re.fullmatch(r"error: tcp://\S+ is beyond this machine: [^\n]+\n", said.decode())

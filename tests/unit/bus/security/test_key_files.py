@@ -1,0 +1,100 @@
+"""Key files: made once, for one user's eyes, and never shown."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from bus.errors import SettingsError
+from bus.security.key_files import public_file, read_key_pair, write_key_pair
+from bus.security.keys import KeyPair
+from bus.security.zmq_curve import new_key_pair
+
+
+@pytest.fixture
+def pair() -> KeyPair:
+    return new_key_pair("ann")
+
+
+def test_key_file_gives_back_the_pair(tmp_path: Path, pair: KeyPair) -> None:
+    file = tmp_path / "ann.key"
+    write_key_pair(file, pair)
+    read = read_key_pair(file)
+    assert (read.name, read.public, read.reveal()) == (pair.name, pair.public, pair.reveal())
+    assert public_file(file).read_text().strip() == pair.public
+
+
+def test_key_file_is_for_its_user_alone_whatever_the_umask(tmp_path: Path, pair: KeyPair) -> None:
+    file = tmp_path / "ann.key"
+    before = os.umask(0)
+    try:
+        write_key_pair(file, pair)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_key_is_never_overwritten(tmp_path: Path, pair: KeyPair) -> None:
+    file = tmp_path / "ann.key"
+    write_key_pair(file, pair)
+    with pytest.raises(SettingsError, match="exists already"):
+        write_key_pair(file, new_key_pair("ann"))
+    assert read_key_pair(file).public == pair.public
+
+
+def test_key_is_not_written_through_a_link(tmp_path: Path, pair: KeyPair) -> None:
+    target = tmp_path / "elsewhere"
+    (tmp_path / "ann.key").symlink_to(target)
+    with pytest.raises(SettingsError):
+        write_key_pair(tmp_path / "ann.key", pair)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o601, 0o620])
+def test_key_file_that_others_may_use_is_refused(tmp_path: Path, pair: KeyPair, mode: int) -> None:
+    file = tmp_path / "ann.key"
+    write_key_pair(file, pair)
+    file.chmod(mode)
+    with pytest.raises(SettingsError, match=f"{mode:04o}"):
+        read_key_pair(file)
+
+
+def test_link_to_a_key_file_is_refused(tmp_path: Path, pair: KeyPair) -> None:
+    write_key_pair(tmp_path / "ann.key", pair)
+    (tmp_path / "link.key").symlink_to(tmp_path / "ann.key")
+    with pytest.raises(SettingsError):
+        read_key_pair(tmp_path / "link.key")
+
+
+def test_pipe_in_place_of_a_key_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ann.key", 0o600)
+    with pytest.raises(SettingsError, match="regular"):
+        read_key_pair(tmp_path / "ann.key")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not json",
+        b'{"name": "ann"}',
+        b'{"name": "ann", "public": "zz", "secret": "5ec2e7"}',
+        b'{"name": "ann", "public": "' + b"0" * 64 + b'", "secret": "5ec2e7"}',
+    ],
+)
+def test_file_without_a_key_is_refused_without_quoting_it(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "ann.key"
+    file.write_bytes(content)
+    file.chmod(0o600)
+    with pytest.raises(SettingsError, match="no key file") as caught:
+        read_key_pair(file)
+    assert "5ec2e7" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_secret_shows_in_no_text_of_the_pair(pair: KeyPair) -> None:
+    secret = pair.reveal()
+    for text in (repr(pair), str(pair), f"{pair}", f"{[pair]}"):
+        assert secret.hex() not in text
+        assert repr(secret) not in text

@@ -1,0 +1,93 @@
+"""Addresses: this machine for everybody, other machines only with keys."""
+
+import pytest
+
+from bus.endpoints import (
+    require_bindable,
+    require_local,
+    require_reachable,
+    split_key,
+    with_key,
+)
+from bus.errors import SettingsError
+from bus.security.settings import SecuritySettings
+
+KEY = "ab" * 32
+KEYS_AND_LIST = SecuritySettings(key_file="k", allow_list="l")
+UNSAFE = SecuritySettings(unsafe_no_auth=True)
+LOCAL = ["ipc:///tmp/x", "tcp://127.0.0.1:0", "tcp://localhost:7", "tcp://[::1]:7"]
+REMOTE = ["tcp://10.0.0.1:7", "tcp://0.0.0.0:7", "tcp://*:7", "tcp://example:7", "tcp://[::]:7"]
+
+
+@pytest.mark.parametrize("endpoint", LOCAL)
+def test_this_machine_needs_no_keys(endpoint: str) -> None:
+    assert require_local(endpoint) == endpoint
+    assert require_bindable(endpoint, None, is_router=True) == endpoint
+    assert require_reachable(endpoint, None) == endpoint
+
+
+@pytest.mark.parametrize("endpoint", REMOTE)
+@pytest.mark.parametrize("security", [None, SecuritySettings()])
+def test_other_machines_need_keys_and_the_one_line_says_which(
+    endpoint: str, security: SecuritySettings | None
+) -> None:
+    for check in (require_bindable, require_reachable):
+        with pytest.raises(SettingsError, match="key_file") as caught:
+            check(endpoint, security)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", REMOTE)
+def test_with_keys_and_allow_list_any_address_may_be_bound(endpoint: str) -> None:
+    assert require_bindable(endpoint, KEYS_AND_LIST, is_router=True) == endpoint
+
+
+@pytest.mark.parametrize(
+    "security", [SecuritySettings(key_file="k"), SecuritySettings(allow_list="l")]
+)
+@pytest.mark.parametrize("endpoint", [*LOCAL, *REMOTE])
+def test_who_listens_needs_both_keys_and_allow_list(
+    endpoint: str, security: SecuritySettings
+) -> None:
+    with pytest.raises(SettingsError, match="allow_list"):
+        require_bindable(endpoint, security)
+
+
+def test_unsafe_setting_never_opens_a_router() -> None:
+    assert require_bindable("tcp://10.0.0.1:7", UNSAFE)
+    with pytest.raises(SettingsError):
+        require_bindable("tcp://10.0.0.1:7", UNSAFE, is_router=True)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:7", "tcp://0.0.0.0:7", "tcp://[::]:7"])
+def test_announced_address_is_one_that_peers_can_reach(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="interface"):
+        require_bindable(endpoint, KEYS_AND_LIST, is_announced=True)
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:1", "ipc://", "inproc://x", "#" + KEY])
+def test_other_kinds_of_addresses_are_refused(endpoint: str) -> None:
+    with pytest.raises(SettingsError):
+        require_bindable(endpoint, KEYS_AND_LIST)
+
+
+def test_address_carries_the_key_of_who_listens_there() -> None:
+    endpoint = with_key("tcp://10.0.0.1:7", KEY)
+    assert split_key(endpoint) == ("tcp://10.0.0.1:7", KEY)
+    assert require_reachable(endpoint, SecuritySettings(key_file="k")) == endpoint
+
+
+@pytest.mark.parametrize("key", ["short", "AB" * 32, "ab" * 33, "gg" * 32])
+def test_wrong_key_in_an_address_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        split_key(f"tcp://10.0.0.1:7#{key}")
+    assert key not in str(caught.value)
+
+
+def test_guarded_address_needs_a_key_of_ones_own_and_a_key_needs_to_know_whom_to_expect() -> None:
+    with pytest.raises(SettingsError, match="key of yours"):
+        require_reachable(f"tcp://127.0.0.1:7#{KEY}", None)
+    with pytest.raises(SettingsError, match="whose key"):
+        require_reachable("tcp://127.0.0.1:7", SecuritySettings(key_file="k"))
+    listed = SecuritySettings(key_file="k", server_keys=[KEY])
+    assert require_reachable("tcp://10.0.0.1:7", listed)

@@ -1,0 +1,119 @@
+"""A member keeps the router it obeys while that one lives, and says so to a second one."""
+
+import random
+
+from bus.clock import ManualClock
+from bus.codec import pack, unpack
+from bus.effects import Connect, Send
+from bus.entry import Entry
+from bus.member import MemberCore, MemberIdentity
+from bus.member_effects import Execute, MemberEffect
+from bus.messages.endings import Done
+from bus.messages.membership import Beat, Lease, Rejected, Welcome, WorkerFacts
+from bus.settings import LeaseSettings
+from bus.witness import REMEMBERED_BEATS, Witness
+
+FACTS = WorkerFacts("default", "ipc://stream", 4, 128, 64, "fake", ["generate"])
+
+
+class Member:
+    """A member that obeys router `a` at epoch 2, which answered its first beat, sent at `T`."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        identity = MemberIdentity("worker", "w0", "b0" * 16)
+        self.core = MemberCore(identity, LeaseSettings(), random.Random(7))
+        self.effects = self.core.online(FACTS, self.clock.now())
+        self.say(welcome(2, "a"), self.answer(2, "a"))
+        assert self.core.state == "leased"
+
+    def say(self, *entries: Entry) -> list[MemberEffect]:
+        return self.core.receive(entries, self.clock.now())
+
+    def answer(self, router_epoch: int, instance: str) -> Entry:
+        """To its last beat."""
+        sent = [each.entry for each in self.effects if isinstance(each, Send)]
+        (beat,) = [unpack(entry) for entry in sent if entry.kind == "beat"][-1:]
+        assert isinstance(beat, Beat)
+        return Entry("lease", body=pack(Lease(router_epoch, instance, beat.seq)))
+
+    def reconnects(self) -> None:
+        """Its link broke; it says hello on a fresh one."""
+        self.core.link_down(self.clock.now())
+        self.effects = []
+        while not any(isinstance(each, Connect) for each in self.effects):
+            self.clock.advance(0.05)
+            self.effects = self.core.tick(self.clock.now())
+
+    def generate(self) -> Entry:
+        return Entry("generate", "c/1", (3, 1), self.core.epoch, "c", 1000, body=pack(Done()))
+
+
+def welcome(router_epoch: int, instance: str, up_ms: int = 0) -> Entry:
+    return Entry("welcome", body=pack(Welcome(router_epoch, instance, 1, [], up_ms=up_ms)))
+
+
+def rejections(effects: list[MemberEffect]) -> list[Rejected]:
+    sent = [unpack(each.entry) for each in effects if isinstance(each, Send)]
+    return [body for body in sent if isinstance(body, Rejected)]
+
+
+def test_router_that_began_after_the_last_answer_takes_the_member_over() -> None:
+    member = Member()
+    member.reconnects()
+    assert rejections(member.say(welcome(3, "b", up_ms=10))) == []
+    member.say(member.answer(3, "b"))
+    assert member.core.state == "leased"
+
+
+def test_router_that_ran_beside_the_one_obeyed_is_rejected() -> None:
+    member = Member()
+    member.reconnects()
+    assert rejections(member.say(welcome(3, "b", up_ms=60_000))) == [Rejected(2, "a")]
+    assert member.core.state == "relinking"
+
+
+def test_router_of_an_equal_epoch_is_rejected_however_young() -> None:
+    member = Member()
+    member.reconnects()
+    assert rejections(member.say(welcome(2, "b"))) == [Rejected(2, "a")]
+
+
+def test_nothing_that_a_rejected_router_says_counts() -> None:
+    member = Member()
+    member.reconnects()
+    lease = member.answer(3, "b")
+    generate = member.generate()
+    effects = member.say(welcome(3, "b", up_ms=60_000), lease, generate)
+    effects += member.say(lease, generate)
+    assert not any(isinstance(each, Execute) for each in effects)
+    assert member.core.state == "relinking"
+
+
+def test_member_goes_on_under_its_lease_when_it_is_back_at_its_router() -> None:
+    member = Member()
+    epoch = member.core.epoch
+    member.reconnects()
+    member.say(welcome(3, "b", up_ms=60_000))
+    member.reconnects()
+    member.say(welcome(2, "a", up_ms=90_000), member.answer(2, "a"))
+    assert (member.core.state, member.core.epoch) == ("leased", epoch)
+    assert any(isinstance(each, Execute) for each in member.say(member.generate()))
+
+
+def test_answer_read_late_proves_no_more_than_when_its_beat_was_sent() -> None:
+    witness = Witness()
+    seq = witness.beat(10.0)
+    witness.answered(seq)
+    assert witness.has_outlived(up_s=41.0, now=50.0)
+    assert not witness.has_outlived(up_s=39.0, now=50.0)
+
+
+def test_answers_to_forgotten_or_unknown_beats_prove_nothing() -> None:
+    witness = Witness()
+    first = witness.beat(10.0)
+    for n in range(REMEMBERED_BEATS):
+        witness.beat(11.0 + n)
+    witness.answered(first)
+    witness.answered(999)
+    assert not witness.has_outlived(up_s=1e9, now=50.0)

@@ -1,0 +1,99 @@
+"""`rolloutbus keys`: what it writes, what it prints, what it never prints."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bus.security.allow_list import read_allow_list
+from bus.security.key_files import read_key_pair
+from launcher.cli import app
+
+
+class Keys:
+    """The command, run in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._runner = CliRunner()
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        result = self._runner.invoke(app, ["keys", *arguments])
+        assert result.exit_code == status, result.output
+        for file in self.directory.glob("*.key"):
+            assert read_key_pair(file).reveal().hex() not in result.output
+        return result.output.strip()
+
+    def allowed(self) -> dict[str, str]:
+        return {each.key: each.name for each in read_allow_list(self.directory / "allow.json")}
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
+    monkeypatch.chdir(tmp_path)
+    return Keys(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["new", "show", "allow", "revoke", "rotate"])
+def test_help_of_every_keys_command_has_an_example(keys: Keys, command: str) -> None:
+    assert f"Example: rolloutbus keys {command}" in keys.run(command, "--help")
+
+
+def test_new_key_is_its_owners_alone_and_only_its_public_half_is_shown(
+    keys: Keys, tmp_path: Path
+) -> None:
+    public = keys.run("new", "ann")
+    assert stat.S_IMODE((tmp_path / "ann.key").stat().st_mode) == 0o600
+    assert (tmp_path / "ann.pub").read_text().strip() == public
+    assert json.loads(keys.run("show", "ann.key")) == {"name": "ann", "key": public}
+    assert "exists already" in keys.run("new", "ann", status=2)
+
+
+@pytest.mark.parametrize("given", ["ann.pub", "ann.key", "the key itself"])
+def test_key_is_let_in_by_file_or_by_itself_until_it_is_revoked(keys: Keys, given: str) -> None:
+    public = keys.run("new", "ann")
+    key = public if given == "the key itself" else given
+    keys.run("allow", key, "--name", "ann", "--role", "trainer", "--session", "s-*")
+    assert keys.allowed() == {public: "ann"}
+    assert keys.run("show") == f"{public} trainer ann: may be ann ann-*, sessions s-*"
+    keys.run("revoke", "ann")
+    assert keys.allowed() == {}
+    assert "nobody has" in keys.run("revoke", "ann", status=2)
+
+
+def test_rotated_key_and_its_predecessor_are_let_in_until_the_old_one_is_revoked(
+    keys: Keys,
+) -> None:
+    old = keys.run("new", "ann")
+    keys.run("allow", old, "--name", "ann", "--role", "client")
+    said = json.loads(keys.run("rotate", "ann.key"))
+    assert said["old"] == old
+    assert keys.allowed() == {old: "ann", said["new"]: "ann"}
+    assert read_key_pair("ann.key").public == said["new"]
+    assert read_key_pair("ann.old.key").public == old
+    assert Path("ann.pub").read_text().strip() == said["new"]
+    assert "not over" in keys.run("rotate", "ann.key", status=2)
+    keys.run("revoke", old)
+    assert keys.allowed() == {said["new"]: "ann"}
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("allow nowhere.pub --name a --role client", "neither a public key nor a file"),
+        ("allow zz.key --name a --role client", "cannot read the key file"),
+        (f"allow {'0' * 64} --name a --role god", "god"),
+        (f"allow {'0' * 64} --name a@b --role client", "is no name"),
+        ("show nowhere.key", "cannot read the key file"),
+        ("show", "cannot read allow.json"),
+        ("revoke ann", "cannot read allow.json"),
+        ("rotate nowhere.key", "cannot read the key file"),
+        ("new ann --dir /nowhere/at/all", "cannot write"),
+    ],
+)
+def test_mistakes_are_told_in_a_line_and_with_status_2(
+    keys: Keys, line: str, complaint: str
+) -> None:
+    assert complaint in keys.run(*line.split(), status=2)

@@ -1,0 +1,294 @@
+"""Detached requests go on without their client, and wait for the next process of its name."""
+
+from typing import cast
+
+from bus.codec import pack, unpack_result
+from bus.entry import Entry, Placement
+from bus.messages.endings import Problem
+from bus.messages.generation import Attach, DetachedList, DetachedRequest, Generate, Sampling
+from bus.messages.membership import Goodbye
+from router.clients import Clients
+from router.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
+from router.followers import Followers
+from router.requests import Request
+from tests.unit.router.harness import Bus, SimClient, SimWorker
+
+_PLACE = Placement("default", group="prompt-9", cost=10, outlives_client=True)
+_BODY = pack(Generate(bytes(4), Sampling(max_new_tokens=8)))
+_NEW_BOOT = "d" * 32
+
+
+def _submit(client: SimClient, deadline_s: float = 1000, rid: str = "") -> str:
+    rid = rid or client.next_rid()
+    client.say(Entry("generate", rid, deadline_ms=int(deadline_s * 1000), place=_PLACE, body=_BODY))
+    return rid
+
+
+def _restarted(bus: Bus) -> SimClient:
+    """The same name in a new process; the old one is dead."""
+    for peer in bus.peers.values():
+        peer.is_alive = peer.name != "trainer"
+    client = SimClient(bus, "trainer")
+    client.hello(_NEW_BOOT)
+    return client
+
+
+def _listed(client: SimClient) -> list[DetachedRequest]:
+    client.ask("list_detached")
+    (entry,) = client.take("finished")
+    return cast("DetachedList", unpack_result("list_detached", entry)).requests
+
+
+def _attach(client: SimClient, rid: str) -> None:
+    client.ask("attach", Attach(), rid=rid)
+
+
+def _running(bus: Bus) -> tuple[SimWorker, Entry]:
+    """A worker that runs a detached request of client `trainer`."""
+    worker, client = bus.worker(), bus.client()
+    _submit(client)
+    (command,) = worker.take("generate")
+    worker.accept(command)
+    worker.detached = [(command.rid, "prompt-9")]
+    worker.beat()
+    return worker, command
+
+
+def _ends(worker: SimWorker, command: Entry) -> None:
+    worker.outbox.append((command.rid, command.attempt, "trainer"))
+    worker.end(command)
+
+
+def test_worker_is_told_that_the_request_is_detached() -> None:
+    _, command = _running(Bus())
+    assert command.place is not None
+    assert command.place.outlives_client
+
+
+def test_only_detached_work_goes_on_when_its_client_leaves() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    other = client.generate(deadline_s=1000)
+    rid = _submit(client)
+    worker.accept(*worker.take("generate"))
+    client.say(Entry("goodbye", body=pack(Goodbye("closed"))))
+    fenced = worker.take_body("fenced").items
+    assert [each for each, _ in fenced] == [other]
+    assert _listed(_restarted(bus)) == [DetachedRequest(rid, "running", "prompt-9", "w0")]
+
+
+def test_work_of_a_replaced_process_is_stopped_unless_it_is_detached() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    other = client.generate(deadline_s=1000)
+    _submit(client)
+    worker.accept(*worker.take("generate"))
+    _restarted(bus)
+    assert [each for each, _ in worker.take_body("fenced").items] == [other]
+
+
+def test_detached_request_that_waits_is_placed_while_its_client_is_silent() -> None:
+    bus = Bus()
+    client = bus.client()
+    rid = _submit(client)
+    client.is_alive = False
+    bus.advance(40)
+    assert "trainer" not in {each.name for each in bus.core.context.clients}
+    worker = bus.worker()
+    assert [each.rid for each in worker.take("generate")] == [rid]
+
+
+def test_ending_is_kept_from_a_new_process_until_it_attaches() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = _restarted(bus)
+    _ends(worker, command)
+    worker.beat()
+    assert client.take("finished") == []
+    assert _listed(client) == [DetachedRequest(command.rid, "ended", "prompt-9", "w0")]
+    _attach(client, command.rid)
+    (asked,) = worker.take("attach")
+    assert (asked.attempt, asked.epoch) == (command.attempt, worker.epoch)
+    worker.end(command)
+    (ending,) = client.take("finished")
+    client.acknowledge(ending)
+    assert worker.take_body("ack").items == [(command.rid, command.attempt)]
+    assert _listed(client) == []
+
+
+def test_new_process_attaches_to_what_runs_and_gets_its_ending() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = _restarted(bus)
+    _attach(client, command.rid)
+    assert [each.route for each in client.take("accepted")] == ["w0"]
+    _ends(worker, command)
+    assert [each.rid for each in client.take("finished")] == [command.rid]
+
+
+def test_nobody_attaches_to_the_request_of_another_client() -> None:
+    bus = Bus()
+    _, command = _running(bus)
+    other = bus.client("other")
+    _attach(other, command.rid)
+    assert other.problem().code == "unknown_request"
+    assert _listed(other) == []
+
+
+def test_beat_that_crossed_the_acknowledgement_does_not_bring_the_request_back() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = next(each for each in bus.peers.values() if isinstance(each, SimClient))
+    _ends(worker, command)
+    client.acknowledge(client.heard_one("finished"))
+    worker.beat()
+    assert _listed(client) == []
+    worker.outbox.clear()
+    worker.beat()
+    assert "detached_uncollected" not in bus.counters
+
+
+def test_ending_that_its_worker_dropped_is_counted_and_forgotten() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = _restarted(bus)
+    _ends(worker, command)
+    worker.beat()
+    worker.outbox.clear()
+    worker.detached.clear()
+    worker.beat()
+    assert bus.counters["detached_uncollected"] == 1
+    _attach(client, command.rid)
+    assert client.problem().code == "unknown_request"
+
+
+def test_router_queues_again_what_was_lost_while_nobody_could_send_it() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = _restarted(bus)
+    _attach(client, command.rid)
+    client.take("accepted")
+    worker.is_alive = False
+    bus.advance(5)
+    assert client.take("lost") == []
+    (again,) = bus.worker("w1").take("generate")
+    assert (again.rid, bytes(again.body)) == (command.rid, bytes(_BODY))
+    assert again.attempt > command.attempt
+    assert bus.counters["detached_requeued"] == 1
+
+
+def test_client_that_holds_the_prompt_is_told_of_the_loss_as_ever() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = next(each for each in bus.peers.values() if isinstance(each, SimClient))
+    worker.is_alive = False
+    bus.advance(5)
+    assert client.take_body("lost").items == [(command.rid, command.attempt)]
+    assert "detached_requeued" not in bus.counters
+
+
+def test_client_that_died_as_it_was_told_of_the_loss_is_not_waited_for() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = next(each for each in bus.peers.values() if isinstance(each, SimClient))
+    client.is_alive = worker.is_alive = False
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("left"))))
+    assert len(client.take("lost")) == 1
+    bus.advance(2)
+    (again,) = bus.worker("w1").take("generate")
+    assert (again.rid, bytes(again.body)) == (command.rid, bytes(_BODY))
+
+
+def test_client_that_lives_on_decides_by_itself_after_a_loss() -> None:
+    bus = Bus()
+    worker, _ = _running(bus)
+    worker.is_alive = False
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("left"))))
+    bus.advance(4)
+    assert bus.worker("w1").take("generate") == []
+
+
+def test_request_that_a_worker_cannot_take_now_waits_for_another_one() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    _submit(client)
+    (command,) = worker.take("generate")
+    _restarted(bus)
+    worker.state = "asleep"
+    worker.beat()
+    worker.end(command, "refused", Problem("not_ready", "asleep", "not_started"))
+    assert worker.take_body("ack").items == [(command.rid, command.attempt)]
+    assert [each.rid for each in bus.worker("w1").take("generate")] == [command.rid]
+
+
+def test_deadline_that_passed_unheard_is_told_upon_attaching_once() -> None:
+    bus = Bus()
+    rid = _submit(bus.client(), deadline_s=1)
+    client = _restarted(bus)
+    bus.advance(2)
+    assert client.take("expired") == []
+    assert _listed(client) == [DetachedRequest(rid, "ended", "prompt-9")]
+    _attach(client, rid)
+    assert client.ending() == ("expired", "deadline")
+    assert _listed(client) == []
+
+
+def test_new_router_learns_detached_work_and_endings_from_beats() -> None:
+    bus = Bus(recovered=False)
+    worker = bus.worker()
+    running, ended = ("trainer/8", (1, 5), "trainer"), ("trainer/7", (1, 4), "trainer")
+    worker.running, worker.outbox = [running], [ended]
+    worker.detached = [("trainer/8", "g8"), ("trainer/7", "g7")]
+    worker.beat()
+    client = bus.client()
+    client.ask("list_detached")
+    assert client.take("finished") == []  # more may be reported yet
+    bus.advance(4)
+    assert _listed(client) == [
+        DetachedRequest("trainer/7", "ended", "g7", "w0"),
+        DetachedRequest("trainer/8", "running", "g8", "w0"),
+    ]
+    worker.end(Entry("generate", "trainer/7", (1, 4), route="trainer"))
+    assert client.take("finished") == []
+    _attach(client, "trainer/7")
+    assert len(worker.take("attach")) == 1
+
+
+def test_result_lost_with_its_worker_is_told_and_comes_back_with_it() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = _restarted(bus)
+    _ends(worker, command)
+    worker.is_alive = False
+    bus.advance(5)
+    assert _listed(client) == [DetachedRequest(command.rid, "ended", "prompt-9")]
+    worker.lease_no += 1
+    worker.connect()
+    worker.hello()
+    worker.beat()
+    assert _listed(client) == [DetachedRequest(command.rid, "ended", "prompt-9", "w0")]
+
+
+def test_what_is_remembered_is_bounded_in_number_and_time() -> None:
+    detached = Detached(Followers(Clients(), 1.5))
+    for number in range(MAX_DETACHED + 10):
+        request = Request(f"c/{number}", "c", _PLACE, "queued")
+        detached.add(request)
+        detached.keep_unheard(request, "expired", Problem("deadline", "late", "not_started"))
+        detached.collected(request)
+    assert detached.requests == {}
+    assert len(detached.listed("c")) == MAX_DETACHED
+    assert detached.is_collected("c/5000", (0, 0))
+    detached.tick(COLLECTED_S + 1)
+    assert not detached.is_collected("c/5000", (0, 0))
+    assert detached.tick(UNHEARD_S + 1) == MAX_DETACHED
+    assert detached.listed("c") == []
+
+
+def test_more_than_the_bound_is_refused() -> None:
+    bus = Bus()
+    for number in range(MAX_DETACHED):
+        bus.core.context.detached.add(Request(f"c/{number}", "c", _PLACE, "queued"))
+    client = bus.client()
+    _submit(client)
+    assert client.ending() == ("refused", "busy")

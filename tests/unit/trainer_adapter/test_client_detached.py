@@ -1,0 +1,116 @@
+"""Detached requests at their client: given up without being stopped, taken up by a new process."""
+
+import pytest
+
+from bus.entry import Placement
+from bus.errors import DeadlineExceeded, PeerLost, Refused
+from bus.messages.generation import Attach, Generate, Repair, Repaired, Sampling
+from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
+from trainer_adapter.requests import Ask
+
+OLD = "c/7"
+"""A request of an earlier process of this name."""
+
+
+def _attach(bench: Bench, rid: str = OLD, *, is_followed: bool = False) -> None:
+    ask = Ask("attach", Attach(), on_loss="fail", rid=rid, is_followed=is_followed)
+    _, effects = bench.core.submit(ask, 60.0, bench.clock.now())
+    bench.apply(effects)
+
+
+def _detached(bench: Bench) -> str:
+    body = Generate(ints(1, 2, 3), Sampling(max_new_tokens=8))
+    ask = Ask("generate", body, place=Placement("default", outlives_client=True))
+    rid, effects = bench.core.submit(ask, 60.0, bench.clock.now())
+    bench.apply(effects)
+    return rid
+
+
+def test_detached_request_that_nobody_waits_for_is_not_stopped(bench: Bench) -> None:
+    rid = _detached(bench)
+    bench.apply(bench.core.let_go(rid, bench.clock.now()))
+    bench.pass_time(2)
+    assert bench.take("abort") == []
+    assert bench.core.n_open == 0
+
+
+def test_its_ending_is_left_for_whoever_attaches(bench: Bench) -> None:
+    rid = _detached(bench)
+    bench.apply(bench.core.let_go(rid, bench.clock.now()))
+    bench.finish(rid, (1, 1), generated(5))
+    bench.pass_time(0.1)
+    assert bench.acked() == []
+    _attach(bench, rid)
+    bench.finish(rid, (1, 1), generated(5))
+    bench.pass_time(0.1)
+    assert bench.acked() == [("worker:w0", rid, (1, 1))]
+    assert bench.rollout(rid).tokens.tolist() == [5]
+
+
+def test_deadline_of_the_caller_leaves_it_running(bench: Bench) -> None:
+    _attach(bench)
+    bench.accept(OLD, (1, 1))
+    bench.pass_time(62)
+    assert isinstance(bench.outcomes[OLD], DeadlineExceeded)
+    assert bench.take("abort") == []
+
+
+def test_other_requests_are_stopped_when_nobody_waits(bench: Bench) -> None:
+    rid = bench.generate()
+    bench.apply(bench.core.let_go(rid, bench.clock.now()))
+    assert len(bench.take("abort")) == 1
+
+
+def test_attached_stream_begins_with_what_was_missed(bench: Bench) -> None:
+    _attach(bench, is_followed=True)
+    (sent,) = bench.take("attach")
+    assert sent.rid == OLD
+    bench.accept(OLD, (1, 1))
+    bench.row(OLD, (1, 1), 2, 7)
+    (repair,) = bench.take("repair")
+    bench.sent.append(repair)
+    assert bench.bodies("repair", Repair) == [Repair(OLD, (1, 1), 0)]
+    missed = Repaired(0, ints(5, 6), logprobs_of(5, 6), [(0, 2)])
+    bench.answer_fleet(repair.rid, "finished", missed)
+    assert [token for delta in bench.deltas for token in delta.tokens] == [5, 6, 7]
+    bench.finish(OLD, (1, 1), generated(5, 6, 7, 8))
+    assert bench.rollout(OLD).tokens.tolist() == [5, 6, 7, 8]
+    assert bench.core.counters.stream_mismatches == 0
+
+
+def test_attach_is_repeated_at_a_new_router(bench: Bench) -> None:
+    _attach(bench)
+    bench.take("attach")
+    bench.welcome(epoch=2, instance="r2")
+    assert [entry.rid for entry in bench.take("attach")] == [OLD]
+
+
+def test_attached_request_that_is_lost_ends_as_lost(bench: Bench) -> None:
+    _attach(bench)
+    bench.accept(OLD, (1, 1))
+    bench.lose(OLD, (1, 1))
+    assert isinstance(bench.outcomes[OLD], PeerLost)
+
+
+def test_what_nobody_holds_is_refused(bench: Bench) -> None:
+    _attach(bench)
+    bench.refuse(OLD, problem("unknown_request"))
+    outcome = bench.outcomes[OLD]
+    assert isinstance(outcome, Refused)
+    assert outcome.code == "unknown_request"
+
+
+def test_two_callers_cannot_attach_at_once(bench: Bench) -> None:
+    _attach(bench)
+    with pytest.raises(Refused):
+        _attach(bench)
+
+
+def test_crashes_told_so_far_go_along_with_each_resend(bench: Bench) -> None:
+    rid = bench.generate()
+    bench.accept(rid, (1, 1))
+    bench.take("generate")
+    bench.lose(rid, (1, 1), "engine_crashed")
+    (entry,) = bench.take("generate")
+    assert entry.place is not None
+    assert entry.place.crashes == 1

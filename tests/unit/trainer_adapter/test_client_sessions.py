@@ -1,0 +1,101 @@
+"""Sessions of a client: held while they are open, opened again on a fresh link, moved."""
+
+from bus.errors import BusError
+from bus.messages.endings import Done
+from bus.messages.membership import Dismissed
+from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+from tests.unit.trainer_adapter.bench import Bench, problem
+
+
+def opened(bench: Bench, name: str = "agent", worker: str = "w0") -> str:
+    rid = bench.command("open_session", OpenSession(name, lease_s=20.0))
+    bench.say("finished", OpenedSession(worker), rid=rid)
+    bench.take("open_session")
+    return rid
+
+
+def relinked(bench: Bench) -> None:
+    """The router restarts, and welcomes the client again."""
+    bench.say("dismissed", Dismissed("unknown-peer", "say hello"))
+    bench.welcome(epoch=2, instance="r2")
+
+
+def test_an_opened_session_is_held_where_the_router_says(bench: Bench) -> None:
+    opened(bench)
+    held = bench.core.sessions["agent"]
+    assert (held.worker, held.n_moved, held.last_move) == ("w0", 0, None)
+
+
+def test_held_sessions_are_opened_again_before_requests_are_sent_again(bench: Bench) -> None:
+    opened(bench)
+    rid = bench.generate()
+    bench.sent.clear()
+    relinked(bench)
+    kinds = [entry.kind for entry in bench.sent if entry.kind in ("open_session", "generate")]
+    assert kinds == ["open_session", "generate"]
+    (body,) = bench.bodies("open_session", OpenSession)
+    assert (body.session, body.worker, body.lease_s) == ("agent", "w0", 20.0)
+    assert [entry.rid for entry in bench.take("generate")] == [rid]
+
+
+def test_a_closed_session_is_not_opened_again(bench: Bench) -> None:
+    opened(bench)
+    rid = bench.command("close_session", CloseSession("agent"))
+    bench.say("finished", Done(), rid=rid)
+    assert bench.core.sessions == {}
+    relinked(bench)
+    assert bench.take("open_session") == []
+
+
+def test_to_close_a_session_that_the_router_forgot_forgets_it_here(bench: Bench) -> None:
+    opened(bench)
+    rid = bench.command("close_session", CloseSession("agent"))
+    bench.refuse(rid, problem("unknown_session"))
+    assert bench.core.sessions == {}
+    assert isinstance(bench.outcomes[rid], BusError)
+
+
+def test_a_refused_session_is_not_held(bench: Bench) -> None:
+    rid = bench.command("open_session", OpenSession("agent"))
+    bench.refuse(rid, problem("busy", 1000))
+    assert bench.core.sessions == {}
+    assert isinstance(bench.outcomes[rid], BusError)
+
+
+def test_a_move_is_noted_and_counted(bench: Bench) -> None:
+    opened(bench)
+    move = SessionMoved("agent", "w0", "w1", "lost")
+    bench.say("session_moved", move)
+    held = bench.core.sessions["agent"]
+    assert (held.worker, held.n_moved, held.last_move) == ("w1", 1, move)
+    assert bench.core.counters.sessions_moved == 1
+    opened(bench, worker="w1")
+    assert bench.core.sessions["agent"].n_moved == 1
+
+
+def test_a_move_that_was_told_while_the_client_was_away_is_found_out_on_return(
+    bench: Bench,
+) -> None:
+    opened(bench)
+    relinked(bench)
+    (entry,) = bench.take("open_session")
+    bench.say("finished", OpenedSession("w2"), rid=entry.rid)
+    held = bench.core.sessions["agent"]
+    assert (held.worker, held.n_moved) == ("w2", 1)
+    assert held.last_move == SessionMoved("agent", "w0", "w2", "unseen")
+    assert entry.rid not in bench.outcomes
+
+
+def test_a_session_whose_place_is_gone_on_return_is_lost(bench: Bench) -> None:
+    opened(bench)
+    relinked(bench)
+    (entry,) = bench.take("open_session")
+    bench.refuse(entry.rid, problem("busy"))
+    assert bench.core.sessions == {}
+    assert bench.core.counters.sessions_lost == 1
+
+
+def test_a_move_of_a_session_that_is_not_held_changes_nothing(bench: Bench) -> None:
+    bench.say("session_moved", SessionMoved("other", "w0", "w1", "lost"))
+    assert bench.core.sessions == {}
+    assert bench.core.counters.malformed_in == bench.core.counters.unexpected_in == 0
