@@ -68,7 +68,7 @@ def _was_unlucky(world: "World", rid: str) -> bool:
 
 def _lacks_weights(world: "World", rid: str, case: Case) -> bool:
     """Whether the weights it insists on came too late for it, or are not served any more."""
-    recorded_at = world.oracles.recorded_at
+    recorded_at = world.fleet_oracles.recorded_at
     published_at = world.workload.published_at
     match case.ask.place.versions if case.ask.place else "":
         case "exact:0":

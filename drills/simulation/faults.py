@@ -130,8 +130,8 @@ def second_router(world: "World", chance: Random) -> None:
     which = "first" if is_first_to_go else "second"
     world.note(f"a second router; the {which} one is stopped after {both_s:.2f} s")
     world.health.touch("router", both_s + ROUTER_AFTERMATH_S)
-    world.replace_router()
-    world.later(both_s, lambda: world.unite_routers(keeps_first=not is_first_to_go))
+    world.routers.replace()
+    world.later(both_s, lambda: world.routers.unite(keeps_first=not is_first_to_go))
 
 
 def restart_client(world: "World", chance: Random) -> None:
@@ -191,7 +191,7 @@ def _restart_router(world: "World", down_s: float, *, is_silent: bool) -> None:
     world.note(f"kill the router{' silently' if is_silent else ''} for {down_s:.2f} s")
     world.health.touch("router", down_s + ROUTER_AFTERMATH_S)
     world.router.kill(is_silent=is_silent)
-    world.later(down_s, world.revive_router)
+    world.later(down_s, world.routers.revive)
 
 
 def _cut(world: "World", chance: Random, one: str, other: str) -> None:

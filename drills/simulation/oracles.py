@@ -12,7 +12,6 @@ from drills.simulation.sim_client import Case
 from drills.simulation.sim_host import SimHost
 from drills.simulation.sim_router import RouterNode
 from drills.simulation.sim_worker import WorkerNode
-from drills.simulation.watch import UpdatePhase
 from router.members import MemberRecord
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ FAULTY_SLACK_S = 15.0
 worker that is frozen and keeps its lease."""
 OVERTIME_S = 1.6
 """A client gives up this long after a deadline, and says so at a tick."""
-THAWED_S = 0.3
-"""The first tick after a router's thaw."""
 NEWS_S = 1.0
 """The death of an engine is known at the router after this, or the word of it was lost."""
 MAX_DEATHS = 4
@@ -63,7 +60,7 @@ class Run(NamedTuple):
 
 
 class Oracles:
-    """Looks on, and keeps the counts that no product code shares."""
+    """Looks after the requests, and keeps the counts that no product code shares."""
 
     def __init__(self, world: "World") -> None:
         self.violations: list[Violation] = []
@@ -74,8 +71,6 @@ class Oracles:
         """rids that an engine answered with an error."""
         self.deaths: Counter[tuple[str, str]] = Counter()
         """(rid, router) -> engines that died of it, as far as this router could hear of it."""
-        self.recorded_at: float | None = None
-        """When the store wrote the commit down."""
         self._world = world
         self._executed: set[tuple[str, Attempt]] = set()
 
@@ -83,8 +78,6 @@ class Oracles:
         """Note a violation."""
         self.violations.append(Violation(oracle, rid, text))
         self._world.note(f"VIOLATION {oracle}: {rid} {text}")
-
-    # -- requests -----------------------------------------------------------------------------
 
     def placed(self, router: RouterNode, member: MemberRecord, rid: str, late_s: float) -> None:
         """A router gives a `generate` to a worker."""
@@ -134,7 +127,9 @@ class Oracles:
             self.broken("one_outcome", rid, f"{len(case.outcomes)} outcomes")
         case.ended_at = now
         is_over = any(run.is_over(now) for run in self.runs.get(rid, ()))
-        case.was_lost = is_over or self._world.is_split  # its worker may obey the other router
+        case.was_lost = (
+            is_over or self._world.routers.is_split
+        )  # its worker may obey the other router
         late_s = now - max(case.deadline_at, case.client.thawed_at)
         if late_s > OVERTIME_S:
             self.broken("ends_in_time", rid, f"ended {late_s:.2f} s after its deadline")
@@ -156,55 +151,6 @@ class Oracles:
         if self.deaths[rid, instance] > MAX_DEATHS:
             self.broken("poison_found", rid, f"has killed {MAX_DEATHS} engines, and another one")
 
-    # -- leases -------------------------------------------------------------------------------
-
-    def lease_ended(self, worker: WorkerNode) -> None:
-        """A worker gave its lease up: was there any reason to?"""
-        self.seen["leases_lost"] += 1
-        health = self._world.health
-        if not health.is_touched(worker.name) and not health.is_touched("router"):
-            self.broken("healthy_lease", worker.name, "gave up a lease that nothing disturbed")
-
-    def expired(self, router: RouterNode, member: MemberRecord) -> None:
-        """A router took a lease away: was there any reason to?"""
-        self.seen["leases_expired"] += 1
-        world, now = self._world, self._world.time.now
-        worker = world.workers.get(member.name)
-        if worker is None or not worker.is_alive or router is not world.router:
-            return
-        if worker.core.member.state == "away":
-            return  # it said goodbye, which has been lost
-        if worker.core.member.epoch == member.epoch and holds_lease(worker.core.member, now):
-            self.broken("holder_first", member.name, "still acts under a lease taken from it")
-        is_thaw = 0 <= now - world.health.router_thaws_at < THAWED_S
-        if not world.health.is_touched(member.name) and (
-            is_thaw or not world.health.is_touched("router")
-        ):
-            self.broken("healthy_lease", member.name, "was expired although it is healthy")
-
-    def stepped_down(self, router: RouterNode) -> None:
-        """A router left because another one holds the fleet: was there one?"""
-        self.seen["routers_stepped_down"] += 1
-        if not self._world.router_left(router):
-            self.broken("one_router", "", "left for another one, and was the only one")
-
-    # -- weights ------------------------------------------------------------------------------
-
-    def update_reached(self, phase: UpdatePhase, worker: str) -> None:
-        """A weight update has come so far."""
-        self._world.ambushes.spring(phase, worker)
-
-    def swapping(self, worker: WorkerNode, version: int) -> None:
-        """A worker tells its engine to serve with this version."""
-        if version > self._world.committed.get("default", 0):
-            text = f"{worker.name} takes version {version}, which nobody has decided for"
-            self.broken("decided_version", "", text)
-
-    def recorded(self, version: int) -> None:
-        """The store wrote a commit down."""
-        if version and self.recorded_at is None:
-            self.recorded_at = self._world.time.now
-
     def _owns_alone(self, worker: WorkerNode, rid: str, where: str) -> None:
         world = self._world
         for other in world.workers.values():
@@ -213,7 +159,7 @@ class Oracles:
                 continue
             if not other.is_alive or not holds_lease(member, world.time.now):
                 continue
-            if world.is_split:
+            if world.routers.is_split:
                 self.seen["owners_in_a_split"] += 1  # each obeys its own router
             else:
                 self.broken("one_owner", rid, f"{where}, and {other.name} still owns it")
@@ -222,7 +168,11 @@ class Oracles:
         """Whether the router has given this request to somebody else meanwhile."""
         router = self._world.router
         request = router.core.table.get(rid)
-        if request is None or self._world.is_split or request.state not in {"sent", "running"}:
+        if (
+            request is None
+            or self._world.routers.is_split
+            or request.state not in {"sent", "running"}
+        ):
             return
         if request.attempt > entry.attempt:
             self.broken("current_attempt", rid, f"{where} begins after {request.attempt}")

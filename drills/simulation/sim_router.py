@@ -49,7 +49,7 @@ class RouterNode(Process):
         self._apply(self.core.tick(now))
         for member in late:
             if member.state == "gone":
-                self._watch.expired(self, member)
+                self._watch.fleet.expired(self, member)
         self.core.take_dead_letters()
 
     def _receive(self, peer: Peer, entries: list[Entry]) -> None:
@@ -79,12 +79,12 @@ class RouterNode(Process):
                         self._tell(entry)
         if self.core.context.superseded and self.is_alive:
             self.kill()
-            self._watch.stepped_down(self)
+            self._watch.fleet.stepped_down(self)
 
     def _tell(self, entry: Entry) -> None:
         """Say what others must know of what it sends to a member."""
         if entry.kind in PHASES:
-            self._watch.update_reached(PHASES[entry.kind], entry.rid.rpartition("@")[2])
+            self._watch.fleet.update_reached(PHASES[entry.kind], entry.rid.rpartition("@")[2])
 
     def _watch_placement(self) -> None:
         """Tell of each placement at the moment of the decision."""
@@ -93,7 +93,7 @@ class RouterNode(Process):
         def watched(request: Request, worker: MemberRecord) -> None:
             if request.state == "sent":  # it was not found running there
                 late_s = self.time.now - self._deadlines.get(request.rid, NEVER)
-                self._watch.placed(self, worker, request.rid, late_s)
+                self._watch.requests.placed(self, worker, request.rid, late_s)
             load(request, worker)
 
         self.core.table.load = watched

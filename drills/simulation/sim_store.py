@@ -79,7 +79,7 @@ class StoreNode(Process):
         if isinstance(body, RecordCommit):
             known = self._committed.get(body.policy, 0)
             self._committed[body.policy] = max(known, body.version)
-            self._watch.recorded(body.version)
+            self._watch.fleet.recorded(body.version)
 
     def _connect(self) -> None:
         if self._link is not None:

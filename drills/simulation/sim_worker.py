@@ -90,11 +90,11 @@ class WorkerNode(Process):
 
     def engine_failed(self, rid: str) -> None:
         """The engine reports an error instead of this request's tokens."""
-        self._watch.engine_failed(rid)
+        self._watch.requests.engine_failed(rid)
 
     def engine_struck(self, host: SimHost, rid: str) -> None:
         """The engine dies of this request."""
-        self._watch.engine_struck(self, rid)
+        self._watch.requests.engine_struck(self, rid)
         self._host_dies(host, was_killed=False)
 
     def can_pull(self) -> bool:
@@ -103,7 +103,7 @@ class WorkerNode(Process):
 
     def update_reached(self, phase: UpdatePhase) -> None:
         """A weight update has come so far."""
-        self._watch.update_reached(phase, self.name)
+        self._watch.fleet.update_reached(phase, self.name)
 
     # -- what its core decides ------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class WorkerNode(Process):
             if self.core.member.deliveries.running(rid) is None:
                 del self._deadlines[rid]
             elif deadline_at < now:
-                self._watch.overran(self, rid, now - deadline_at)
+                self._watch.requests.overran(self, rid, now - deadline_at)
 
     def _after(self, effects: list[WorkerEffect]) -> None:
         """Apply what follows from one event, and the end of the loop tick."""
@@ -135,13 +135,13 @@ class WorkerNode(Process):
         n_lost = self.core.member.counters.leases_lost
         if n_lost != self._n_leases_lost:
             self._n_leases_lost = n_lost
-            self._watch.lease_ended(self)
+            self._watch.fleet.lease_ended(self)
 
     def _apply(self, effects: list[WorkerEffect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):  # by far the most
                 if effect.entry.kind in ENDINGS:
-                    self._watch.answered(self, effect.entry)
+                    self._watch.requests.answered(self, effect.entry)
                 if self._link is not None:
                     self._link.send(effect.entry)
             elif isinstance(effect, Publish):
@@ -153,7 +153,7 @@ class WorkerNode(Process):
         match effect:
             case ToHost(entry):
                 if entry.kind == "generate":
-                    self._watch.began(self, entry)
+                    self._watch.requests.began(self, entry)
                 elif entry.kind == "commit_update":
                     self._swap(entry)
                 if self.host is not None:
@@ -199,8 +199,8 @@ class WorkerNode(Process):
     def _swap(self, entry: Entry) -> None:
         body = unpack(entry)
         assert isinstance(body, CommitUpdate)
-        self._watch.swapping(self, body.version)
-        self._watch.update_reached("swap", self.name)
+        self._watch.fleet.swapping(self, body.version)
+        self._watch.fleet.update_reached("swap", self.name)
 
     def _start_host(self) -> None:
         self.host = SimHost(self.time, self._site[:2], self)

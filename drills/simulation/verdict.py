@@ -152,7 +152,7 @@ def _stream_wrong(case: Case, rollout: Rollout) -> str:
 
 def _count(world: "World", report: Report) -> None:
     seen = report.sometimes
-    processes = [world.router, *world.workers.values(), *world.clients.values(), *world.dead]
+    processes = [*world.routers.all, *world.workers.values(), *world.clients.values(), *world.dead]
     for process in processes:
         if isinstance(process, RouterNode):
             seen.update(process.core.context.counters)

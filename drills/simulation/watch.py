@@ -1,6 +1,6 @@
 """What the simulated processes tell whoever looks on, at the moment when it happens."""
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from bus.entry import Entry
 from router.members import MemberRecord
@@ -15,8 +15,8 @@ new weights beside the old; the router asks the store to record; it tells a work
 worker swaps."""
 
 
-class Watch(Protocol):
-    """Who looks on."""
+class RequestWatch(Protocol):
+    """Who looks after the requests."""
 
     def placed(self, router: "RouterNode", member: MemberRecord, rid: str, late_s: float) -> None:
         """A router gives a `generate` to a worker, `late_s` after the deadline it was told."""
@@ -34,6 +34,18 @@ class Watch(Protocol):
         """A worker sends an ending."""
         ...
 
+    def engine_failed(self, rid: str) -> None:
+        """An engine reported an error instead of this request's tokens."""
+        ...
+
+    def engine_struck(self, worker: "WorkerNode", rid: str) -> None:
+        """An engine died of this request."""
+        ...
+
+
+class FleetWatch(Protocol):
+    """Who looks after leases, routers and weights."""
+
     def lease_ended(self, worker: "WorkerNode") -> None:
         """A worker gave its lease up."""
         ...
@@ -44,14 +56,6 @@ class Watch(Protocol):
 
     def stepped_down(self, router: "RouterNode") -> None:
         """A router left because another one holds the fleet."""
-        ...
-
-    def engine_failed(self, rid: str) -> None:
-        """An engine reported an error instead of this request's tokens."""
-        ...
-
-    def engine_struck(self, worker: "WorkerNode", rid: str) -> None:
-        """An engine died of this request."""
         ...
 
     def update_reached(self, phase: UpdatePhase, worker: str) -> None:
@@ -65,3 +69,10 @@ class Watch(Protocol):
     def recorded(self, version: int) -> None:
         """The store wrote a commit down."""
         ...
+
+
+class Watch(NamedTuple):
+    """Both."""
+
+    requests: RequestWatch
+    fleet: FleetWatch

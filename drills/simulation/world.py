@@ -9,23 +9,24 @@ from bus.memory_ports import MemoryNet
 from bus.testing import VirtualTime
 from drills.simulation.ambush import Ambushes
 from drills.simulation.faults import FAULTS
+from drills.simulation.fleet_oracles import FleetOracles
 from drills.simulation.health import Health
 from drills.simulation.oracles import Oracles
 from drills.simulation.process import Process
+from drills.simulation.routers import SPLIT_AFTERMATH_S, Routers
 from drills.simulation.scenario import SWARM, Scenario
 from drills.simulation.sim_client import Case, ClientNode
 from drills.simulation.sim_router import RouterNode
 from drills.simulation.sim_store import StoreNode
 from drills.simulation.sim_worker import Site, WorkerNode
 from drills.simulation.story import Story
+from drills.simulation.watch import Watch
 from drills.simulation.weather import Climate, SimWeather
 from drills.simulation.workload import Workload
 
 SUPERVISE_S = 1.0
 AMBUSH_SHARE = 0.5
 """Of the runs: a weight update is cut at a certain point, besides all other faults."""
-SPLIT_AFTERMATH_S = 4.0
-"""What the lost one of two routers has said is obeyed until its leases are over."""
 
 P = TypeVar("P", bound=Process)
 
@@ -56,6 +57,8 @@ class World:
         tap = partial(story.carried, self.time) if story is not None else None
         self.net = MemoryNet(self.time, self.weather, tap)
         self.oracles = Oracles(self)
+        self.fleet_oracles = FleetOracles(self, self.oracles)
+        self._watch = Watch(self.oracles, self.fleet_oracles)
         self.health = Health(self.time, self.weather)
         self.ambushes = Ambushes(self, self.time.chance("ambushes"))
         self.committed: dict[str, int] = {}
@@ -63,9 +66,8 @@ class World:
         """rid -> seconds for which an engine that had it stood still."""
         self._n_boots = 0
         self.is_calm = False
-        self._split_until = 0.0
         self._slots = self._chance.choice([2, 4, 8]) if scenario.is_swarm else 4
-        self.router = self._new_router()
+        self.routers = Routers(self.time, self._new_router)
         self.store = self._new_store()
         self.workers = {name: self._new_worker(name) for name in self._names("w")}
         self.clients = {name: self._new_client(name) for name in self._names("c")}
@@ -98,11 +100,9 @@ class World:
             self.story.note(self.time, text)
 
     @property
-    def is_split(self) -> bool:
-        """Whether two routers may be obeyed."""
-        if len(self._routers()) > 1:
-            self._split_until = self.time.now + SPLIT_AFTERMATH_S
-        return self.time.now < self._split_until
+    def router(self) -> RouterNode:
+        """Where new connections come to."""
+        return self.routers.current
 
     def stands_still(self, name: str, for_s: float) -> None:
         """The engine of a worker is frozen for so long; what it has then or will get is delayed."""
@@ -121,46 +121,6 @@ class World:
         return client.cases.get(rid) if client is not None else None
 
     # -- who runs -----------------------------------------------------------------------------
-
-    def replace_router(self) -> None:
-        """New connections come to a new router; the old one is not told."""
-        self.dead.append(self.router)
-        self.router = self._new_router()
-
-    def router_left(self, router: RouterNode) -> bool:
-        """A router stepped down; whether another one has been there at the same time."""
-        self.elect_router()
-        known = [each for each in self.dead if isinstance(each, RouterNode)]
-        return any(
-            each is not router and each.ended_at > router.born_at for each in [*known, self.router]
-        )
-
-    def unite_routers(self, *, keeps_first: bool) -> None:
-        """An operator finds out that several routers run, and stops all but one."""
-        running = self._routers()
-        for router in running[1:] if keeps_first else running[:-1]:
-            router.kill()
-        self.elect_router()
-
-    def elect_router(self) -> None:
-        """New connections come to the latest router that runs, or soon to a new one."""
-        running = self._routers()
-        if not running:
-            self.later(SUPERVISE_S, self.revive_router)
-        elif not self.router.is_alive:
-            self.dead.remove(running[-1])
-            self.dead.append(self.router)
-            self.router = running[-1]
-
-    def _routers(self) -> list[RouterNode]:
-        """Those that run, the latest one last."""
-        known = [each for each in self.dead if isinstance(each, RouterNode)]
-        return [each for each in [*known, self.router] if each.is_alive]
-
-    def revive_router(self) -> None:
-        """A router in the place of one that died."""
-        if not self.router.is_alive:
-            self.replace_router()
 
     def revive_worker(self, name: str) -> None:
         """A worker process in the place of one that died."""
@@ -189,15 +149,15 @@ class World:
         return self._n_boots
 
     def _new_router(self) -> RouterNode:
-        return self._tampered(RouterNode(self.net, self.oracles, f"{self._boot():08d}-router"))
+        return self._tampered(RouterNode(self.net, self._watch, f"{self._boot():08d}-router"))
 
     def _new_store(self) -> StoreNode:
-        return self._tampered(StoreNode(self.net, self.oracles, self._boot(), self.committed))
+        return self._tampered(StoreNode(self.net, self._watch, self._boot(), self.committed))
 
     def _new_worker(self, name: str) -> WorkerNode:
         step_s = self._chance.choice([0.4, 1.0, 2.0]) if self.scenario.is_swarm else 0.25
         site = Site(step_s, self._slots, self._can_pull)
-        return self._tampered(WorkerNode(name, self.net, self.oracles, self._boot(), site))
+        return self._tampered(WorkerNode(name, self.net, self._watch, self._boot(), site))
 
     def _new_client(self, name: str) -> ClientNode:
         return self._tampered(ClientNode(name, self.net, self.oracles, self._boot()))
@@ -234,14 +194,13 @@ class World:
     def calm_down(self) -> None:
         """The faults are over."""
         self.is_calm = True
-        self.unite_routers(keeps_first=False)
+        self.routers.unite(keeps_first=False)
         self.weather.calm_down()
 
     def _supervise(self) -> None:
         """Whatever left by itself is started again."""
         self.later(SUPERVISE_S, self._supervise)
-        is_split = self.is_split  # it is remembered how long
-        if is_split:
+        if self.routers.is_split:
             self.health.touch("router", SPLIT_AFTERMATH_S)
         for name, worker in self.workers.items():
             if not worker.is_alive:

@@ -7,7 +7,7 @@ from drills.simulation.runs import run_seed
 from drills.simulation.scenario import SMALL
 from drills.simulation.single_faults import SEED, moments, run_single_faults
 
-STRIDE = 10
+STRIDE = 8
 """`rolloutbus sim --single-faults` leaves no message out."""
 
 
