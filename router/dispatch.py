@@ -192,7 +192,7 @@ class Dispatcher:
         request = self._table.waiting.first(key)
         if request is None:
             return False
-        if request.deadline_at <= now:  # it came back from a worker that was lost
+        if request.ends_at_least(now) >= request.deadline_at:  # it would run for nothing
             self._expire(request)
             return True
         if not self._place(request, now):
@@ -232,7 +232,7 @@ class Dispatcher:
         request.worker = worker.name
         request.advance("dispatched")
         request.n_sent = 1
-        request.resend_at = now + self._resend_first_s
+        request.sent_at, request.resend_at = now, now + self._resend_first_s
         table.load(request, worker)
         table.sent[request.rid] = request
         if self._health.is_watching:
@@ -290,7 +290,7 @@ def _lateness(request: Request, *, is_served: bool) -> Problem:
     """Why the deadline passed while it waited."""
     policy = request.place.policy
     if is_served:
-        return refusal("deadline", "the deadline passed while it waited for a free worker")
+        return refusal("deadline", "it waited for a free worker until too late for its deadline")
     if request.rule is None:
         message = f"no worker of policy {policy!r} was ready before the deadline"
         return refusal("deadline", message)

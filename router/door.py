@@ -24,13 +24,14 @@ class Door:
     def admits(self, request: Request, lane: Lane | None, now: float) -> bool:
         """Whether there is room and time for it; if not, it is refused. May push another out."""
         waiting, client = self._table.waiting, request.client
-        left_s = request.deadline_at - now
         if request.state == "parked":
             lane = None  # somebody may run it already
+        run_s = lane.pace.least_s(request.place.cost) if lane is not None else 0.0
+        left_s = request.deadline_at - now - run_s
         if lane is not None and not lane.is_surely_short(left_s, now):
             wait_s = lane.least_wait_s(client, request.place.priority, now)
             if wait_s > left_s:
-                hint = f"it would wait about {wait_s:.0f} s, its deadline is in {left_s:.1f} s"
+                hint = f"it would wait about {wait_s:.0f} s and has to start within {left_s:.1f} s"
                 self._refuse(request, hint)
                 return False
         if waiting.has_room(len(request.body)):

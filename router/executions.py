@@ -66,6 +66,8 @@ class Executions:
             is_heard = self._context.detached.followers.is_followed(request)
         if (entry.kind == "failed" or self._health.is_watching) and request.state != "ended":
             self._health.ended(worker, entry, now)
+        if entry.kind == "finished" and not self._table.waiting.is_empty:
+            self._table.waiting.ran(request, now)
         self._table.finish(request)
         if is_heard:
             self._forward(worker, entry, request.client)

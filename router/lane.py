@@ -6,6 +6,7 @@ Removal is lazy: a request that waits here no more is skipped when its turn come
 import heapq
 
 from router.requests import Request
+from router.run_pace import RunPace
 from router.service_rate import ServiceRate
 from router.turns import Turns
 
@@ -85,6 +86,7 @@ class Lane:
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self.rate = ServiceRate()
+        self.pace = RunPace()
         self.n_waiting = 0
         """Without those that have left."""
         self._levels: dict[int, _Level] = {}

@@ -78,6 +78,7 @@ class Request:
         "resend_at",
         "rid",
         "rule",
+        "sent_at",
         "session",
         "state",
         "worker",
@@ -103,6 +104,8 @@ class Request:
         self.worker = ""
         self.deadline_at = 0.0
         self.resend_at = 0.0
+        self.sent_at = 0.0
+        """When its worker got it; 0 if that was before this router's time."""
         self.n_sent = 0
         self.order = 0
         """Arrival number: first come, first served within a priority."""
@@ -122,6 +125,10 @@ class Request:
         """The worker that it waits for, before all others: it is a session's turn. Else empty."""
         session = self.session
         return session.worker if session is not None and session.turn == self.rid else ""
+
+    def ends_at_least(self, now: float) -> float:
+        """When it would end if it were started now and ran as fast as the fastest of its lane."""
+        return now + self.lane.pace.least_s(self.place.cost) if self.lane is not None else now
 
     def advance(self, event: str) -> RequestState:
         """Move along REQUEST_LIFE.

@@ -70,6 +70,12 @@ class WaitingRoom:
         key = _lane_key(request)
         return self._lanes.get(key) if self.first(key) is not None else None
 
+    def ran(self, request: Request, now: float) -> None:
+        """A request finished; those that wait like it will hardly be faster."""
+        lane = self._lanes.get(_lane_key(request))
+        if lane is not None and request.sent_at:
+            lane.pace.ended(request.place.cost, now - request.sent_at)
+
     def add(self, request: Request) -> None:
         """Wait; a request that comes back keeps its old place in line."""
         self.remove(request)
