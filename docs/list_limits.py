@@ -28,6 +28,7 @@ CHECKED_BY_VALUE = {
     "Sampling.stop_token_ids[]",
     "Repair.start",
     "Tensor.shape[]",
+    "GotWeights.shape[]",
     "Hello.protocol[]",
     "Welcome.protocol",
     "WorkerStatus.beat_age_ms",
@@ -122,7 +123,8 @@ def _own_limit(name: str, info: Any) -> str:  # noqa: ANN401 - each kind of type
             return f"{info.max_length} characters"
         case inspect.BytesType():
             assert info.max_length is not None, f"{name} has no limit"
-            return f"{info.max_length // 1024**2} MiB"
+            mebibytes, rest = divmod(info.max_length, 1024**2)
+            return f"{info.max_length // 1024} KiB" if rest else f"{mebibytes} MiB"
         case inspect.ListType() | inspect.VarTupleType() | inspect.DictType():
             assert info.max_length is not None, f"{name} has no limit"
             return f"{info.max_length} items"

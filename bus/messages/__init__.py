@@ -52,11 +52,16 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "status": control.Status,
     "reserve_version": weights.ReserveVersion,
     "seal_version": weights.SealVersion,
+    "restore_version": weights.RestoreVersion,
     "publish_version": weights.PublishVersion,
     "prepare_update": weights.PrepareUpdate,
     "commit_update": weights.CommitUpdate,
     "abort_update": weights.AbortUpdate,
     "record_commit": weights.RecordCommit,
+    "check_weights": weights.CheckWeights,
+    "get_weights": weights.GetWeights,
+    # how far a publication has come
+    "update_progress": weights.UpdateProgress,
     # sessions that have a place
     "session_moved": session.SessionMoved,
     # endings; the body of `finished` and `cancelled` depends on the command: see RESULTS
@@ -71,6 +76,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "manifest": weights.Manifest,
     "pull_chunk": weights.PullChunk,
     "chunk": weights.Chunk,
+    "pull_delta": weights.PullDelta,
+    "delta": weights.Delta,
     "push_chunk": weights.PushChunk,
     # between a worker actor and its engine host
     "engine_ready": host.EngineReady,
@@ -97,11 +104,14 @@ RESULTS: dict[str, type[msgspec.Struct]] = {
     "status": control.FleetStatus,
     "reserve_version": weights.Reserved,
     "seal_version": endings.Done,
+    "restore_version": weights.Restored,
     "publish_version": weights.Published,
     "prepare_update": weights.Prepared,
     "commit_update": weights.Committed,
     "abort_update": endings.Done,
     "record_commit": endings.Done,
+    "check_weights": weights.CheckedWeights,
+    "get_weights": weights.GotWeights,
 }
 """command kind -> body of its `finished` (for a command sent to workers through the router:
 of each worker's own `finished`, inside a `FleetOutcome`)."""

@@ -14,11 +14,13 @@ from bus.messages.limits import (
     KindNames,
     Names,
     Natural,
+    Sentence,
     SessionsByWorker,
     Short,
     Troubles,
     VersionsByPolicy,
 )
+from bus.messages.weights import UpdateStatus
 
 PauseMode = Literal["abort", "in_place", "retract", "drain"]
 MemoryTag = Literal["weights", "kv_cache"]
@@ -126,6 +128,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beat_age_ms: int
     stalled_ms: float
     pid: Natural
+    problem: Sentence = ""
+    """Why it missed the last update: it gets no requests until it has caught up."""
 
 
 class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,3 +149,5 @@ class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Open sessions per worker that has any."""
     troubled: Troubles = msgspec.field(default_factory=dict[str, str])
     """Workers that fail too much to be given work, gone ones too -> what failed last."""
+    updates: Annotated[list[UpdateStatus], msgspec.Meta(max_length=MAX_MEMBERS)] = []
+    """Weight updates under way."""

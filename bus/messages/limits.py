@@ -33,6 +33,9 @@ MAX_EOS_TOKENS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_TENSORS = 100_000
 MAX_DIMENSIONS = 16
+MAX_BUCKETS = 4096
+MAX_HANDLE_BYTES = 1024
+"""What opens a bucket of GPU memory in another process."""
 
 MAX_TOKENS_BYTES = 4 * 1024 * 1024
 """int32 tokens or float32 logprobs: 1,048,576 of them."""

@@ -42,6 +42,14 @@ class WorkerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """Command kinds its engine can do."""
     eos_token_ids: EosTokenIds = msgspec.field(default_factory=list[int])
     pid: Natural = 0
+    host: HeaderText = ""
+    """Identity of its host: whoever has the same one can share memory with it."""
+    gpus: KindNames = msgspec.field(default_factory=list[str])
+    """UUIDs of the GPUs that hold its weights."""
+    bulk: HeaderText = ""
+    """Endpoint that serves weight versions it has verified; empty: it serves none."""
+    transports: KindNames = msgspec.field(default_factory=list[str])
+    """Ways by which it can take weights."""
 
 
 class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,6 +59,8 @@ class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Endpoint that serves manifests and chunks."""
     committed: VersionsByPolicy = msgspec.field(default_factory=dict[str, int])
     """Last committed version of each policy, from its durable record."""
+    host: HeaderText = ""
+    """Identity of its host."""
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -45,7 +45,10 @@ _TRAINER = _CLIENT | {
     "server_info",
     "reserve_version",
     "seal_version",
+    "restore_version",
     "publish_version",
+    "check_weights",
+    "get_weights",
     "rejected",
 }
 _ENDINGS = {"finished", "failed", "cancelled", "expired", "refused"}
@@ -62,7 +65,7 @@ KINDS_OF: dict[str, frozenset[str]] = {
 """Role -> the kinds of entries that it may send to a router."""
 
 BULK_KINDS_OF: dict[str, frozenset[str]] = {
-    "worker": frozenset({"pull_manifest", "pull_chunk"}),
+    "worker": frozenset({"pull_manifest", "pull_delta", "pull_chunk"}),
     "trainer": frozenset({"push_chunk"}),
     "admin": frozenset({"push_chunk"}),
 }

@@ -58,6 +58,9 @@ TENSORS = [
     weights.Tensor("lm_head.weight", "F32", (32000, 64), 0, 8192000, 2**64 - 1),
     weights.Tensor("norm.weight", "BF16", (64,), 8192000, 128, 1),
 ]
+OFFER = weights.Offer(
+    *("cuda_ipc", "GPU-4f", "host-1", "nccl"), [weights.Bucket(0, 4096, 2**64 - 1, b"\x01\x02")]
+)
 MEMBER = membership.Member("w0", EPOCH, STREAM, "ready", VERSION, POLICY)
 PROBLEM = endings.Problem(
     "bad_request", "top_p is 2; it must be at most 1", "not_started", "sampling.top_p", 250
@@ -72,9 +75,10 @@ _EVENTS: dict[str, msgspec.Struct] = {
         router_epoch=3,
         protocol=(1, 2),
         worker=membership.WorkerFacts(
-            POLICY, STREAM, 8, 4096, 32001, "transformers", ["generate", "pause"], [2], 4242
+            *(POLICY, STREAM, 8, 4096, 32001, "transformers", ["generate", "pause"], [2], 4242),
+            *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
         ),
-        store=membership.StoreFacts(BULK, {POLICY: VERSION}),
+        store=membership.StoreFacts(BULK, {POLICY: VERSION}, "host-1"),
         router_instance=INSTANCE,
     ),
     "welcome": membership.Welcome(3, INSTANCE, 1, [MEMBER], BULK, 1500),
@@ -101,6 +105,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "ack": delivery.Ack([(RID, ATTEMPT)]),
     "lost": delivery.Lost([(RID, ATTEMPT)], "w0", "lease_expired"),
     "fenced": delivery.Fenced([(RID, ATTEMPT)], "superseded"),
+    "update_progress": weights.UpdateProgress(VERSION, "committing", 4, 3, 1),
     "session_moved": session.SessionMoved("conv-1", "w0", "w1", "lost"),
     "deltas": stream.Deltas(
         rids=[RID, "trainer/8"],
@@ -115,8 +120,12 @@ _EVENTS: dict[str, msgspec.Struct] = {
     ),
     "idle": stream.Idle([RID], [ATTEMPT], [9]),
     "pull_manifest": weights.PullManifest(POLICY, VERSION),
-    "manifest": weights.Manifest(POLICY, VERSION, "host-1", "rb-5f", 8192128, TENSORS),
-    "pull_chunk": weights.PullChunk(POLICY, VERSION, 4096, 8),
+    "manifest": weights.Manifest(POLICY, VERSION, "host-1", "rb-5f", 8192128, TENSORS, [OFFER]),
+    "pull_delta": weights.PullDelta(POLICY, VERSION, VERSION - 1),
+    "delta": weights.Delta(
+        POLICY, VERSION, VERSION - 1, 4104, [weights.DeltaPart(1, "sparse", 0, 4104)]
+    ),
+    "pull_chunk": weights.PullChunk(POLICY, VERSION, 4096, 8, VERSION - 1),
     "chunk": weights.Chunk(4096, bytes(range(8))),
     "push_chunk": weights.PushChunk(POLICY, VERSION, 4096, bytes(range(8))),
     "engine_ready": host.EngineReady("transformers", 32001, 4096, 8, [2], ["generate", "pause"]),
@@ -143,12 +152,19 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "close_session": session.CloseSession("conv-1"),
     "status": control.Status(),
     "reserve_version": weights.ReserveVersion(POLICY, TENSORS),
-    "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1]),
-    "publish_version": weights.PublishVersion(POLICY, VERSION, "retract", "quorum"),
-    "prepare_update": weights.PrepareUpdate(POLICY, VERSION, BULK),
+    "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER]),
+    "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
+    "publish_version": weights.PublishVersion(
+        *(POLICY, VERSION, "retract", "at-least:3", "collective", "in_place", 2, [OFFER])
+    ),
+    "prepare_update": weights.PrepareUpdate(
+        *(POLICY, VERSION, BULK, "collective", [STREAM], "in_place", 2, 5)
+    ),
     "commit_update": weights.CommitUpdate(POLICY, VERSION, "finish_old"),
     "abort_update": weights.AbortUpdate(POLICY, VERSION),
     "record_commit": weights.RecordCommit(POLICY, VERSION),
+    "check_weights": weights.CheckWeights(["lm_head.weight"]),
+    "get_weights": weights.GetWeights("lm_head.weight", 4096, 8),
 }
 
 _ROUTES = {
@@ -156,7 +172,10 @@ _ROUTES = {
     **dict.fromkeys(
         ("pause", "resume", "sleep", "wake_up", "flush_cache", "server_info", "shutdown"), "fleet"
     ),
-    **dict.fromkeys(("reserve_version", "seal_version", "record_commit"), "store"),
+    **dict.fromkeys(("reserve_version", "seal_version", "restore_version"), "store"),
+    "record_commit": "store",
+    "check_weights": "fleet",
+    "get_weights": "worker:w0",
 }
 """Where a client sends each command; empty for the others: the router answers or places it."""
 
@@ -187,7 +206,8 @@ _FLEET_STATUS = control.FleetStatus(
     recovering=False,
     workers=[
         control.WorkerStatus(
-            *("w0", EPOCH, "ready", POLICY, VERSION, "transformers"), 8, 2, 640, 120, 12.5, 4242
+            *("w0", EPOCH, "ready", POLICY, VERSION, "transformers"),
+            *(8, 2, 640, 120, 12.5, 4242, "late"),
         )
     ],
     committed={POLICY: VERSION},
@@ -197,6 +217,7 @@ _FLEET_STATUS = control.FleetStatus(
     counters={"fenced": 1, "lost": 0},
     sessions={"w0": 3},
     troubled={"w2": "engine_failed: the engine host was ended by SIGABRT"},
+    updates=[weights.UpdateStatus(POLICY, VERSION, "committing", 1500, 4, 3, 1, is_catch_up=True)],
 )
 
 _RESULTS: dict[str, msgspec.Struct] = {
@@ -218,10 +239,26 @@ _RESULTS: dict[str, msgspec.Struct] = {
     "status": _FLEET_STATUS,
     "open_session": session.OpenedSession("w0"),
     "reserve_version": weights.Reserved(VERSION, "host-1", "rb-5f", 8192128),
+    "restore_version": weights.Restored(VERSION),
     "publish_version": weights.Published(
-        VERSION, [weights.WorkerUpdate("w0", is_active=True, stall_ms=8.5, problem="late")]
+        VERSION,
+        [
+            weights.WorkerUpdate(
+                "w0",
+                is_active=True,
+                stall_ms=8.5,
+                problem="late",
+                transport="tcp",
+                moved_bytes=8192128,
+                why="another host",
+            )
+        ],
     ),
-    "prepare_update": weights.Prepared(VERSION, 8192128, "shm", 15.5),
+    "prepare_update": weights.Prepared(VERSION, 8192128, "tcp", 15.5, 8192128, "another host"),
+    "check_weights": weights.CheckedWeights(
+        VERSION, [weights.TensorCheck("lm_head.weight", 2**64 - 1, 3, is_zero=True)]
+    ),
+    "get_weights": weights.GotWeights(VERSION, "BF16", (2, 4), 4096, bytes(range(8))),
     "commit_update": weights.Committed(VERSION, 8.5, 2, 1),
     "fleet": _FLEET_OUTCOME,
 }
