@@ -8,16 +8,21 @@ ends with `failed(unsupported)`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, Union, runtime_checkable
 
 import numpy as np
 
 from bus.ids import AttemptKey
 from bus.messages.generation import FinishReason, Prefix, Sampling
 
+if TYPE_CHECKING:
+    import torch
+
 Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+RawTensor: TypeAlias = Union[Bytes, "torch.Tensor"]
+"""Raw little-endian bytes of one tensor: uint8 [size_bytes], in memory or on a device."""
 
 PauseMode = Literal["abort", "in_place", "retract", "drain"]
 InFlight = Literal["finish_old", "in_place", "retract", "abort"]
@@ -155,7 +160,7 @@ class WeightSink(Protocol):
         ...
 
     def install(
-        self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight
+        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
     ) -> WeightSwap:
         """Replace all weights between two steps and stamp later steps with `version`.
 

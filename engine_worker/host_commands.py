@@ -28,6 +28,7 @@ from bus.security.zmq_dialer import Dialer
 from engine_worker.engine import Engine, MemoryTiers, PrefixCache, WeightSink
 from engine_worker.engines.step_loop import EngineBusy
 from engine_worker.weights.receiver import WeightReceiver
+from engine_worker.weights.ways import ways_of_this_host
 
 Result = TypeVar("Result")
 
@@ -45,7 +46,7 @@ class HostCommands:
         self._asleep: set[str] = set()
         self._receiver: WeightReceiver | None = None
         if isinstance(engine, WeightSink):
-            self._receiver = WeightReceiver(engine.weight_specs(), dialer=dialer)
+            self._receiver = WeightReceiver(engine.weight_specs(), ways_of_this_host(), dialer)
 
     @property
     def capabilities(self) -> list[str]:
@@ -112,7 +113,7 @@ class HostCommands:
         assert self._receiver is not None
         if body.version <= self._engine.stats().version:
             return Prepared(body.version, 0, "", 0.0)
-        return await self._receiver.pull(body, timeout_s=self._pull_timeout_s)
+        return await self._receiver.prepare(body, timeout_s=self._pull_timeout_s)
 
     async def _commit(self, body: CommitUpdate) -> Committed:
         engine, receiver = self._engine, self._receiver

@@ -26,7 +26,6 @@ from bus.supervisor import (
 from drills.chaos.settings import ChaosSettings, LoadSettings, TrainerSettings
 from launcher.plan import environment, python
 
-MAX_TOKENS = {"fake": 80, "transformers": 32}
 TRAINER = "trainer"
 MORTALS = "mortals"
 MORTAL_SHARE = 0.1
@@ -170,7 +169,7 @@ class Crowd:
             lanes={client: per_client + (client in first) for client in clients},
             history=str(path),
             deadline_s=settings.deadline_s,
-            max_tokens=MAX_TOKENS[settings.engine],
+            max_tokens=settings.max_tokens,
             prompts=self._prompts,
         )
 

@@ -24,9 +24,6 @@ from launcher.plan import ROUTER
 from launcher.settings import FleetSettings
 
 FAKE_SLOTS = 256
-FAKE_STEP_S = 0.05
-FAKE_TOKENS_PER_S = 10_000
-"""Of all workers together, at most: what two cores can carry and write down."""
 TRANSFORMERS_OPTIONS: dict[str, float] = {
     "threads": 1, "slots": 16, "kv_tokens": 16_384, "max_context": 256,
 }  # fmt: skip
@@ -250,5 +247,4 @@ class Rig:
 def _engine_options(settings: ChaosSettings) -> dict[str, float]:
     if settings.engine != "fake":
         return TRANSFORMERS_OPTIONS
-    step_s = max(FAKE_STEP_S, settings.open_requests / FAKE_TOKENS_PER_S)
-    return {"slots": FAKE_SLOTS, "step_s": step_s}
+    return {"slots": FAKE_SLOTS, "step_s": settings.step_s}

@@ -12,7 +12,7 @@ import numpy as np
 
 from bus.clock import BootClock
 from bus.messages.generation import Sampling
-from drills.chaos.crowd import MAX_TOKENS, TRAINER, Record
+from drills.chaos.crowd import TRAINER, Record
 from drills.chaos.history import Life, Oracle, fake_oracle, judge, lives_of
 from drills.chaos.ledger import Ledger
 from drills.chaos.records import read_history, read_publications
@@ -127,9 +127,7 @@ async def _oracle(settings: ChaosSettings, rig: Rig) -> Oracle:
     prompts = _prompts(settings)
     if not prompts:
         return fake_oracle
-    sampling = Sampling(
-        max_new_tokens=MAX_TOKENS[settings.engine], temperature=0.0, ignore_eos=True
-    )
+    sampling = Sampling(max_new_tokens=settings.max_tokens, temperature=0.0, ignore_eos=True)
     async with connect(rig.fleet.address, name="reference") as client:
         groups = await client.generate_batch(prompts, sampling, deadline_s=settings.deadline_s)
     known = {

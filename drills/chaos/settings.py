@@ -33,11 +33,27 @@ class ChaosSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Gets histories and logs, and keeps them; empty: they are thrown away."""
 
     @property
+    def step_s(self) -> float:
+        """What a step of the fake engine costs."""
+        return max(FAKE_STEP_S, self.open_requests / FAKE_TOKENS_PER_S)
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a request; a quarter of it at least is asked for."""
+        return round(FAKE_LONGEST_S / self.step_s) if self.engine == "fake" else MODEL_MAX_TOKENS
+
+    @property
     def faults_for_s(self) -> float:
         """Seconds from the first fault to the last."""
         return max(5.0, self.minutes * 60.0 - SURROUNDINGS_S)
 
 
+FAKE_STEP_S = 0.05
+FAKE_TOKENS_PER_S = 10_000
+"""Of all workers together, at most: what two cores can carry and write down."""
+FAKE_LONGEST_S = 4.0
+"""No request runs longer: one that starts again after each loss has to fit between two of them."""
+MODEL_MAX_TOKENS = 32
 SURROUNDINGS_S = 50.0
 """Of a run: start, warm-up, waits for the router, the last faults' healing, drain and check."""
 

@@ -1,9 +1,10 @@
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,10 +12,11 @@ from bus.bulk import BulkLink
 from bus.errors import EngineFailed, Refused
 from bus.host import SHM_DIR
 from bus.manifest import DTYPE_BYTES, digest_of
-from bus.messages.weights import Manifest, PrepareUpdate, PullManifest
+from bus.messages.weights import Manifest, PrepareUpdate, PullManifest, Transport
 from bus.shm import SegmentWriter
-from engine_worker.engine import TensorSpec
+from engine_worker.engine import RawTensor, TensorSpec
 from engine_worker.weights.receiver import WeightReceiver
+from engine_worker.weights.ways import ways_of_this_host
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import ROOT, StoreHarness, store_harness
 from trainer_adapter.named_tensors import DTYPE_NAMES, named_tensors
@@ -55,8 +57,16 @@ def digests_of(model: torch.nn.Module) -> dict[str, int]:
     }
 
 
-def prepare(harness: StoreHarness, version: int) -> PrepareUpdate:
-    return PrepareUpdate(policy="default", version=version, bulk=harness.bulk)
+def digests_staged(staged: Mapping[str, RawTensor]) -> dict[str, int]:
+    return {name: digest_of(np.asarray(each)) for name, each in staged.items()}
+
+
+def prepare(harness: StoreHarness, version: int, transport: Transport = "shm") -> PrepareUpdate:
+    return PrepareUpdate("default", version, harness.bulk, transport)
+
+
+def receiver_of(model: torch.nn.Module) -> WeightReceiver:
+    return WeightReceiver(specs_of(model), ways_of_this_host())
 
 
 async def pull_elsewhere(
@@ -98,13 +108,13 @@ async def test_each_version_has_its_own_bytes_while_segments_are_reused(
 ) -> None:
     async with store_harness(tmp_path, keep_committed=1) as harness:
         publisher = WeightPublisher(harness)
-        receiver = WeightReceiver(specs_of(TiedModel(seed)))
+        receiver = receiver_of(TiedModel(seed))
         for step in range(8):
             model = TiedModel(seed + step)
             version = (await publisher.publish(model.state_dict(), deadline_s=DEADLINE_S)).version
-            await receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
+            await receiver.prepare(prepare(harness, version), timeout_s=DEADLINE_S)
             staged = receiver.staged(version)
-            assert {name: digest_of(each) for name, each in staged.items()} == digests_of(model)
+            assert digests_staged(staged) == digests_of(model)
             receiver.drop(version)
         receiver.close()
 
@@ -142,9 +152,9 @@ async def test_a_stopped_store_leaves_no_shared_memory_and_keeps_its_numbers(
         assert (await publisher.publish(model, deadline_s=DEADLINE_S)).version == 2
 
 
-@pytest.mark.parametrize("may_map", [True, False])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_bytes_changed_after_the_seal_are_not_staged(
-    tmp_path: Path, seed: int, may_map: bool
+    tmp_path: Path, seed: int, transport: Transport
 ) -> None:
     model = TiedModel(seed)
     async with store_harness(tmp_path) as harness:
@@ -154,9 +164,9 @@ async def test_bytes_changed_after_the_seal_are_not_staged(
         assert isinstance(manifest, Manifest)
         tensor = manifest.tensors[-1]
         SegmentWriter().content(manifest.segment, manifest.size_bytes)[tensor.offset] ^= 1
-        receiver = WeightReceiver(specs_of(model), may_map=may_map)
+        receiver = receiver_of(model)
         with pytest.raises(EngineFailed) as caught:
-            await receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
+            await receiver.prepare(prepare(harness, version, transport), timeout_s=DEADLINE_S)
     assert (caught.value.code, caught.value.field) == ("digest_mismatch", f"tensors.{tensor.name}")
     with pytest.raises(KeyError):
         receiver.staged(version)
@@ -186,9 +196,9 @@ async def test_weights_of_another_model_are_refused_naming_the_tensor(
     model = TiedModel(seed)
     async with store_harness(tmp_path) as harness:
         version = (await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)).version
-        receiver = WeightReceiver(specs)
+        receiver = WeightReceiver(specs, ways_of_this_host())
         with pytest.raises(Refused) as caught:
-            await receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
+            await receiver.prepare(prepare(harness, version), timeout_s=DEADLINE_S)
     assert (caught.value.code, caught.value.field) == ("bad_request", field)
 
 
@@ -197,21 +207,21 @@ async def test_a_pull_survives_the_restart_of_the_store(tmp_path: Path, seed: in
     async with store_harness(tmp_path, bulk=f"ipc://{tmp_path}/bulk") as harness:
         version = (await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)).version
         await harness.kill()
-        receiver = WeightReceiver(specs_of(model), may_map=False)
+        receiver = receiver_of(model)
         pulling = asyncio.create_task(
-            receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
+            receiver.prepare(prepare(harness, version, "tcp"), timeout_s=DEADLINE_S)
         )
         await harness.start(bulk=f"ipc://{tmp_path}/bulk")
         assert (await pulling).transport == "tcp"
     staged = receiver.staged(version)
-    assert {name: digest_of(each) for name, each in staged.items()} == digests_of(model)
+    assert digests_staged(staged) == digests_of(model)
 
 
 async def test_a_version_that_is_not_there_is_said_at_once(tmp_path: Path, seed: int) -> None:
     async with store_harness(tmp_path) as harness:
-        receiver = WeightReceiver(specs_of(TiedModel(seed)))
+        receiver = receiver_of(TiedModel(seed))
         with pytest.raises(EngineFailed) as caught:
-            await receiver.pull(prepare(harness, 7), timeout_s=DEADLINE_S)
+            await receiver.prepare(prepare(harness, 7), timeout_s=DEADLINE_S)
     assert caught.value.code == "version_unavailable"
 
 
@@ -224,8 +234,8 @@ async def test_a_cast_applies_to_floating_point_tensors_only(tmp_path: Path) -> 
     async with store_harness(tmp_path) as harness:
         publisher = WeightPublisher(harness, dtype=torch.bfloat16)
         version = (await publisher.publish(tensors, deadline_s=DEADLINE_S)).version
-        receiver = WeightReceiver(specs)
-        await receiver.pull(prepare(harness, version), timeout_s=DEADLINE_S)
+        receiver = WeightReceiver(specs, ways_of_this_host())
+        await receiver.prepare(prepare(harness, version), timeout_s=DEADLINE_S)
     got = torch.frombuffer(receiver.staged(version)["w"].data, dtype=torch.bfloat16)
     assert torch.equal(got.view(17, 3), tensors["w"].bfloat16())
     receiver.close()

@@ -5,12 +5,14 @@ import json
 import sys
 
 import msgspec
+import numpy as np
 
 from bus.allocator import keep_freed_memory
 from bus.manifest import digest_of
 from bus.messages.weights import PrepareUpdate
 from engine_worker.engine import TensorSpec
 from engine_worker.weights.receiver import WeightReceiver
+from engine_worker.weights.ways import ways_of_this_host
 
 
 async def main() -> None:
@@ -20,9 +22,12 @@ async def main() -> None:
         TensorSpec(name, dtype, tuple(shape), n)
         for name, dtype, shape, n in json.loads(sys.argv[2])
     ]
-    receiver = WeightReceiver(specs, may_map=sys.argv[3] == "shm")
-    prepared = await receiver.pull(prepare, timeout_s=30.0)
-    digests = {name: digest_of(each) for name, each in receiver.staged(prepare.version).items()}
+    receiver = WeightReceiver(specs, ways_of_this_host())
+    prepare = msgspec.structs.replace(prepare, transport=sys.argv[3])
+    prepared = await receiver.prepare(prepare, timeout_s=30.0)
+    digests = {
+        name: digest_of(np.asarray(each)) for name, each in receiver.staged(prepare.version).items()
+    }
     print(json.dumps({"transport": prepared.transport, "digests": digests}))
 
 

@@ -1,0 +1,27 @@
+"""Every byte of a version is checked against its manifest before it counts as staged."""
+
+import asyncio
+from collections.abc import Sequence
+
+from bus.errors import EngineFailed
+from bus.manifest import Bytes, first_mismatch
+from bus.messages.endings import Problem
+from bus.messages.weights import Tensor
+
+
+async def verify(content: Bytes, tensors: Sequence[Tensor]) -> None:
+    """Compare digests in a thread.
+
+    Raises:
+        EngineFailed: `digest_mismatch`; `.field` names the first wrong tensor.
+    """
+    wrong = await asyncio.to_thread(first_mismatch, content, tensors)
+    if wrong is not None:
+        raise wrong_bytes(wrong.name)
+
+
+def wrong_bytes(tensor: str) -> EngineFailed:
+    """The error for a tensor whose bytes are not those that were published."""
+    message = f"tensor {tensor!r} did not arrive as it was published"
+    problem = Problem("digest_mismatch", message, "failed", field=f"tensors.{tensor}")
+    return EngineFailed(problem)
