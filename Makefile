@@ -18,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format format-check lint types unit test test-integration fuzz demo bench docs \
+.PHONY: help venv check format format-check lint types unit test test-integration fuzz weight-faults demo bench docs \
 	vectors clean
 
 help: ## Show this list
@@ -55,6 +55,7 @@ unit: $(STAMP) ## Unit, conformance, conversation and architecture tests; ARGS="
 	$(BIN)/python -m pytest -n $(JOBS) -m "not integration and not gpu and not simulation" \
 		$(UNIT) $(ARGS)
 
+test: export FUZZ_SECONDS ?= 120
 test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x"
 	$(BIN)/python -m pytest $(SPREAD) -m "not gpu" tests $(ARGS)
 
@@ -63,9 +64,13 @@ test-integration: $(STAMP) ## Only the tests with real sockets and processes
 
 fuzz: $(STAMP) ## Hostile bytes: a million frames, then a siege of a live fleet with keys
 	$(BIN)/python tests/fuzz/frames.py --n 1000000
-	FUZZ_EXAMPLES=5000 $(BIN)/python -m pytest -q tests/fuzz/test_frames.py
+	FUZZ_EXAMPLES=5000 FUZZ_SECONDS=600 $(BIN)/python -m pytest -q tests/fuzz/test_frames.py \
+		tests/fuzz/test_guided.py
 	$(BIN)/python tests/fuzz/live.py --raw 100000 --authenticated 100000
 	$(BIN)/python tests/fuzz/live.py --raw 100000 --authenticated 100000 --secure $$(mktemp -d)
+
+weight-faults: $(STAMP) ## Kill each party in each phase of a weight update; ARGS="--seed 1"
+	$(BIN)/python -m drills.weights $(ARGS)
 
 demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed 1"
 	$(BIN)/rolloutbus demo $(ARGS)

@@ -20,8 +20,6 @@ SIGNATURE = b"RB" + bytes([PROTOCOL_VERSION])
 DETACH_ABOVE_BYTES = 16 * 1024
 """Larger bodies travel in a frame of their own, uncopied by the router."""
 MAX_BATCH_BYTES = 4 * 1024 * 1024
-MAX_BODY_BYTES = 64 * 1024 * 1024
-"""A detached body at most this large is read; larger ones end the connection."""
 MAX_COMPLAINT_CHARS = 240
 
 _encoder = msgspec.msgpack.Encoder()

@@ -63,10 +63,14 @@ class Deliveries:
 
     def outbox_list(self) -> list[tuple[str, Attempt, str]]:
         """(rid, attempt, client) of endings that wait."""
+        if not len(self.outbox):
+            return []
         return [(rid, attempt, client) for (rid, attempt), client in self.outbox.addressed()]
 
     def detached_list(self) -> list[tuple[str, str]]:
         """(rid, group) of what runs or waits without needing its client."""
+        if not self._detached:
+            return []
         for rid, (attempt, _) in list(self._detached.items()):
             if rid not in self._running and (rid, attempt) not in self.outbox:
                 del self._detached[rid]

@@ -56,7 +56,8 @@ def require_reachable(endpoint: str, security: SecuritySettings | None) -> str:
     security = security or SecuritySettings()
     if key and not security.key_file:
         raise SettingsError(f"{address} asks for a key of yours: set security.key_file (--key)")
-    if security.key_file and not key and not security.server_keys:
+    has_keys = security.server_keys or security.server_key_file
+    if security.key_file and not key and not has_keys:
         raise SettingsError(
             f"{address}: whose key is it? Say {address}#KEY, or set security.server_keys"
         )

@@ -161,7 +161,7 @@ class _Way:
         self._source, self._target = source, target
         self._deliver = deliver
         self._under_way: deque[bytes] = deque()
-        self._later = net.time.later
+        self._later, self._arrived = net.time.later, net.arrived
         self._delay_s, self._echo_s = net.weather.delay_s, net.weather.echo_s
 
     def carry(self, entries: list[Entry]) -> None:
@@ -184,7 +184,7 @@ class _Way:
         """One more delay is over: the oldest frame is there."""
         frame = self._under_way.popleft()
         if self.is_open and not self.is_mute:
-            self._deliver(self._net.arrived(self._source, self._target, frame))
+            self._deliver(self._arrived(self._source, self._target, frame))
 
     def _echo(self, frame: bytes) -> None:
         """A second copy; on the target's next link if this one is gone: worse than TCP does."""
@@ -192,7 +192,7 @@ class _Way:
             if self.hub is not None:
                 self._net.haunt(self.hub, self._target, frame)
         elif not self.is_mute:
-            self._deliver(self._net.arrived(self._source, self._target, frame))
+            self._deliver(self._arrived(self._source, self._target, frame))
 
 
 class MemoryLink:

@@ -11,6 +11,9 @@ from typing import Protocol
 from bus.entry import Entry
 from bus.ids import Peer
 
+LAST_WORDS_MS = 1000
+"""What a link that its owner leaves has to get its last entries out; then they are dropped."""
+
 
 @dataclass(slots=True)
 class PortCounters:
@@ -26,6 +29,8 @@ class PortCounters:
     """Messages that broke the protocol and were dropped."""
     foreign_in: int = 0
     """Messages dropped for their key: revoked, or not the one that this connection began with."""
+    turned_away: int = 0
+    """Connections that were cut off at once because descriptors are scarce."""
 
 
 BatchHandler = Callable[[list[Entry]], None]
@@ -45,34 +50,6 @@ class LinkPort(Protocol):
 
     def close(self, *, linger_ms: int = 0) -> None:
         """Drop the link; what is queued has `linger_ms` milliseconds left to get out."""
-        ...
-
-
-class HubPort(Protocol):
-    """The middle of a star: many peers, each known by its routing id."""
-
-    counters: PortCounters
-
-    def send(self, peer: Peer, entry: Entry) -> None:
-        """Queue for the end of this loop tick; dropped and counted if the peer is gone."""
-        ...
-
-    def close(self) -> None:
-        """Drop all links."""
-        ...
-
-
-class TopicPort(Protocol):
-    """A publisher: subscribers come and go, slow ones lose entries."""
-
-    counters: PortCounters
-
-    def publish(self, topic: bytes, entry: Entry) -> None:
-        """Queue for the end of this loop tick."""
-        ...
-
-    def close(self) -> None:
-        """Stop publishing."""
         ...
 
 

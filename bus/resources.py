@@ -1,8 +1,8 @@
 """Limits that the system sets on this process: looked at before it serves, and from then on.
 
 A router without descriptors cannot take a connection and cannot refuse it either: libzmq tries
-again at once, for ever, on a whole core. So what will be needed is checked at the start, and
-people are told while there is still something left.
+again at once, for ever, on a whole core. So what will be needed is checked at the start, people are
+told while there is still something left, and the last ones are not for strangers.
 """
 
 import resource
@@ -39,6 +39,16 @@ def provide_fds(n_peers: int) -> int:
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return needed
+
+
+def is_scarce(fd: int) -> bool:
+    """Whether a descriptor that was just opened is one of the reserve.
+
+    The lowest free number is always given first, so a number this high says that about as many are
+    in use.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft != resource.RLIM_INFINITY and fd >= soft - RESERVE_FDS
 
 
 class ResourceWatch:

@@ -20,18 +20,18 @@ class VirtualTime:
         self.n_events = 0
         """Events scheduled so far."""
         self._events: list[tuple[float, int, Callable[[], object]]] = []
-        self._trace: list[tuple[float, bytes]] = []
+        self._moments = array("d")
+        self._trace: list[bytes] = []
 
     @property
     def trace_hash(self) -> str:
         """Digest of everything recorded so far."""
-        times = array("d", self.moments).tobytes()
-        return xxhash.xxh3_64_hexdigest(times + b"".join(what for _, what in self._trace))
+        return xxhash.xxh3_64_hexdigest(self._moments.tobytes() + b"".join(self._trace))
 
     @property
     def moments(self) -> list[float]:
         """When each of the things recorded so far happened."""
-        return [moment for moment, _ in self._trace]
+        return list(self._moments)
 
     def chance(self, name: str) -> random.Random:
         """A random source of its own for each component: one more draw here changes none there."""
@@ -53,7 +53,8 @@ class VirtualTime:
 
     def record(self, what: bytes) -> None:
         """Add what happens now to the trace."""
-        self._trace.append((self.now, what))
+        self._moments.append(self.now)
+        self._trace.append(what)
 
     def run_until(self, moment: float) -> None:
         """Take events in order until `moment`."""

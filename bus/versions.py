@@ -72,9 +72,6 @@ class VersionRule:
                 return self.value
 
 
-ANY_VERSION = VersionRule("any")
-
-
 def parse_versions(text: str) -> VersionRule | Problem:
     """A version rule from its text, or why it is none (field `place.versions`)."""
     if text in _PLAIN:

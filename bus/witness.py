@@ -37,6 +37,10 @@ class Witness:
         """Whether our router lived after one began that has been running for `up_s` seconds."""
         return self._alive_at > now - up_s
 
+    def silence_s(self, now: float) -> float:
+        """Since our router was last known to live."""
+        return now - self._alive_at
+
     def rebound(self) -> None:
         """Another router is obeyed from now on: nothing is known of it yet."""
         self._alive_at = float("-inf")

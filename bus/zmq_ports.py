@@ -11,11 +11,20 @@ from bus.effects import Forget, SendAll
 from bus.entry import Entry
 from bus.errors import SettingsError
 from bus.ids import Peer
+from bus.messages.limits import MAX_BODY_BYTES
 from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters
 from bus.security.zmq_dialer import Dialer
 from bus.security.zmq_guard import Doorway
+from bus.zmq_admission import Admission
 from bus.zmq_monitor import Monitor
-from bus.zmq_sockets import Reader, Receiver, TickOutbox, bind_local, new_socket
+from bus.zmq_sockets import (
+    Reader,
+    Receiver,
+    TickOutbox,
+    bind_local,
+    limit_frames,
+    new_socket,
+)
 
 
 class DealerPort:
@@ -30,7 +39,11 @@ class DealerPort:
         bind: bool = False,
         dialer: Dialer | None = None,
     ) -> None:
-        """Connect, with the keys of `dialer` if it is given; or bind, on this machine only."""
+        """Connect, with the keys of `dialer` if it is given; or bind, on this machine only.
+
+        Raises:
+            SettingsError: this cannot be an address, or it cannot be had.
+        """
         self.counters = PortCounters()
         socket = new_socket(zmq.DEALER)
         # The first byte must not be zero: libzmq keeps those ids for itself.
@@ -44,8 +57,7 @@ class DealerPort:
         if bind:
             self.endpoint = bind_local(socket, endpoint)
         else:
-            address = endpoint if dialer is None else dialer.dress(socket, endpoint)
-            socket.connect(address)
+            self._connect(endpoint, dialer)
             self.endpoint = endpoint
 
         def deliver(_: bytes, entries: list[Entry]) -> None:
@@ -60,6 +72,18 @@ class DealerPort:
         receiver = Receiver(socket, self.counters, receive, has_prefix=False)
         self._reader = Reader(socket, lambda: self._readable(receiver))
         self._outbox = TickOutbox(socket, self.counters, self._reader.after_send)
+
+    def _connect(self, endpoint: str, dialer: Dialer | None) -> None:
+        try:
+            address = endpoint if dialer is None else dialer.dress(self._socket, endpoint)
+            self._socket.connect(address)
+        except (SettingsError, zmq.ZMQError) as error:
+            if self._watch:
+                self._watch.close()
+            self._socket.close()
+            if isinstance(error, SettingsError):
+                raise
+            raise SettingsError(f"{endpoint[:80]!r} is no address to connect to") from error
 
     def send(self, entry: Entry) -> None:
         """Queue for the end of this tick; waits for the link to come up."""
@@ -91,6 +115,8 @@ class RouterPort:
         on_batch: PeerBatchHandler,
         on_malformed: Callable[[Peer], None] | None = None,
         doorways: Sequence[Doorway] = (),
+        *,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         """Listen.
 
@@ -99,6 +125,7 @@ class RouterPort:
             on_batch: takes what comes in by endpoints without a lock.
             on_malformed: hears of each message that broke the protocol.
             doorways: the endpoints' locks, in the same order; empty: they have none.
+            max_body_bytes: whoever sends a larger frame is cut off.
 
         Raises:
             SettingsError: an address is in use or not allowed.
@@ -108,7 +135,7 @@ class RouterPort:
         self._outbox_of: dict[bytes, TickOutbox] = {}
         self._key_of: dict[bytes, str] = {}
         """Which key each guarded connection began with."""
-        peers = _Peers(self.counters, self._outbox_of, self._key_of)
+        peers = _Peers(self.counters, self._outbox_of, self._key_of, max_body_bytes)
         try:
             for endpoint, doorway in zip_longest(endpoints, doorways):
                 lane = _RouterLane(endpoint, doorway, peers, on_batch, on_malformed)
@@ -162,6 +189,7 @@ class _Peers(NamedTuple):
     counters: PortCounters
     outbox_of: dict[bytes, TickOutbox]
     key_of: dict[bytes, str]
+    max_body_bytes: int
 
 
 class _RouterLane:
@@ -179,12 +207,14 @@ class _RouterLane:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         socket.setsockopt(zmq.BACKLOG, 4_096)
+        limit_frames(socket, peers.max_body_bytes)
         self.endpoint = (bind_local if doorway is None else doorway.bind)(socket, endpoint)
+        self._admission = Admission(socket, peers.counters)
         self._socket = socket
         outbox_of = peers.outbox_of
 
         def deliver(peer: bytes, entries: list[Entry]) -> None:
-            if peer not in outbox_of:
+            if peer not in outbox_of and entries:  # nobody would forget who said nothing
                 outbox_of[peer] = outbox
             on_batch(Peer(peer), entries)
 
@@ -212,18 +242,22 @@ class _RouterLane:
     def _admits(self, peer: bytes, frame: zmq.Frame) -> bool:
         """Whether its sender has rights, and is who began this connection: ids can be stolen."""
         signer = self._doorway.guard.signer(frame)
-        if signer is None or self._peers.key_of.get(peer, signer.key) != signer.key:
+        began_with = self._peers.key_of.get(peer)
+        if signer is None or began_with is None:
+            self._doorway.note(frame)
+        if signer is None or began_with not in (None, signer.key):
             return False
         self._signer = signer
         return True
 
     def _deliver_signed(self, peer: bytes, entries: list[Entry]) -> None:
-        if peer not in self._peers.outbox_of:
+        if peer not in self._peers.outbox_of and entries:
             self._peers.outbox_of[peer] = self._outbox
             self._peers.key_of[peer] = self._signer.key
         self._doorway.on_signed(Peer(peer), self._signer, entries)
 
     def close(self) -> None:
+        self._admission.close()
         self._reader.close()
         self._outbox.clear()
         self._socket.close()

@@ -7,27 +7,19 @@ socket's events are looked at again.
 """
 
 import asyncio
-import ctypes
-import os
-import secrets
 from collections.abc import Callable
 
 import msgspec
 import zmq
 
-from bus.codec import (
-    DETACH_ABOVE_BYTES,
-    MAX_BATCH_BYTES,
-    MAX_BODY_BYTES,
-    decode_batch,
-    encode_batch,
-)
+from bus.codec import DETACH_ABOVE_BYTES, MAX_BATCH_BYTES, decode_batch, encode_batch
 from bus.endpoints import require_local
 from bus.entry import NO_BODY, Entry
 from bus.errors import RemoteProtocolError, SettingsError
 from bus.ipc_paths import is_taken, require_private_dir
-from bus.messages.limits import MAX_BATCH_ENTRIES
+from bus.messages.limits import MAX_BATCH_ENTRIES, MAX_BODY_BYTES, MAX_FRAMES
 from bus.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
+from bus.zmq_contexts import own_context
 
 DRAIN_MESSAGES = 64
 """Messages read before other callbacks get a turn."""
@@ -38,50 +30,38 @@ _MORE = int(zmq.SNDMORE) | _NOW
 _EVENTS = int(zmq.EVENTS)
 _READABLE = int(zmq.POLLIN)
 # Plain numbers, because `zmq.SNDMORE | zmq.DONTWAIT` on the enumerations takes as long as a send.
+SKIP_FRAMES = 512
+"""Frames of an overlong message that are thrown away before other callbacks get a turn."""
+CURVE_BYTES = 64
+"""Room for what encryption adds to a frame: 33 bytes."""
 PENDING_ENTRIES = 100_000
 """A link that cannot send keeps this many entries; more are dropped (whoever cares re-sends)."""
-
-
-def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context of its own: for guarded sockets, since who may come in is asked per context."""
-    # libzmq draws its reconnect jitter from rand(), unseeded: without this every process on a
-    # machine would come back at the same moments.
-    ctypes.CDLL(None).srand(int.from_bytes(secrets.token_bytes(4), "little"))
-    context = zmq.Context[zmq.Socket[bytes]]()
-    context.set(zmq.MAX_SOCKETS, 16_384)
-    return context
-
-
-class _Contexts:
-    """One context per process: a forked child must not use its parent's."""
-
-    def __init__(self) -> None:
-        self._by_pid: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
-
-    def get(self) -> zmq.Context[zmq.Socket[bytes]]:
-        pid = os.getpid()
-        if pid not in self._by_pid:
-            self._by_pid.clear()
-            self._by_pid[pid] = new_context()
-        return self._by_pid[pid]
-
-
-_contexts = _Contexts()
 
 
 def new_socket(
     kind: int, context: zmq.Context[zmq.Socket[bytes]] | None = None
 ) -> zmq.Socket[bytes]:
     """A socket with the options that every socket here has."""
-    socket = (context or _contexts.get()).socket(kind)
+    socket = (context or own_context()).socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BODY_BYTES)
+    # Any domain makes libzmq refuse peers of ZMTP 1 and 2, who need no handshake: a web request is
+    # one, and each leaves some memory behind. Nobody is asked about the domain, except by a guard.
+    socket.setsockopt(zmq.ZAP_DOMAIN, b"none")
+    limit_frames(socket, MAX_BODY_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 1_000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3_000)
     socket.setsockopt(zmq.HEARTBEAT_TTL, 3_000)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     return socket
+
+
+def limit_frames(socket: zmq.Socket[bytes], size_bytes: int) -> None:
+    """End the connection of who sends a larger frame, before there is memory for it.
+
+    Before `bind` or `connect`. The limit is that of the largest legal frame, and a little more.
+    """
+    socket.setsockopt(zmq.MAXMSGSIZE, size_bytes + CURVE_BYTES)
 
 
 def bind_local(socket: zmq.Socket[bytes], endpoint: str) -> str:
@@ -182,15 +162,20 @@ class Receiver:
         self._counters = counters
         self._deliver: Callable[[bytes, list[Entry]], None] = deliver  # type: ignore[assignment]
         self._has_prefix = has_prefix
+        self._is_midway = False
+        """The rest of an overlong message comes next."""
 
     def read_some(self) -> bool:
         """Read up to DRAIN_MESSAGES or about DRAIN_ENTRIES; True if there may be more."""
+        if self._is_midway:
+            return self._skip()
         enough = self._counters.entries_in + DRAIN_ENTRIES
         for _ in range(DRAIN_MESSAGES):
             if self._counters.entries_in >= enough:
                 return True
             try:
-                self._read_one()
+                if not self._read_one():
+                    return True
             except zmq.Again:
                 return False
             except zmq.ZMQError as error:
@@ -199,7 +184,8 @@ class Receiver:
                 raise
         return True
 
-    def _read_one(self) -> None:
+    def _read_one(self) -> bool:
+        """Read a message; False if not to its end."""
         prefix = self._recv(_NOW) if self._has_prefix else b""
         frame = self._recv(_NOW, copy=False)
         body: zmq.Frame | None = None
@@ -209,10 +195,12 @@ class Receiver:
             body = self._recv(_NOW, copy=False)
             n_extra += 1
             more = body.more
+            if more and n_extra == MAX_FRAMES:
+                self._is_midway, more = True, False
         counters = self._counters
         if self._admits is not None and not self._admits(prefix, frame):
             counters.foreign_in += 1
-            return
+            return not self._is_midway
         try:
             entries = decode_batch(frame.buffer)
             if n_extra or (len(entries) == 1 and entries[0].detached):
@@ -221,16 +209,27 @@ class Receiver:
             counters.malformed_in += 1
             if self._on_malformed is not None:
                 self._on_malformed(prefix)
-            return
+            return not self._is_midway
         counters.frames_in += 1
         counters.entries_in += len(entries)
         self._deliver(prefix, entries)
+        return True
+
+    def _skip(self) -> bool:
+        """Throw away some of an overlong message, which is all here, or it would not be offered."""
+        for _ in range(SKIP_FRAMES):
+            if not self._recv(_NOW, copy=False).more:
+                self._is_midway = False
+                break
+        return True
 
 
 def _attach(entries: list[Entry], body: zmq.Frame | None, n_extra: int) -> Entry:
     if n_extra != 1 or body is None or len(entries) != 1 or not entries[0].detached:
         msg = "a body frame must follow exactly the one entry that announces it"
         raise RemoteProtocolError(msg)
+    if len(body) > MAX_BODY_BYTES:
+        raise RemoteProtocolError(f"a body of {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
     return msgspec.structs.replace(entries[0], body=msgspec.Raw(body.buffer), detached=False)
 
 
@@ -324,6 +323,9 @@ class TickOutbox:
     def _send_batch(self, destination: bytes, batch: list[Entry]) -> None:
         entry = batch[0]
         is_detached = len(batch) == 1 and len(entry.body) > DETACH_ABOVE_BYTES
+        if is_detached and len(entry.body) > MAX_BODY_BYTES:
+            self._counters.dropped_out += 1  # it would end the link, and all else that is under way
+            return
         frame = encode_batch(
             [msgspec.structs.replace(entry, body=NO_BODY, detached=True)] if is_detached else batch
         )

@@ -6,20 +6,31 @@ from collections.abc import Sequence
 
 import zmq
 
+from bus.codec import topic_of
 from bus.entry import Entry
-from bus.errors import SettingsError
 from bus.ports import PortCounters, TopicBatchHandler
+from bus.security.topics import claim_of
 from bus.security.zmq_dialer import Dialer
 from bus.security.zmq_guard import Doorway
-from bus.zmq_monitor import Monitor
-from bus.zmq_sockets import Reader, Receiver, TickOutbox, bind_anywhere, bind_local, new_socket
+from bus.security.zmq_turnstile import Turnstile
+from bus.zmq_admission import Admission
+from bus.zmq_monitor import LinkEvent, Monitor
+from bus.zmq_sockets import (
+    Reader,
+    Receiver,
+    TickOutbox,
+    bind_anywhere,
+    bind_local,
+    limit_frames,
+    new_socket,
+)
 
 KNOCK_AGAIN_S = 1.0
 """Before a publisher is tried again that did not let us in."""
+LOOK_S = 0.02
+"""A send may swallow the sign of a new subscription. To look after each would cost more than it."""
 _PUB_MAX_BYTES_IN = 512
 """A subscription is a topic; anything larger is an attack on the publisher's memory."""
-REOPEN_TRIES = 500
-REOPEN_PAUSE_S = 0.01
 
 
 class PubPort:
@@ -39,54 +50,43 @@ class PubPort:
             SettingsError: the address is in use or not allowed.
         """
         self.counters = PortCounters()
-        self._doorway = doorway
-        self._bind = bind_anywhere if is_unsafe else bind_local
-        self._retry: asyncio.TimerHandle | None = None
-        self.n_reopened = 0
-        self._open(endpoint)
+        socket = new_socket(zmq.PUB) if doorway is None else doorway.socket(zmq.XPUB)
+        socket.setsockopt(zmq.SNDHWM, 10_000)
+        limit_frames(socket, _PUB_MAX_BYTES_IN)
+        self._socket = socket
+        self._reader: Reader | None = None
+        self._look: asyncio.TimerHandle | None = None
+        if doorway is None:
+            self.endpoint = (bind_anywhere if is_unsafe else bind_local)(socket, endpoint)
+        else:
+            turnstile = Turnstile(socket, doorway, self.counters)
+            self.endpoint = doorway.bind(socket, endpoint)
+            self._reader = Reader(socket, turnstile.read_some)
+        self._admission = Admission(socket, self.counters)
+        self._outbox = TickOutbox(socket, self.counters, self._sent)
 
     def publish(self, topic: bytes, entry: Entry) -> None:
         """Queue for the end of this tick."""
         self._outbox.put(topic, entry)
 
-    def reopen(self) -> None:
-        """Drop all subscribers; those that are still let in come back by themselves."""
-        self.close()
-        self._reopen(REOPEN_TRIES)
-
     def close(self) -> None:
         """Stop publishing."""
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        if self._look is not None:
+            self._look.cancel()
+        if self._reader is not None:
+            self._reader.close()
+        self._admission.close()
         self._outbox.clear()
         self._socket.close()
 
-    def _open(self, endpoint: str) -> None:
-        doorway = self._doorway
-        socket = new_socket(zmq.PUB) if doorway is None else doorway.socket(zmq.PUB)
-        socket.setsockopt(zmq.SNDHWM, 10_000)
-        socket.setsockopt(zmq.MAXMSGSIZE, _PUB_MAX_BYTES_IN)
-        self.endpoint = (self._bind if doorway is None else doorway.bind)(socket, endpoint)
-        self._socket = socket
-        self._outbox = TickOutbox(socket, self.counters, _nothing)
+    def _sent(self) -> None:
+        if self._reader is not None and self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_for_subscriptions)
 
-    def _reopen(self, n_tries: int) -> None:
-        """An address is free again only a moment after its socket was closed."""
-        self._retry = None
-        try:
-            self._open(self.endpoint)
-        except SettingsError:
-            if not n_tries:
-                raise
-            loop = asyncio.get_running_loop()
-            self._retry = loop.call_later(REOPEN_PAUSE_S, self._reopen, n_tries - 1)
-        else:
-            self.n_reopened += 1
-
-
-def _nothing() -> None:
-    """A PUB socket has nothing to read."""
+    def _look_for_subscriptions(self) -> None:
+        self._look = None
+        if self._reader is not None:
+            self._reader.kick()
 
 
 class SubPort:
@@ -95,19 +95,23 @@ class SubPort:
     def __init__(
         self,
         on_batch: TopicBatchHandler,
-        topics: Sequence[bytes],
+        clients: Sequence[str] = (),
         *,
         dialer: Dialer | None = None,
     ) -> None:
-        """Subscribe to what begins with one of `topics`; with the keys of `dialer` if given."""
+        """Subscribe to the rows of these clients, or of all; with the keys of `dialer` if given."""
         self.counters = PortCounters()
-        self._dialer = dialer
+        self._dialer = dialer.exact if dialer is not None else None
         socket = new_socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, 10_000)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
-        for topic in topics:
-            socket.setsockopt(zmq.SUBSCRIBE, topic)
+        for client in clients:
+            socket.setsockopt(zmq.SUBSCRIBE, topic_of(client))
+            if dialer is not None:
+                socket.setsockopt(zmq.SUBSCRIBE, claim_of(client))
+        if not clients:
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket = socket
         receiver = Receiver(socket, self.counters, on_batch, has_prefix=True)
         self._reader = Reader(socket, receiver.read_some)
@@ -146,9 +150,9 @@ class SubPort:
             self._monitor.close()
         self._socket.close()
 
-    def _refused(self, addresses: set[str]) -> None:
+    def _refused(self, events: Sequence[LinkEvent]) -> None:
         # libzmq never comes back after that, but the publisher may just not know our key yet.
-        for address in addresses & self._locked.keys():
+        for address in {event.address for event in events} & self._locked.keys():
             self._loop.call_later(KNOCK_AGAIN_S, self._knock_again, address)
 
     def _knock_again(self, address: str) -> None:

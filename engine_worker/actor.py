@@ -12,6 +12,7 @@ from bus.clock import BootClock
 from bus.effects import Connect, Publish, Send, Stop
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
+from bus.ports import LAST_WORDS_MS
 from bus.security.zmq_dialer import dialer_of
 from bus.security.zmq_guard import Doorway, guard_of
 from bus.zmq_ports import DealerPort
@@ -22,8 +23,6 @@ from engine_worker.host_process import HostExit, HostProcess
 from engine_worker.settings import WorkerSettings
 
 TICK_S = 0.05
-FAREWELL_S = 0.05
-"""libzmq cannot tell when a message has left: the goodbye gets this long."""
 
 
 class WorkerActor:
@@ -36,8 +35,7 @@ class WorkerActor:
         self._on_joined = on_joined
         """Called once, with the stream endpoint, when the router has given the first lease."""
         self._dialer = dialer_of(settings.security)
-        # Who may not read any more is cut off with everybody: the others come back.
-        self._guard = guard_of(settings.security, lambda _: self._publisher.reopen())
+        self._guard = guard_of(settings.security)
         doorway = None if self._guard is None else Doorway(self._guard, "stream")
         is_unsafe = settings.security is not None and settings.security.unsafe_no_auth
         self._publisher = PubPort(settings.stream, doorway, is_unsafe=is_unsafe)
@@ -155,9 +153,8 @@ class WorkerActor:
             self._actor.crash(error)
 
     async def _close(self) -> None:
-        await asyncio.sleep(FAREWELL_S)
         if self._router is not None:
-            self._router.close()
+            self._router.close(linger_ms=LAST_WORDS_MS)
         self._publisher.close()
         if self._host is not None:
             await self._host.stop()

@@ -30,6 +30,10 @@ def worker_facts(policy: str, engine: EngineReady, stream: str, pid: int) -> Wor
         capabilities=sorted({*engine.capabilities, *OWN_COMMANDS}),
         eos_token_ids=engine.eos_token_ids,
         pid=pid,
+        host=engine.host,
+        gpus=engine.gpus,
+        bulk=engine.bulk,
+        transports=engine.transports,
     )
 
 

@@ -21,6 +21,8 @@ HOST_COMMANDS = frozenset(
         "prepare_update",
         "commit_update",
         "abort_update",
+        "check_weights",
+        "get_weights",
     }
 )
 """Commands that the engine host carries out."""

@@ -12,6 +12,7 @@ from bus.errors import RemoteProtocolError
 from bus.ids import AttemptKey, RequestId
 from bus.messages.control import Memory, Sleep
 from bus.messages.endings import Problem
+from bus.messages.host import EngineBeat
 from bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
 from engine_worker.control import HOST_COMMANDS, ControlLanes
 from engine_worker.effects import ToHost
@@ -77,6 +78,11 @@ class Controller:
             message = "A weight update is replacing the version that is asked for."
             return Problem("not_ready", message, "not_started", retry_after_ms=250)
         return self.state.refusal("generate")
+
+    def reported(self, beat: EngineBeat) -> None:
+        """The host has told of its weights."""
+        self.version = max(self.version, beat.version)
+        self.state.is_torn = beat.torn
 
     def submit(self, entry: Entry) -> Outcomes:
         """Start a control command, or end it at once."""
@@ -169,7 +175,7 @@ class Controller:
         return None
 
     def _known_version(self, entry: Entry, body: PrepareUpdate | CommitUpdate) -> Ending | None:
-        if body.version > self.version:
+        if body.version > self.version or (self.state.is_torn and body.version == self.version):
             return None
         if body.version < self.version:
             message = f"This worker already has version {self.version}."

@@ -107,7 +107,7 @@ class WorkerCore:
                         effects += self._finish(finished, now)
                 case EngineBeat() as beat:
                     self._watch.reported(beat, now)
-                    self._controller.version = max(self._controller.version, beat.version)
+                    self._controller.reported(beat)
                 case EngineReady() as ready:
                     effects += self._engine_ready(ready, now)
                 case EngineFailed(message):

@@ -8,21 +8,17 @@ ends with `failed(unsupported)`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, Union, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from bus.ids import AttemptKey
 from bus.messages.generation import FinishReason, Prefix, Sampling
-
-if TYPE_CHECKING:
-    import torch
+from engine_worker.weights.raw_tensor import RawTensor
 
 Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
-RawTensor: TypeAlias = Union[Bytes, "torch.Tensor"]
-"""Raw little-endian bytes of one tensor: uint8 [size_bytes], in memory or on a device."""
 
 PauseMode = Literal["abort", "in_place", "retract", "drain"]
 InFlight = Literal["finish_old", "in_place", "retract", "abort"]
@@ -39,6 +35,8 @@ class EngineFacts:
     slots: int
     """Requests that run side by side."""
     eos_token_ids: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that hold its weights, as nvidia-smi shows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +85,8 @@ class EngineStats:
     version: int
     n_calls: int
     """Pauses, swaps and the like that wait for the current step to end."""
+    is_torn: bool = False
+    """Its weights are of no version: being overwritten, or half overwritten. It makes no steps."""
 
 
 StepSink = Callable[[Step], None]
@@ -168,6 +168,74 @@ class WeightSink(Protocol):
         copies them, the caller may reuse the buffers afterwards. New requests never reuse prefix
         blocks of older weights. `finish_old` waits until what runs has ended on the old weights.
         """
+        ...
+
+
+@runtime_checkable
+class WeightSource(Protocol):
+    """An engine whose weights can be read while it generates."""
+
+    def read_weights(self, names: Sequence[str]) -> tuple[int, Mapping[str, Bytes]]:
+        """The active version, and a copy of these tensors' raw bytes: uint8 [size_bytes] each.
+
+        They are copied between two steps, which wait meanwhile: ask for few bytes at a time.
+
+        Raises:
+            ValueError: there is no tensor of that name.
+        """
+        ...
+
+
+class TensorRange(NamedTuple):
+    """Some bytes of one tensor."""
+
+    name: str
+    offset: int
+    size_bytes: int
+
+
+@runtime_checkable
+class WeightRanges(Protocol):
+    """An engine whose weights can be read piece by piece while it generates."""
+
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        """The active version, and a copy of the raw bytes of each range: uint8 [size_bytes].
+
+        They are copied between two steps, which wait meanwhile: ask for few bytes at a time.
+
+        Raises:
+            ValueError: there is no such tensor, or no such range.
+            EngineBusy: the weights are torn.
+        """
+        ...
+
+
+@runtime_checkable
+class InPlaceSink(Protocol):
+    """An engine whose weights can be overwritten where they lie, without room for a second copy.
+
+    From `begin_overwrite` to `end_overwrite` it is torn: it makes no steps. An `install` mends it,
+    too; requests that run or wait go on then.
+    """
+
+    def begin_overwrite(self, in_flight: InFlight) -> None:
+        """Stop between two steps and do with running requests as asked; see `WeightSink`."""
+        ...
+
+    def overwrite(self, name: str, offset: int, raw: RawTensor) -> None:
+        """Write bytes over a tensor's, from `offset` on; only while torn.
+
+        Raises:
+            ValueError: there is no such tensor, or no such range.
+        """
+        ...
+
+    def overwritten(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """Copy of what a tensor holds now, uint8 [size_bytes]; only while torn."""
+        ...
+
+    def end_overwrite(self, version: int) -> WeightSwap:
+        """All tensors are those of `version`: go on, and stamp later steps with it."""
         ...
 
 

@@ -19,7 +19,6 @@ from engine_worker.streams import StreamBatcher
 
 MIN_STALE = 1024
 """Below this many deadlines of ended requests, sweeping them is not worth it."""
-FINISH_REASONS = frozenset({"stop", "length", "abort"})
 
 
 class Limits(NamedTuple):

@@ -21,6 +21,7 @@ import uvloop
 from bus.allocator import keep_freed_memory
 from bus.codec import pack, unpack
 from bus.entry import Entry
+from bus.host import host_id
 from bus.ids import AttemptKey, RequestId
 from bus.messages.generation import Abort, Generate
 from bus.messages.host import EngineBeat, EngineFailed, EngineReady
@@ -32,6 +33,7 @@ from engine_worker.host_commands import HostCommands
 from engine_worker.host_link import HostLink
 from engine_worker.settings import WorkerSettings
 from engine_worker.step_buffer import StepBuffer
+from engine_worker.weights.relay import Relay, open_relay
 
 BEAT_S = 0.25
 CLOSE_S = 5.0
@@ -121,6 +123,7 @@ class EngineHost:
             n_waiting=stats.n_waiting,
             n_kv_tokens=stats.n_kv_tokens,
             version=stats.version,
+            torn=stats.is_torn,
         )
         return Entry("engine_beat", body=pack(beat))
 
@@ -138,12 +141,16 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
         engine = await asyncio.to_thread(
             build_engine, settings.engine, settings.engine_options, steps.sink
         )
-        commands = HostCommands(engine, settings.host.pull_timeout_s, dialer_of(settings.security))
-        host = EngineHost(engine, commands, link, steps)
-        link.hand_over(host.receive)
-        host.receive(early)
-        link.send(Entry("engine_ready", body=pack(_ready(engine, commands))))
-        await host.run()
+        async with open_relay(settings.relay_endpoint, settings.security) as relay:
+            dialer = dialer_of(settings.security)
+            commands = HostCommands(
+                engine, settings.host.pull_timeout_s, dialer, relay, settings.weights_root
+            )
+            host = EngineHost(engine, commands, link, steps)
+            link.hand_over(host.receive)
+            host.receive(early)
+            link.send(Entry("engine_ready", body=pack(_ready(engine, commands, relay))))
+            await relay.while_safe(host.run())
     except* _ActorGone:
         pass
     # Whatever breaks in here becomes one message to the actor, which answers its callers.
@@ -158,7 +165,7 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
     return 0
 
 
-def _ready(engine: Engine, commands: HostCommands) -> EngineReady:
+def _ready(engine: Engine, commands: HostCommands, relay: Relay) -> EngineReady:
     facts = engine.facts
     return EngineReady(
         engine=facts.kind,
@@ -167,6 +174,10 @@ def _ready(engine: Engine, commands: HostCommands) -> EngineReady:
         slots=facts.slots,
         eos_token_ids=list(facts.eos_token_ids),
         capabilities=commands.capabilities,
+        host=host_id(),
+        gpus=list(facts.gpus),
+        bulk=relay.bulk,
+        transports=commands.transports,
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from bus.codec import unpack
 from bus.entry import Entry
-from bus.errors import BusError, EngineFailed, RequestError
+from bus.errors import BusError, RequestError
 from bus.messages.control import (
     FlushCache,
     Flushed,
@@ -23,42 +23,50 @@ from bus.messages.control import (
     WakeUp,
 )
 from bus.messages.endings import Done, Problem
-from bus.messages.weights import AbortUpdate, Committed, CommitUpdate, Prepared, PrepareUpdate
 from bus.security.zmq_dialer import Dialer
-from engine_worker.engine import Engine, MemoryTiers, PrefixCache, WeightSink
+from engine_worker.engine import Engine, MemoryTiers, PrefixCache
 from engine_worker.engines.step_loop import EngineBusy
-from engine_worker.weights.receiver import WeightReceiver
-from engine_worker.weights.ways import ways_of_this_host
+from engine_worker.weight_commands import WeightCommand, WeightCommands
+from engine_worker.weights.relay import Relay
 
 Result = TypeVar("Result")
 
-MAX_AT_ONCE = 8
+MAX_AT_ONCE = 10
 """One of each kind; a `resume` must find a thread while a `pause` drains in another."""
 
 
 class HostCommands:
     """One engine's control surface."""
 
-    def __init__(self, engine: Engine, pull_timeout_s: float, dialer: Dialer | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        pull_timeout_s: float,
+        dialer: Dialer | None = None,
+        relay: Relay | None = None,
+        weights_root: str = "",
+    ) -> None:
         self._engine = engine
-        self._pull_timeout_s = pull_timeout_s
         self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "engine-command")
         self._asleep: set[str] = set()
-        self._receiver: WeightReceiver | None = None
-        if isinstance(engine, WeightSink):
-            self._receiver = WeightReceiver(engine.weight_specs(), ways_of_this_host(), dialer)
+        self._weights = WeightCommands(
+            engine, self._threads, pull_timeout_s, relay or Relay(), dialer, weights_root
+        )
 
     @property
     def capabilities(self) -> list[str]:
         """Command kinds that the engine can do."""
-        kinds = ["pause", "resume"]
-        if isinstance(self._engine, WeightSink):
-            kinds += ["prepare_update", "commit_update", "abort_update"]
+        kinds = ["pause", "resume", *self._weights.kinds]
         if isinstance(self._engine, MemoryTiers):
             kinds += ["sleep", "wake_up"]
         if isinstance(self._engine, PrefixCache):
             kinds += ["flush_cache"]
         return sorted(kinds)
+
+    @property
+    def transports(self) -> list[str]:
+        """Ways by which the engine can take weights."""
+        return self._weights.transports
 
     async def carry_out(self, entry: Entry) -> tuple[str, msgspec.Struct]:
         """Do it; returns kind and body of its ending."""
@@ -74,6 +82,8 @@ class HostCommands:
             return "failed", Problem(code=code, message=message, outcome="failed")
 
     async def _do(self, body: msgspec.Struct) -> msgspec.Struct:
+        if isinstance(body, WeightCommand):
+            return await self._weights.do(body)
         match body:
             case Pause(mode):
                 await self._off_loop(lambda: self._engine.pause(mode))
@@ -86,14 +96,6 @@ class HostCommands:
             case FlushCache():
                 assert isinstance(self._engine, PrefixCache)
                 return Flushed(await self._off_loop(self._engine.flush_cache))
-            case PrepareUpdate():
-                return await self._prepare(body)
-            case CommitUpdate():
-                return await self._commit(body)
-            case AbortUpdate(version=version):
-                assert self._receiver is not None
-                self._receiver.drop(version)
-                return Done()
             case _:
                 raise ValueError(f"the engine host cannot do {type(body).__name__}")
 
@@ -108,28 +110,6 @@ class HostCommands:
             freed = await self._off_loop(lambda: engine.wake_up(tags))
             self._asleep -= set(tags)
         return Memory(dict(freed.bytes_by_tag), sorted(self._asleep))
-
-    async def _prepare(self, body: PrepareUpdate) -> Prepared:
-        assert self._receiver is not None
-        if body.version <= self._engine.stats().version:
-            return Prepared(body.version, 0, "", 0.0)
-        return await self._receiver.prepare(body, timeout_s=self._pull_timeout_s)
-
-    async def _commit(self, body: CommitUpdate) -> Committed:
-        engine, receiver = self._engine, self._receiver
-        assert isinstance(engine, WeightSink)
-        assert receiver is not None
-        if body.version <= self._engine.stats().version:
-            return Committed(body.version, 0.0)
-        try:
-            tensors = receiver.staged(body.version)
-        except KeyError as error:
-            message = f"Version {body.version} is not staged here; prepare it first."
-            problem = Problem(code="update_failed", message=message, outcome="not_started")
-            raise EngineFailed(problem) from error
-        swap = await self._off_loop(lambda: engine.install(body.version, tensors, body.in_flight))
-        receiver.drop(body.version)
-        return Committed(swap.version, swap.stall_ms, swap.n_retracted, swap.n_aborted)
 
     async def _off_loop(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)

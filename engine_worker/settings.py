@@ -1,10 +1,11 @@
 """Settings of one worker: read once, checked on construction."""
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
-from bus.endpoints import require_bindable, require_reachable
+from bus.endpoints import is_local, require_bindable, require_reachable
 from bus.errors import SettingsError
 from bus.security.settings import SecuritySettings
 from bus.settings import LeaseSettings
@@ -50,6 +51,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = "default"
     stream: str = "tcp://127.0.0.1:0"
     """Where tokens are published; port 0 takes a free one."""
+    relay: str = ""
+    """Where other workers may pull weights that this one holds; not those that it maps or has on a
+    GPU. Empty: with keys, and `stream` beyond this machine, on that same address; else nowhere."""
+    weights_root: str = ""
+    """Directory in which a store's versions may be read from files; empty: nothing is."""
     engine: str = "transformers"
     engine_options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Settings of that engine; see `engine_worker.engines`."""
@@ -68,3 +74,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SettingsError(f"{problem.field}: {problem.message}")
         require_reachable(self.router, self.security)
         require_bindable(self.stream, self.security, is_announced=True)
+        if self.relay:
+            require_bindable(self.relay, self.security, is_router=True, is_announced=True)
+
+    @property
+    def relay_endpoint(self) -> str:
+        """Where to serve weights, a free port of the right address; empty: nowhere."""
+        has_keys = self.security is not None and bool(self.security.key_file)
+        if self.relay or not has_keys or is_local(self.stream):
+            return self.relay
+        host = urlsplit(self.stream).netloc.rpartition(":")[0]
+        return f"tcp://{host}:0"

@@ -6,6 +6,14 @@ REFUSALS: dict[str, dict[str, str]] = {
     "starting": {"*": "not_ready"},
     "broken": {"*": "not_ready"},
     "draining": {"generate": "not_ready", "sleep": "not_ready"},
+    "torn": {
+        "*": "not_ready",
+        "prepare_update": "",
+        "commit_update": "",
+        "abort_update": "",
+        "sleep": "",
+        "wake_up": "",
+    },
     "updating": {"sleep": "update_in_progress"},
     "asleep": {
         "generate": "not_ready",
@@ -15,7 +23,8 @@ REFUSALS: dict[str, dict[str, str]] = {
     "paused": {"generate": "not_ready"},
     "ready": {},
 }
-"""state -> command -> error code; `*` stands for every command that the engine carries out."""
+"""state -> command -> error code; empty: none. `*` stands for every other command that the engine
+carries out."""
 
 _NEED_WEIGHTS = frozenset({"prepare_update", "commit_update"})
 """Refused to a sleeper only while its weights are released."""
@@ -24,6 +33,7 @@ _HINTS = {
     "starting": "Its engine is not up yet.",
     "broken": "Its engine has failed.",
     "draining": "It is shutting down.",
+    "torn": "Its weights are half overwritten; it waits for a whole version.",
     "updating": "Wait for the weight update to end.",
     "asleep": "Send wake_up first.",
     "paused": "Send resume first.",
@@ -38,6 +48,8 @@ class WorkerState:
         self.is_draining = False
         self.is_broken = False
         self.is_updating = False
+        self.is_torn = False
+        """The weights are being overwritten, or half overwritten."""
         self.is_paused = False
         self.is_frozen = False
         """The engine host has fallen silent."""
@@ -63,24 +75,27 @@ class WorkerState:
             return "starting"
         if self.is_draining:
             return "draining"
-        if self.is_updating:
-            return "updating"
         if self.asleep:
             return "asleep"
+        if self.is_torn:
+            return "torn"
+        if self.is_updating:
+            return "updating"
         return "paused" if self.is_paused else "ready"
 
     def host_lost(self) -> None:
         """A new host knows nothing of pauses and sleep."""
         self.is_host_ready = self.is_updating = self.is_paused = self.is_frozen = False
+        self.is_torn = False
         self.asleep = []
 
     def refusal(self, command: str) -> Problem | None:
         """Why this command cannot be started now."""
-        state = self.phase
-        row = REFUSALS[state]
-        code = row.get(command) or row.get("*")
-        has_weights = state == "asleep" and "weights" not in self.asleep
-        if code is None or (has_weights and command in _NEED_WEIGHTS):
-            return None
-        message = f"This worker is {state}. {_HINTS[state]}"
-        return Problem(code, message, "not_started", retry_after_ms=250)
+        for state in (self.phase, "updating" if self.is_updating else "ready"):
+            row = REFUSALS[state]
+            code = row.get(command, row.get("*", ""))
+            has_weights = state == "asleep" and "weights" not in self.asleep
+            if code and not (has_weights and command in _NEED_WEIGHTS):
+                message = f"This worker is {state}. {_HINTS[state]}"
+                return Problem(code, message, "not_started", retry_after_ms=250)
+        return None

@@ -4,7 +4,18 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import actors, chaos, control, demo, generate, keys, sim, status, up
+from launcher.commands import (
+    actors,
+    chaos,
+    control,
+    demo,
+    generate,
+    keys,
+    sim,
+    status,
+    up,
+    weights,
+)
 from launcher.version import DISTRIBUTION, installed_version
 
 HELP = """A message bus between RL trainers and inference engines.
@@ -29,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (up, status, generate, control, actors, keys, demo, sim, chaos):
+for group in (up, status, generate, control, weights, actors, keys, demo, sim, chaos):
     app.add_typer(group.app)
 
 

@@ -18,7 +18,7 @@ from bus.supervisor import (
     Supervisor,
 )
 from launcher import discovery
-from launcher.plan import READY_TIMEOUT_S, FleetPlan
+from launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan
 from launcher.process_tree import children_of, command_of
 from launcher.run_dir import RunDirectory
 from launcher.settings import FleetSettings, UpOptions
@@ -26,7 +26,7 @@ from launcher.settings import FleetSettings, UpOptions
 HOST_MODULE = "engine_worker.host"
 
 Wiring = Callable[[str, str], str]
-"""(worker name, the router's backend) -> where that worker is told to join."""
+"""(name of a worker or the store, the router's backend) -> where it is told to join."""
 
 
 def _ignore(_: ProcessEvent) -> None:
@@ -56,7 +56,9 @@ class Fleet:
         self._settings = settings
         self._wiring = wiring
         self._stack = AsyncExitStack()
-        self._supervisor = Supervisor(restarts, on_event)
+        self._announced: discovery.CurrentFleet | None = None
+        self._on_event = on_event
+        self._supervisor = Supervisor(restarts, self._heard)
         self._router: SupervisedProcess | None = None
         self._store: SupervisedProcess | None = None
         self._workers: dict[str, SupervisedProcess] = {}
@@ -83,9 +85,8 @@ class Fleet:
             plan = FleetPlan(self._settings, run_dir)
             self.key_file = plan.key_file
             await self._start(plan)
-            current = discovery.this_process(self.address, self.key_file)
-            discovery.announce(current)
-            stack.callback(discovery.withdraw, current)
+            stack.callback(self._withdraw)
+            self._announce()
             self._stack = stack.pop_all()
         return self
 
@@ -146,18 +147,39 @@ class Fleet:
         if self._router is not None:
             self._router.kill()
 
+    def kill_store(self) -> None:
+        """SIGKILL the weight store; it is started again. A drill."""
+        if self._store is not None:
+            self._store.kill()
+
+    def _heard(self, event: ProcessEvent) -> None:
+        if event.kind == "ready" and event.name == ROUTER and self._announced is not None:
+            self._announce()  # a router may come back with another key
+        self._on_event(event)
+
+    def _announce(self) -> None:
+        self._announced = discovery.this_process(self.address, self.key_file)
+        discovery.announce(self._announced)
+
+    def _withdraw(self) -> None:
+        if self._announced is not None:
+            discovery.withdraw(self._announced)
+
     async def _start(self, plan: FleetPlan) -> None:
         [router] = self._supervisor.start(plan.router())
         await self._supervisor.wait_ready(READY_TIMEOUT_S)
         router.spec = plan.router(router.endpoints)
         self._router = router
+        where = self._wiring(STORE, self.backend)
         if self._settings.store:
-            [self._store] = self._supervisor.start(plan.store(self.backend))
+            [self._store] = self._supervisor.start(plan.store(where))
         workers = self._supervisor.start(
             *(plan.worker(name, self._wiring(name, self.backend)) for name in plan.worker_names)
         )
         self._workers = {worker.spec.name: worker for worker in workers}
         await self._supervisor.wait_ready(self._settings.start_timeout_s)
+        if self._store is not None:
+            self._store.spec = plan.store(where, self._store.endpoints)
 
     def _worker(self, name: str) -> SupervisedProcess:
         worker = self._workers.get(name)

@@ -6,13 +6,19 @@ from pathlib import Path
 from bus.errors import SettingsError
 from bus.ipc_paths import private_dir
 from bus.security.allow_list import edit_allow_list
-from bus.security.key_files import read_key_pair, write_key_pair
+from bus.security.key_files import (
+    public_file,
+    read_key_pair,
+    write_key_pair,
+    write_public_key,
+)
 from bus.security.keys import KeyPair
 from bus.security.principals import Principal, Role
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_curve import new_key_pair
 
 ALLOW_LIST = "allow.json"
+ROUTER = "router"
 OPERATOR = "operator"
 """The key that the commands of `rolloutbus` use, and clients that have none of their own."""
 
@@ -43,7 +49,8 @@ class FleetKeys:
             raise SettingsError(f"cannot use {self._directory}: {error.strerror}") from error
         path = self._directory / ALLOW_LIST
         is_new_list = not path.exists()
-        self._pair("router")
+        _, router = self._pair(ROUTER)
+        write_public_key(self._router_pub, router.public)
         everybody: dict[str, Role] = {**members, OPERATOR: "admin"}
         added: list[Principal] = []
         for name, role in everybody.items():
@@ -60,8 +67,14 @@ class FleetKeys:
     def security_of(self, name: str) -> SecuritySettings:
         """What an actor of this fleet is told."""
         return SecuritySettings(
-            key_file=str(self._file(name)), allow_list=str(self._directory / ALLOW_LIST)
+            key_file=str(self._file(name)),
+            server_key_file=str(self._router_pub),
+            allow_list=str(self._directory / ALLOW_LIST),
         )
+
+    @property
+    def _router_pub(self) -> Path:
+        return public_file(self._file(ROUTER))
 
     def _pair(self, name: str) -> tuple[bool, KeyPair]:
         """(whether it had to be made, the pair)."""

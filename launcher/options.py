@@ -40,6 +40,23 @@ DeadLetters = Annotated[
         "Default: `up`: dead_letters.msgpack beside the logs; `router`: none.",
     ),
 ]
+SessionsPerSlot = Annotated[
+    float,
+    typer.Option(help="Sessions that may be open at a worker for each of its slots."),
+]
+KeysDir = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR", help="Keys for every link, over TCP; the directory is made if missing."
+    ),
+]
+WeightsDir = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR",
+        help="Write every version to files here; the next fleet begins with the last one.",
+    ),
+]
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option(

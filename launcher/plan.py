@@ -12,14 +12,15 @@ from bus.child import ProcessSpec
 from bus.security.principals import Role
 from bus.security.settings import SecuritySettings
 from engine_worker.settings import WorkerSettings
-from launcher.fleet_keys import FleetKeys
+from launcher.fleet_keys import ROUTER, FleetKeys
 from launcher.run_dir import RunDirectory
 from launcher.settings import FleetSettings, engine_options
 from router.settings import RouterSettings
 from trainer_adapter.store.settings import StoreSettings
 
-ROUTER = "router"
 STORE = "store"
+LEDGER = ".ledger"
+"""In the directory of the weights' files, among which no name begins with a dot."""
 DEAD_LETTERS = "dead_letters.msgpack"
 """In the directory of the logs, unless another file is named."""
 READY_TIMEOUT_S = 30.0
@@ -37,6 +38,8 @@ class FleetPlan:
     def __init__(self, settings: FleetSettings, run_dir: RunDirectory) -> None:
         self._settings = settings
         self._run_dir = run_dir
+        weights_dir = settings.weights_dir
+        self._weights_dir = str(Path(weights_dir).absolute()) if weights_dir else ""
         self.worker_names = [f"w{index}" for index in range(settings.workers)]
         self._keys = FleetKeys(Path(settings.secure)) if settings.secure is not None else None
         if self._keys is not None:
@@ -59,18 +62,31 @@ class FleetPlan:
             frontend=known.get("frontend") or self._settings.address or self._endpoint("frontend"),
             backend=known.get("backend") or self._endpoint("backend"),
             leases=self._settings.lease,
+            sessions_per_slot=self._settings.sessions_per_slot,
             dead_letters=self._dead_letters(),
             security=self._security(ROUTER),
             exit_with_parent=True,
         )
         return self._spec(ROUTER, "router", settings, ready_timeout_s=READY_TIMEOUT_S)
 
-    def store(self, backend: str) -> ProcessSpec:
-        """The weight store."""
+    def store(self, backend: str, endpoints: dict[str, str] | None = None) -> ProcessSpec:
+        """The weight store, which joins at `backend`.
+
+        Args:
+            backend: of the router.
+            endpoints: of an earlier incarnation: workers ask there again for what they began to
+                pull.
+        """
+        bulk = (endpoints or {}).get("bulk", "").partition("#")[0]
+        # What is committed has to be remembered for as long as the files live.
+        ledger = (
+            Path(self._weights_dir, LEDGER) if self._weights_dir else self._run_dir.path / STORE
+        )
         settings = StoreSettings(
             router=backend,
-            directory=str(self._run_dir.path / "store"),
-            bulk=self._endpoint("bulk"),
+            directory=str(ledger),
+            bulk=bulk or self._endpoint("bulk"),
+            disk=self._weights_dir,
             security=self._security(STORE),
             exit_with_parent=True,
         )
@@ -83,6 +99,7 @@ class FleetPlan:
             router=backend,
             policy=self._settings.policy,
             stream=self._endpoint(f"{name}.stream"),
+            weights_root=self._weights_dir,
             engine=self._settings.engine,
             engine_options=engine_options(self._settings),
             lease=self._settings.lease,

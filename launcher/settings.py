@@ -30,11 +30,13 @@ class UpOptions(TypedDict, total=False):
     engine_options: Mapping[str, Any]
     policy: str
     store: bool
+    weights_dir: str | os.PathLike[str]
     transport: Transport
     address: str
     run_dir: str | os.PathLike[str] | None
     keep_logs: bool
     dead_letters: str | os.PathLike[str]
+    sessions_per_slot: float
     lease: LeaseSettings
     host: HostSettings
     start_timeout_s: float
@@ -55,6 +57,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Name of the policy whose weights they serve."""
     store: bool = True
     """Start a weight store, which weight updates need."""
+    weights_dir: str | os.PathLike[str] = ""
+    """Every version is also written to files here, and outlives the fleet: the next one begins with
+    the last version that was committed. Empty: versions end with the fleet."""
     transport: Transport = "ipc"
     """`ipc`: sockets in the run directory, for this user only; `tcp`: ports of the loopback."""
     address: str = ""
@@ -66,6 +71,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     dead_letters: str | os.PathLike[str] = ""
     """File that gets requests which killed engines, mode 0600, appended to; empty:
     `dead_letters.msgpack` among the logs."""
+    sessions_per_slot: float = 2.0
+    """Sessions that may be open at a worker for each of its slots; more are refused as `busy`."""
     lease: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
     host: HostSettings = msgspec.field(default_factory=HostSettings)
     """When an engine host counts as dead, and how often it may die."""

@@ -7,21 +7,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bus.messages.control import FleetStatus, WorkerStatus
-from bus.messages.generation import Sampling
+from bus.messages.generation import DetachedRequest, Sampling
 from launcher.fleet import Fleet, up
 from launcher.version import installed_version
 from rolloutbus import errors
 from trainer_adapter.client import RolloutClient, connect
+from trainer_adapter.published import Published
 from trainer_adapter.rollout import Delta, FleetResult, Rollout
+from trainer_adapter.session import Session
 from trainer_adapter.subscriber import StreamSubscriber
 from trainer_adapter.sync_client import SyncRolloutClient, connect_sync
 from trainer_adapter.text import TextClient
+from trainer_adapter.transfer import WeightTransferHandle
 
 if TYPE_CHECKING:
     from trainer_adapter.publisher import WeightPublisher
+    from trainer_adapter.sharded import ShardedSource
     from trainer_adapter.sync_publisher import SyncWeightPublisher
 
 _NEED_TORCH = {
+    "ShardedSource": "trainer_adapter.sharded",
     "SyncWeightPublisher": "trainer_adapter.sync_publisher",
     "WeightPublisher": "trainer_adapter.publisher",
 }
@@ -30,17 +35,22 @@ __version__ = installed_version()
 
 __all__ = [
     "Delta",
+    "DetachedRequest",
     "Fleet",
     "FleetResult",
     "FleetStatus",
+    "Published",
     "Rollout",
     "RolloutClient",
     "Sampling",
+    "Session",
+    "ShardedSource",
     "StreamSubscriber",
     "SyncRolloutClient",
     "SyncWeightPublisher",
     "TextClient",
     "WeightPublisher",
+    "WeightTransferHandle",
     "WorkerStatus",
     "__version__",
     "connect",

@@ -32,6 +32,7 @@ class RouterActor:
         self._actor: Actor[Effect] | None = None
         self._guard: Guard | None = None
         self._watch = ResourceWatch()
+        self._n_turned_away = 0
 
     async def __aenter__(self) -> Self:
         """Listen.
@@ -95,6 +96,9 @@ class RouterActor:
             self._actor.stop(self.core.context.superseded)
         if alarms := self._watch.look(now):
             self.core.context.count("resource_alarms", len(alarms))
+        if n_new := self.counters.turned_away - self._n_turned_away:
+            self.core.context.count("turned_away", n_new)
+            self._n_turned_away += n_new
         letters = self.core.take_dead_letters()
         if letters and self._settings.dead_letters:
             try:

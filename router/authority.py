@@ -44,12 +44,18 @@ def _hello(principal: Principal, entry: Entry) -> str:
         return f"the key of {principal.name!r} is for a {principal.role}, not for a {hello.role}"
     if not principal.may_be(hello.name):
         return f"the key of {principal.name!r} may not be used as {hello.name[:64]!r}"
-    served = (hello.worker.stream if hello.worker else "") or (
-        hello.store.bulk if hello.store else ""
-    )
-    if served and _key_in(served) != principal.key:
+    if any(_key_in(served) != principal.key for served in _served(hello)):
         return "the endpoint that it serves must carry its own key"
     return ""
+
+
+def _served(hello: Hello) -> list[str]:
+    served: list[str] = []
+    if hello.worker is not None:
+        served += [hello.worker.stream, hello.worker.bulk]
+    if hello.store is not None:
+        served.append(hello.store.bulk)
+    return [endpoint for endpoint in served if endpoint]
 
 
 def _key_in(endpoint: str) -> str:

@@ -13,13 +13,15 @@ NOWHERE = Peer(b"")
 class ClientRecord:
     """One client process; survives its connections."""
 
-    __slots__ = ("boot", "match_rid", "name", "peer", "rid_prefix", "seen_at")
+    __slots__ = ("beat_seq", "boot", "match_rid", "name", "peer", "rid_prefix", "seen_at")
 
     def __init__(self, name: str, boot: str, peer: Peer, now: float) -> None:
         self.name = name
         self.boot = boot
         self.peer = peer
         self.seen_at = now
+        self.beat_seq = 0
+        """The highest on this connection: a copy of an older beat is no sign of life."""
         self.rid_prefix = f"{name}/"
         """What the rids of its own commands begin with."""
         self.match_rid = re.compile(re.escape(self.rid_prefix) + RID_NUMBER).fullmatch

@@ -77,6 +77,13 @@ class Context:
         """Whether it takes any request."""
         return self.is_fit(worker) and not worker.is_set_aside
 
+    def quarantine_of(self, worker: MemberRecord) -> str:
+        """Why it gets no requests until it has caught up; empty if it is not behind."""
+        committed = self.committed_of(worker.policy)
+        if worker.state != "live" or worker.version >= committed:
+            return ""
+        return worker.problem or f"it has version {worker.version}; {committed} is committed"
+
     def to_client(self, client: str, entry: Entry) -> None:
         """Send to a client by name; dropped if it is away (whoever cares re-sends)."""
         record = self.clients.named(client)
@@ -94,10 +101,12 @@ class Context:
     def refuse(self, client: str, rid: str, problem: Problem, kind: str = "refused") -> None:
         """Answer a client's command with `refused`, `expired` or `failed`."""
         request = self.detached.requests.get(rid)
-        is_own = request is not None and request.client == client
-        if request is not None and is_own and not self.detached.followers.is_followed(request):
+        if request is not None and request.client == client:
             self.detached.keep_unheard(request, kind, problem)
-            return
+            follower = self.detached.followers.follower_of(request)
+            if follower is None:
+                return
+            self.detached.told(rid, follower)
         self.to_client(client, Entry(kind, rid, body=pack(problem)))
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from bus.backoff import Chance
 from bus.codec import unpack
+from bus.effects import Forget
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
 from bus.ids import Peer
@@ -18,6 +19,7 @@ from bus.messages.delivery import Accepted, Ack
 from bus.messages.membership import Hello
 from bus.security.principals import Principal
 from router.authority import Authority
+from router.catch_ups import CatchUps
 from router.clients import ClientRecord
 from router.context import Context, note_commit, refusal
 from router.dead_letter import DeadLetter
@@ -50,6 +52,9 @@ TO_MEMBERS = (
     "shutdown",
     "reserve_version",
     "seal_version",
+    "restore_version",
+    "check_weights",
+    "get_weights",
 )
 """Commands that a client may send through to members."""
 
@@ -70,6 +75,7 @@ class RouterCore:
         self._executions = Executions(self.context, self.table, self._health)
         self._fleet = Fleet(self.context, self._health.worker_failed)
         self._updates = Updates(self.context, self._fleet, self._dispatcher.refresh_worker)
+        self._catch_ups = CatchUps(self.context, self._updates)
         self._membership = Membership(self.context, self._on_beat, self._on_lost)
         self._publications = Publications(self.context, self._updates)
         self._reattachment = Reattachment(self.context)
@@ -92,7 +98,7 @@ class RouterCore:
         """Handle one batch from one connection."""
         if self._offences.shunned and self._offences.is_shunned(peer, now):
             self.context.count("shunned", len(entries))
-            return []
+            return [Forget(peer)]
         sender, handlers = self._sender(peer)
         for entry in entries:
             handle = handlers.get(entry.kind)
@@ -146,6 +152,7 @@ class RouterCore:
         self._fleet.tick(now)
         self._publications.tick(now)
         self._updates.tick(now)
+        self._catch_ups.tick(now)
         self._health.tick(now)
         self._sessions.tick(now)
         self._offences.tick(now)
@@ -203,7 +210,7 @@ class RouterCore:
             self.context.count("strangers")
             self._membership.dismiss(peer, "unknown-peer", "say hello first")
         elif entry.kind == "rejected":
-            self._membership.rejected(sender.name, entry)
+            self._membership.rejected(sender, entry)
         elif entry.kind != "goodbye":
             msg = f"unknown message kind {entry.kind[:32]!r}"
             raise RemoteProtocolError(msg)

@@ -45,9 +45,11 @@ class Desk:
         self._publications = publications
         self._sessions = sessions
 
-    def abort(self, client: ClientRecord, entry: Entry, _now: float) -> None:
-        """Stop requests of this client."""
-        n_aborted = self._dispatcher.abort(client, cast("Abort", unpack(entry)))
+    def abort(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Stop requests of this client, or a publication."""
+        body = cast("Abort", unpack(entry))
+        n_aborted = self._dispatcher.abort(client, body)
+        n_aborted += self._publications.abort(client.name, body.rids, now)
         self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
 
     def open_session(self, client: ClientRecord, entry: Entry, now: float) -> None:
@@ -121,6 +123,7 @@ class Desk:
             {**context.counters, "sessions_moved": self._table.placer.n_moved},
             self._sessions.counts(),
             dict(context.troubled),
+            self._publications.under_way(now),
         )
 
     def _targets(self, route: str) -> list[MemberRecord] | None:
@@ -150,6 +153,7 @@ class Desk:
             int((now - worker.beat_at) * 1000),
             worker.beat.stalled_ms,
             facts.pid if facts else 0,
+            self._context.quarantine_of(worker),
         )
 
 

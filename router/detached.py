@@ -24,13 +24,16 @@ _SHOWN: dict[str, DetachedState] = {"running": "running", "ended": "ended"}
 
 
 class Unheard(NamedTuple):
-    """An ending that the router itself gave while nobody was attached."""
+    """An ending that the router itself gave, and perhaps nobody has read."""
 
     client: str
     group: str
     kind: str
     problem: Problem
     until: float
+    told: Peer | None = None
+    """The connection on which it was said; whoever follows there may be dead already."""
+    told_at: float = 0.0
 
 
 class Detached:
@@ -42,6 +45,8 @@ class Detached:
         """By rid; all of them are in the request table too."""
         self._unheard: OrderedDict[str, Unheard] = OrderedDict()
         """The oldest first."""
+        self._told: set[str] = set()
+        """rids of those that were said."""
         self._collected = Tombstones(COLLECTED_S, MAX_DETACHED)
 
     @property
@@ -62,7 +67,11 @@ class Detached:
     def collected(self, request: Request) -> None:
         """Its client has the ending."""
         self.remove(request)
-        self._collected.put(request.rid, request.attempt, self.followers.now)
+        self.acked(request.rid, request.attempt)
+
+    def acked(self, rid: str, attempt: Attempt) -> None:
+        """Its client has this ending, wherever it is kept."""
+        self._collected.put(rid, attempt, self.followers.now)
 
     def is_collected(self, rid: str, attempt: Attempt) -> bool:
         """Whether this ending was acknowledged just now."""
@@ -75,12 +84,12 @@ class Detached:
             self.followers.follow(rid, peer, has_prompt=has_prompt)
 
     def unheard(self, rid: str, client: str) -> Unheard | None:
-        """What this client was not told of its request."""
+        """What this client was not told of its request, over this connection at least."""
         found = self._unheard.get(rid)
-        return found if found is not None and found.client == client else None
+        return found if found is not None and self._is_news(found, client) else None
 
     def keep_unheard(self, request: Request, kind: str, problem: Problem) -> None:
-        """The request has ended here, and nobody listens."""
+        """The request has ended here."""
         until = self.followers.now + UNHEARD_S
         self._unheard[request.rid] = Unheard(
             request.client, request.place.group, kind, problem, until
@@ -88,9 +97,12 @@ class Detached:
         if len(self._unheard) > MAX_DETACHED:
             self._unheard.popitem(last=False)
 
-    def take_unheard(self, rid: str) -> None:
-        """It has been told now."""
-        self._unheard.pop(rid, None)
+    def told(self, rid: str, peer: Peer) -> None:
+        """It is said over this connection; if nobody reads it there, another one may ask for it."""
+        found = self._unheard.get(rid)
+        if found is not None:
+            self._unheard[rid] = found._replace(told=peer, told_at=self.followers.now)
+            self._told.add(rid)
 
     def listed(self, client: str) -> list[DetachedRequest]:
         """All that is known for a client's name, in order of rids."""
@@ -104,7 +116,7 @@ class Detached:
         found += [
             DetachedRequest(rid, "ended", each.group)
             for rid, each in self._unheard.items()
-            if each.client == client
+            if self._is_news(each, client)
         ]
         return sorted(found, key=lambda each: int(each.rid.rpartition("/")[2]))
 
@@ -112,8 +124,24 @@ class Detached:
         """Time passes; returns how many endings grew too old to be kept."""
         self.followers.now = now
         self._collected.expire(now)
+        for rid in list(self._told):
+            self._judge(rid)
         n_dropped = 0
         while self._unheard and next(iter(self._unheard.values())).until <= now:
             self._unheard.popitem(last=False)
             n_dropped += 1
         return n_dropped
+
+    def _judge(self, rid: str) -> None:
+        """Forget what its client has read."""
+        found = self._unheard.get(rid)
+        if found is None or found.told is None:
+            self._told.discard(rid)
+        elif self.followers.has_read(found.client, found.told, found.told_at):
+            self._told.discard(rid)
+            del self._unheard[rid]
+
+    def _is_news(self, unheard: Unheard, client: str) -> bool:
+        if unheard.client != client:
+            return False
+        return unheard.told is None or unheard.told != self.followers.peer_of(client)

@@ -83,14 +83,14 @@ class Dispatcher:
         Raises:
             RemoteProtocolError: one of them is not the client's own; nothing was freed.
         """
-        own = client.rid_prefix
-        for rid, _ in body.items:
-            if not rid.startswith(own):
-                msg = "ack: items: a client acknowledges its own requests"
-                raise RemoteProtocolError(msg)
+        if not all(rid.startswith(client.rid_prefix) for rid, _ in body.items):
+            msg = "ack: items: a client acknowledges its own requests"
+            raise RemoteProtocolError(msg)
         for rid, attempt in body.items:
             request = self._table.get(rid)
-            if request is not None and request.attempt == attempt and request.state == "ended":
+            if request is None:  # perhaps a detached one, kept by a worker that is away
+                self._context.detached.acked(rid, attempt)
+            elif request.attempt == attempt and request.state == "ended":
                 self._table.acknowledge(request)
         member = self._context.members.named(entry.route.removeprefix("worker:"))
         if member is not None:

@@ -14,8 +14,10 @@ from router.table import RequestTable
 class _Told(NamedTuple):
     request: Request
     at: float
+    boot: str
+    """Of the process that was told: another one of its name knows nothing of it."""
     seen_at: float
-    """When its client had been heard of by then."""
+    """When that process had been heard of by then."""
 
 
 class Doubts:
@@ -34,13 +36,13 @@ class Doubts:
         client = self._context.clients.named(request.client)
         if client is not None and request.body != NO_BODY and not self._context.detached.is_full:
             at = self._context.detached.followers.now
-            self._told[request.rid] = _Told(request, at, client.seen_at)
+            self._told[request.rid] = _Told(request, at, client.boot, client.seen_at)
 
     def tick(self, now: float) -> None:
         """Queue again what nobody takes care of."""
-        for rid, (request, at, seen_at) in list(self._told.items()):
+        for rid, (request, at, boot, seen_at) in list(self._told.items()):
             client = self._context.clients.named(request.client)
-            is_alive = client is not None and client.seen_at > seen_at
+            is_alive = client is not None and client.boot == boot and client.seen_at > seen_at
             if is_alive or self._table.get(rid) is not None:
                 del self._told[rid]
             elif now - at > self._context.settings.leases.silence_s:

@@ -91,6 +91,7 @@ class Executions:
             is_unplaced = request.n_sent == 0 or (rid in groups and not request.worker)
             if is_unplaced and request.state in {"queued", "parked"}:
                 self._table.adopt(request, worker, attempt)
+                begun.append((rid, attempt))  # who was told that it waits must watch it now
             elif request.attempt != attempt or request.worker != worker.name:
                 fenced.append((rid, attempt))
             elif request.state == "sent":  # the word that it was begun has been lost

@@ -13,6 +13,7 @@ from bus.entry import Entry
 from bus.messages.control import FleetOutcome, WorkerOutcome
 from bus.messages.delivery import Accepted, Ack
 from bus.messages.endings import Problem
+from bus.messages.limits import MAX_BODY_BYTES, MAX_SENTENCE_CHARS
 from router.context import Context
 from router.members import MemberRecord
 
@@ -42,6 +43,8 @@ class MemberCommand:
     deadline_at: float
     on_done: OnDone
     on_result: OnResult | None = None
+    bodies: dict[str, Raw] = field(default_factory=dict[str, Raw])
+    """Member name -> what it is told instead of `body`."""
     waiting: dict[str, str] = field(default_factory=dict[str, str])
     """sub-rid -> member name."""
     results: Results = field(default_factory=dict[str, WorkerOutcome])
@@ -92,6 +95,10 @@ class Fleet:
         def answer(results: Results, silent: list[str], at: float) -> None:
             body = pack(FleetOutcome(list(results.values()), silent))
             reply = Entry("finished", entry.rid, body=body)
+            if len(body) > MAX_BODY_BYTES:
+                why = f"{len(results)} answers of {len(body)} bytes; {MAX_BODY_BYTES} can be sent"
+                problem = Problem("internal", why, "failed")
+                reply = Entry("failed", entry.rid, body=pack(problem))
             self._done[entry.rid] = (at + DONE_KEPT_S, reply)
             if len(self._done) > DONE_KEPT:
                 del self._done[next(iter(self._done))]
@@ -107,6 +114,17 @@ class Fleet:
         for member in targets:
             self._send_first(command, member, now)
         self._finish_if_complete(command, now)
+
+    def abandon(self, rid: str) -> None:
+        """Forget a command, if it is under way: nobody hears of its end."""
+        command = self._commands.pop(rid, None)
+        if command is None:
+            return
+        for sub_rid, name in command.waiting.items():
+            self._parts.pop(sub_rid, None)
+            member = self._context.members.named(name)
+            if member is not None:
+                member.commands.discard(sub_rid)
 
     def accepted(self, body: Accepted) -> None:
         """Members took these up: no need to send them again."""
@@ -160,7 +178,7 @@ class Fleet:
             "",
             left_ms,
             None,
-            command.body,
+            command.bodies.get(member.name, command.body),
         )
         first_s = self._context.settings.leases.resend_first_s
         self._parts[sub_rid] = _Part(
@@ -205,5 +223,5 @@ def is_share(rid: str) -> bool:
 def problem_of(outcome: WorkerOutcome, body: object) -> str:
     """Why a member did not finish, in a few words."""
     if isinstance(body, Problem):
-        return f"{body.code}: {body.message}"
+        return f"{body.code}: {body.message}"[:MAX_SENTENCE_CHARS]
     return outcome.kind

@@ -94,8 +94,9 @@ class Membership:
 
     def client_beat(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """A client lives."""
-        client.seen_at = now
         seq = cast("ClientBeat", unpack(entry)).seq
+        if seq > client.beat_seq:
+            client.beat_seq, client.seen_at = seq, now
         lease = Lease(self._context.router_epoch, self._context.instance, seq)
         self._context.out.send(client.peer, Entry("lease", body=pack(lease)))
 
@@ -109,14 +110,19 @@ class Membership:
         """A member breaks the protocol again and again, or has no rights: its lease ends now."""
         self._lose(member, "goodbye", why, now)
 
-    def rejected(self, name: str, entry: Entry) -> None:
-        """A peer that was welcomed says that it obeys another router, which lives."""
+    def rejected(self, sender: ClientRecord | MemberRecord, entry: Entry) -> None:
+        """A peer that was welcomed says that it obeys another router, which lives.
+
+        The fleet is where its members are. While some are here, no client can say otherwise.
+        """
         body = cast("Rejected", unpack(entry))
         if body.instance == self._context.instance:
             return
         self._context.count("rejected")
+        if isinstance(sender, ClientRecord) and any(self._context.members):
+            return
         self._context.superseded = (
-            f"another router holds this fleet: {name} obeys router {body.instance[:8]} "
+            f"another router holds this fleet: {sender.name} obeys router {body.instance[:8]} "
             f"at epoch {body.router_epoch}; this one was started while that one runs"
         )
 

@@ -1,6 +1,6 @@
 """Connections that break the protocol again and again: counted, dismissed, then not listened to.
 
-ZeroMQ cannot close one connection of many, so a dismissed one that goes on is ignored instead.
+A dismissed connection is its peer's to close; one that goes on is ignored instead.
 Spec: docs/protocol.md, "Limits".
 """
 

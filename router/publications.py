@@ -4,12 +4,18 @@ The transaction itself is `router.updates`'s.
 Spec: docs/protocol.md, "Weights".
 """
 
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
 from bus.codec import pack
-from bus.entry import Entry
+from bus.entry import NO_BODY, Entry
 from bus.messages.endings import Problem
-from bus.messages.weights import Published, PublishVersion, WorkerUpdate
+from bus.messages.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
+from bus.messages.weights import Published, PublishVersion, UpdateStatus, WorkerUpdate
 from router.context import Context, refusal
-from router.update import Update
+from router.success_rule import RULES, n_needed
+from router.update import Update, Watcher
 from router.updates import Updates
 
 MEMBERS_GRACE_S = 10.0
@@ -32,7 +38,9 @@ class _Publication:
         self.rid = rid
         self.body = body
         self.deadline_at = deadline_at
-        self.is_running = False
+        self.update: Update | None = None
+        """The try under way."""
+        self.is_called_off = False
         self.try_at = 0.0
         self.patience_at = 0.0
         """When it is refused if its members are still missing."""
@@ -65,68 +73,117 @@ class Publications:
         self._open[entry.rid] = publication
         self._try(publication, now)
 
+    def abort(self, client: str, rids: Iterable[str], now: float) -> int:
+        """Call off those of these that are a client's publications; returns how many were.
+
+        One whose commit may be recorded goes on: its end tells what became of it.
+        """
+        mine = (each for rid in rids if (each := self._open.get(rid)) is not None)
+        return sum(self._call_off(each, now) for each in mine if each.client == client)
+
+    def under_way(self, now: float) -> list[UpdateStatus]:
+        """Updates under way, catching up included."""
+        return self._updates.status(now)[:MAX_MEMBERS]
+
     def tick(self, now: float) -> None:
         """Begin what could not begin before; forget old answers."""
         for publication in list(self._open.values()):
-            if not publication.is_running and publication.try_at <= now:
+            if publication.update is None and publication.try_at <= now:
                 self._try(publication, now)
         for rid in [rid for rid, (until, _) in self._answered.items() if until <= now]:
             del self._answered[rid]
 
     def _problem_of(self, body: PublishVersion) -> Problem | None:
+        if n_needed(body.require, 1) is None:
+            message = f"{body.require!r} is no success rule; there are {RULES}"
+            return refusal("bad_request", message, "require")
         for other in self._open.values():
             if other.body.policy == body.policy:
                 message = f"version {other.body.version} is on its way; wait for it"
                 return refusal("update_in_progress", message, retry_after_ms=100)
         if len(self._open) >= MAX_OPEN:
             return refusal("busy", f"{MAX_OPEN} publications are under way", retry_after_ms=1000)
+        return self._staleness_of(body)
+
+    def _staleness_of(self, body: PublishVersion) -> Problem | None:
         committed = self._context.committed_of(body.policy)
-        if body.version < committed:
-            message = f"version {body.version} is below the committed {committed}"
-            return refusal("stale_version", message, "version")
-        return None
+        if body.version >= committed:
+            return None
+        message = (
+            f"version {body.version} is below the committed {committed}; restore_version makes a "
+            "new version of the older content"
+        )
+        return refusal("stale_version", message, "version")
 
     def _try(self, publication: _Publication, now: float) -> None:
-        missing = self._missing(publication.body.policy)
-        if missing is None:
-            publication.is_running = True
-
-            def ended(update: Update, at: float) -> None:
-                self._ended(publication, update, at)
-
-            self._updates.start(publication.body, publication.deadline_at, ended, now)
+        stale = self._staleness_of(publication.body)  # a store may have told more since
+        missing = None if stale else self._missing(publication.body)
+        if stale is not None:
+            self._answer(publication, "refused", stale, now)
+        elif missing is None:
+            self._begin(publication, now)
         elif publication.patience_at <= now:
             self._answer(publication, "refused", missing, now)
 
-    def _missing(self, policy: str) -> Problem | None:
+    def _begin(self, publication: _Publication, now: float) -> None:
+        def progressed(update: Update) -> None:
+            entry = Entry("update_progress", publication.rid, body=pack(update.progress))
+            self._context.to_client(publication.client, entry)
+
+        def ended(update: Update, at: float) -> None:
+            self._ended(publication, update, at)
+
+        watcher = Watcher(progressed, ended)
+        deadline_at = publication.deadline_at
+        publication.update = self._updates.start(publication.body, deadline_at, watcher, now)
+
+    def _missing(self, body: PublishVersion) -> Problem | None:
         """What an update cannot do without."""
         if self._context.members.store() is None:
             message = "no weight store is connected; start one with `rolloutbus store`"
             return refusal("no_store", message)
-        if not self._context.members.workers(policy):
-            message = f"no worker serves policy {policy!r}; start one and publish again"
+        n_workers = len(self._context.members.workers(body.policy))
+        if not n_workers:
+            message = f"no worker serves policy {body.policy!r}; start one and publish again"
             return refusal("not_ready", message)
+        needed = n_needed(body.require, n_workers) or 0
+        if needed > n_workers:
+            message = f"{needed} workers are required; {n_workers} serve policy {body.policy!r}"
+            return refusal("not_ready", message, "require")
         return None
+
+    def _call_off(self, publication: _Publication, now: float) -> bool:
+        publication.is_called_off = True
+        if publication.update is None:
+            self._answer(publication, "cancelled", None, now)
+        elif not self._updates.call_off(publication.update, now):
+            publication.is_called_off = False
+        return publication.is_called_off
 
     def _ended(self, publication: _Publication, update: Update, now: float) -> None:
         if update.state == "committed":
             workers = [_worker_update(update, name) for name in update.targets]
             published = Published(update.body.version, workers)
             self._answer(publication, "finished", published, now)
+        elif publication.is_called_off:
+            self._answer(publication, "cancelled", None, now)
         elif update.met_only_silence and now < publication.deadline_at:
             # Nobody said no: the workers were lost, or this router was frozen for too long.
-            publication.is_running = False
+            publication.update = None
+            publication.body = _without_groups(publication.body)
             publication.try_at = now + RETRY_S
             publication.patience_at = publication.deadline_at
         else:
             why = "; ".join(f"{name}: {text}" for name, text in sorted(update.problems.items()))
             message = f"version {update.body.version} was not committed: {why or 'no worker'}"
-            self._answer(publication, "failed", Problem("update_failed", message, "failed"), now)
+            problem = Problem("update_failed", message[:MAX_SENTENCE_CHARS], "failed")
+            self._answer(publication, "failed", problem, now)
 
     def _answer(
-        self, publication: _Publication, kind: str, body: Problem | Published, now: float
+        self, publication: _Publication, kind: str, body: Problem | Published | None, now: float
     ) -> None:
-        answer = Entry(kind, publication.rid, body=pack(body))
+        raw = NO_BODY if body is None else pack(body)
+        answer = Entry(kind, publication.rid, body=raw)
         self._answered[publication.rid] = (now + ANSWER_KEPT_S, answer)
         if len(self._answered) > ANSWER_KEPT:
             del self._answered[next(iter(self._answered))]
@@ -134,6 +191,30 @@ class Publications:
         self._context.to_client(publication.client, answer)
 
 
+def _without_groups(body: PublishVersion) -> PublishVersion:
+    """A group that was formed, or not, is never used again."""
+    offers = [offer for offer in body.offers if offer.transport != "collective"]
+    return replace(body, offers=offers)
+
+
 def _worker_update(update: Update, name: str) -> WorkerUpdate:
-    problem = update.problems.get(name, "")
-    return WorkerUpdate(name, not problem, update.stalls_ms.get(name, 0.0), problem)
+    """How it went on one worker."""
+    problem, way, prepared = (
+        update.problems.get(name, ""),
+        update.ways.get(name),
+        update.prepared.get(name),
+    )
+    why = way.why if way is not None else ""
+    if prepared is not None and not prepared.transport:
+        why = "it had the version already"
+    elif prepared is not None:
+        why = prepared.why or why
+    return WorkerUpdate(
+        name,
+        not problem,
+        update.stalls_ms.get(name, 0.0),
+        problem,
+        prepared.transport if prepared is not None else "",
+        prepared.moved_bytes if prepared is not None else 0,
+        why,
+    )

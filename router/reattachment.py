@@ -33,7 +33,7 @@ class Reattachment:
             context.detached.follow(rid, client.peer, has_prompt=False)
             self._answer(client, request, entry)
         elif unheard is not None:
-            context.detached.take_unheard(rid)
+            context.detached.told(rid, client.peer)
             context.refuse(client.name, rid, unheard.problem, unheard.kind)
         elif not context.is_recovering:
             message = "no detached request of this name is held; it may have been collected"

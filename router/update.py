@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bus.life import following
-from bus.messages.weights import PublishVersion
+from bus.messages.weights import Prepared, PublishVersion, UpdateProgress, UpdateStatus
+from router.success_rule import n_needed
+from router.transport_plan import Way
 
 UpdateState = Literal["preparing", "recording", "committing", "committed", "aborted"]
 
 UPDATE_LIFE: dict[UpdateState, dict[str, UpdateState]] = {
     # workers pull and verify the bytes beside the weights they serve with
-    "preparing": {"prepared": "recording", "rule_broken": "aborted"},
+    "preparing": {"prepared": "recording", "rule_broken": "aborted", "called_off": "aborted"},
     # the store writes the decision; from here on the version counts
-    "recording": {"recorded": "committing", "not_recorded": "aborted"},
+    "recording": {"recorded": "committing", "not_recorded": "aborted", "called_off": "aborted"},
     # workers swap, each between two of its steps
     "committing": {"done": "committed"},
     "committed": {},
@@ -25,23 +27,41 @@ SILENT = "silent"
 """How the problem of a worker begins that was lost or had not answered at the deadline."""
 
 
+class Watcher(NamedTuple):
+    """Who wants to know of an update."""
+
+    on_progress: "Callable[[Update], None]"
+    """It has come further: a new state, or one more worker."""
+    on_end: "Callable[[Update, float], None]"
+    """(update, now): it is committed or aborted; called once."""
+
+
 @dataclass(slots=True)
 class Update:
-    """One transaction; `on_end` is called once, when it is committed or aborted."""
+    """One transaction."""
 
     name: str
     """Prefix of its member commands' ids; unique for ever, so that no member mistakes it for an
     update of an earlier router."""
     body: PublishVersion
     deadline_at: float
-    on_end: "Callable[[Update, float], None]"
+    watcher: Watcher
+    began_at: float
     is_catch_up: bool = False
     """The decision was recorded long ago: bring one worker there."""
     state: UpdateState = "preparing"
+    is_decided: bool = False
+    """The store was asked to record it and may have done so: there is no way back."""
     targets: list[str] = field(default_factory=list[str])
+    ways: dict[str, Way] = field(default_factory=dict[str, Way])
+    """Target -> how it was told to take the version."""
+    prepared: dict[str, Prepared] = field(default_factory=dict[str, Prepared])
+    left: list[str] = field(default_factory=list[str])
+    """Prepared workers whose commit has not begun."""
+    stalls_ms: dict[str, float] = field(default_factory=dict[str, float])
+    """Of workers that are active."""
     problems: dict[str, str] = field(default_factory=dict[str, str])
     """Worker -> why it is not active."""
-    stalls_ms: dict[str, float] = field(default_factory=dict[str, float])
 
     def advance(self, event: str) -> None:
         """Move along UPDATE_LIFE.
@@ -64,9 +84,29 @@ class Update:
     @property
     def satisfies_its_rule(self) -> bool:
         """Whether enough targets are without a problem."""
-        n_ready, n_targets = len(self.ready), len(self.targets)
-        if self.body.require == "all":
-            return n_ready == n_targets
-        if self.body.require == "quorum":
-            return n_ready * 2 > n_targets
-        return n_ready > 0
+        needed = n_needed(self.body.require, len(self.targets))
+        return needed is not None and len(self.ready) >= needed
+
+    @property
+    def progress(self) -> UpdateProgress:
+        """What its publisher is told."""
+        return UpdateProgress(
+            self.body.version,
+            self.state,
+            len(self.targets),
+            n_prepared=len(self.prepared),
+            n_active=len(self.stalls_ms),
+        )
+
+    def status(self, now: float) -> UpdateStatus:
+        """What everybody may see."""
+        return UpdateStatus(
+            self.body.policy,
+            self.body.version,
+            self.state,
+            int((now - self.began_at) * 1000),
+            len(self.targets),
+            n_prepared=len(self.prepared),
+            n_active=len(self.stalls_ms),
+            is_catch_up=self.is_catch_up,
+        )

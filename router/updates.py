@@ -1,37 +1,43 @@
-"""Weight updates as transactions: prepare everywhere, record the decision, commit.
+"""Weight updates as transactions: prepare everywhere, record the decision, commit in waves.
 
-A worker below the last committed version serves nobody: the router brings it up to date by
-itself (a late joiner, a restarted one, one that failed during an update).
+Whom to bring where, and when, is decided by others: `router.publications`, `router.catch_ups`.
 Spec: docs/protocol.md, "Weights".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import Raw
 
 from bus.codec import pack, unpack, unpack_result
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
 from bus.messages.control import WorkerOutcome
+from bus.messages.membership import StoreFacts
 from bus.messages.weights import (
     AbortUpdate,
     Committed,
     CommitUpdate,
+    Prepared,
     PrepareUpdate,
     PublishVersion,
     RecordCommit,
+    UpdateStatus,
 )
+from router.commit_waves import next_wave
 from router.context import Context, note_commit
 from router.fleet import Fleet, MemberCommand, Results, problem_of
 from router.members import MemberRecord
-from router.update import SILENT, Update
+from router.transport_plan import Target, plan_ways
+from router.update import SILENT, Update, Watcher
 
-CATCH_UP_S = 120.0
-"""A single worker gets this long to pull and swap."""
-CATCH_UP_RETRY_S = 2.0
-"""Before a worker that failed to catch up is tried again."""
+ABORT_S = 2.0
+"""Left to tell workers that an update is over, if its own time is."""
+TAKES_UPDATES = frozenset({"ready", "paused", "updating", "torn"})
+"""Beat states in which a worker can begin an update."""
 
 
 class Updates:
-    """The version ledger's writer: at most one fleet update per policy at a time."""
+    """All updates under way."""
 
     def __init__(
         self, context: Context, fleet: Fleet, on_change: Callable[[MemberRecord, float], None]
@@ -39,75 +45,118 @@ class Updates:
         self._context = context
         self._fleet = fleet
         self._on_change = on_change
-        self._current: dict[str, Update] = {}
+        self._open: dict[str, Update] = {}
+        """By name."""
         self._unrecorded: list[Update] = []
         """Prepared updates whose decision the store could not take yet."""
         self._n = 0
 
     def start(
-        self,
-        body: PublishVersion,
-        deadline_at: float,
-        on_end: Callable[[Update, float], None],
-        now: float,
-    ) -> None:
+        self, body: PublishVersion, deadline_at: float, watcher: Watcher, now: float
+    ) -> Update:
         """Bring a sealed version to every worker of its policy."""
-        update = Update(self._name(), body, deadline_at, on_end)
-        self._current[body.policy] = update
+        update = Update(self._name(), body, deadline_at, watcher, now)
         self._prepare(update, self._context.members.workers(body.policy), now)
+        return update
+
+    def catch_up(self, worker: MemberRecord, version: int, timeout_s: float, now: float) -> None:
+        """Bring one worker to a version that was committed before."""
+        worker.is_catching_up = True
+        # What is torn has nothing left to keep beside the new weights.
+        mode = "in_place" if worker.beat.state == "torn" else "staged"
+        body = PublishVersion(worker.policy, version, mode=mode)
+        nobody = Watcher(_ignore_progress, _ignore_end)
+        update = Update(self._name(), body, now + timeout_s, nobody, now, is_catch_up=True)
+        self._prepare(update, [worker], now)
+
+    def call_off(self, update: Update, now: float) -> bool:
+        """Its publisher has changed its mind. False: it is too late for that."""
+        if update.name not in self._open or update.is_decided:
+            return False
+        self._fleet.abandon(f"{update.name}.p")
+        if update in self._unrecorded:
+            self._unrecorded.remove(update)
+        self._abort(update, "called_off", now)
+        return True
+
+    def busy_policies(self) -> set[str]:
+        """Those of which a version is on its way to all workers."""
+        return {each.body.policy for each in self._open.values() if not each.is_catch_up}
+
+    def status(self, now: float) -> list[UpdateStatus]:
+        """What is under way."""
+        return [update.status(now) for update in self._open.values()]
 
     def tick(self, now: float) -> None:
-        """Retry what the store could not record; bring workers that fell behind up to date."""
+        """Retry what the store could not record."""
         unrecorded, self._unrecorded = self._unrecorded, []
         for update in unrecorded:
             self._record(update, now)
-        context = self._context
-        if context.members.store() is None:
-            return
-        for worker in context.members.workers():
-            committed = context.committed_of(worker.policy)
-            if worker.version >= committed or worker.state != "live":
-                continue
-            can_update = worker.beat.state in {"ready", "paused", "updating"}
-            is_idle = not worker.is_catching_up and worker.policy not in self._current
-            if can_update and is_idle and worker.retry_update_at <= now:
-                self._catch_up(worker, committed, now)
-
-    def _catch_up(self, worker: MemberRecord, version: int, now: float) -> None:
-        worker.is_catching_up = True
-        worker.retry_update_at = now + CATCH_UP_RETRY_S
-        self._context.count("catch_ups")
-        body = PublishVersion(worker.policy, version)
-        update = Update(self._name(), body, now + CATCH_UP_S, _ignore_end, is_catch_up=True)
-        self._prepare(update, [worker], now)
 
     def _name(self) -> str:
         self._n += 1
         return f"update-{self._context.instance[:8]}-{self._n}"
 
+    def _advance(self, update: Update, event: str) -> None:
+        update.advance(event)
+        update.watcher.on_progress(update)
+
     def _prepare(self, update: Update, targets: list[MemberRecord], now: float) -> None:
-        store = self._context.members.store()
-        bulk = store.hello.store.bulk if store and store.hello.store else ""
+        self._open[update.name] = update
         update.targets = [member.name for member in targets]
-        body = pack(PrepareUpdate(update.body.policy, update.body.version, bulk))
+        store = self._context.members.store()
+        facts = store.hello.store if store is not None else None
+        bodies = self._prepare_bodies(update, targets, facts or StoreFacts(""))
+        update.watcher.on_progress(update)
+
+        def one(member: MemberRecord, outcome: WorkerOutcome, _at: float) -> None:
+            prepared = _result("prepare_update", outcome)
+            if isinstance(prepared, Prepared):
+                update.prepared[member.name] = prepared
+                update.watcher.on_progress(update)
 
         def done(results: Results, silent: list[str], at: float) -> None:
             self._prepared(update, results, silent, at)
 
-        name = f"{update.name}.p"
-        command = MemberCommand(name, "prepare_update", body, update.deadline_at, done)
+        name, kind = f"{update.name}.p", "prepare_update"
+        command = MemberCommand(name, kind, Raw(), update.deadline_at, done, one, bodies)
         self._fleet.start(command, targets, now)
+
+    def _prepare_bodies(
+        self, update: Update, targets: list[MemberRecord], store: StoreFacts
+    ) -> dict[str, Raw]:
+        """What each worker is told, by the plan."""
+        body = update.body
+        holders = [
+            facts
+            for member in self._context.members.workers(body.policy)
+            if member.version == body.version and (facts := member.hello.worker) is not None
+        ]
+        update.ways = plan_ways([*_as_targets(targets)], store, body, holders)
+        return {
+            name: pack(
+                PrepareUpdate(
+                    policy=body.policy,
+                    version=body.version,
+                    bulk=store.bulk,
+                    transport=way.transport,
+                    sources=list(way.sources),
+                    mode=body.mode,
+                    rank=way.rank,
+                    world=way.world,
+                )
+            )
+            for name, way in update.ways.items()
+        }
 
     def _prepared(self, update: Update, results: Results, silent: list[str], now: float) -> None:
         _note_problems(update, "prepare_update", results, silent)
         if not update.satisfies_its_rule:
-            update.advance("rule_broken")
-            self._undo(update, now)
-            self._close(update, now)
+            self._abort(update, "rule_broken", now)
             return
-        update.advance("prepared")
+        self._advance(update, "prepared")
         if update.is_catch_up:
-            update.advance("recorded")
+            self._advance(update, "recorded")
             self._commit(update, now)
         else:
             self._record(update, now)
@@ -117,44 +166,57 @@ class Updates:
             if silent and at < update.deadline_at:
                 self._unrecorded.append(update)  # the store will be back
             elif silent or any(outcome.kind != "finished" for outcome in results.values()):
-                update.advance("not_recorded")
-                self._undo(update, at)
-                update.problems["store"] = "could not record the commit"
-                self._close(update, at)
+                self._abort(update, "not_recorded", at)
             else:
-                update.advance("recorded")
+                self._advance(update, "recorded")
                 self._commit(update, at)
 
         store = self._context.members.store()
+        if store is None:
+            done({}, ["store"], now)
+            return
+        update.is_decided = True
         body = pack(RecordCommit(update.body.policy, update.body.version))
         name = f"{update.name}.r"
         command = MemberCommand(name, "record_commit", body, update.deadline_at, done)
-        if store is None:
-            done({}, ["store"], now)
-        else:
-            self._fleet.start(command, [store], now)
+        self._fleet.start(command, [store], now)
 
     def _commit(self, update: Update, now: float) -> None:
+        update.left = update.ready
+        self._commit_wave(update, now)
+
+    def _commit_wave(self, update: Update, now: float) -> None:
+        """Let the next workers swap; whoever left meanwhile is noted."""
         body = update.body
-        packed = pack(CommitUpdate(body.policy, body.version, body.in_flight))
+        here = {member.name: member for member in self._still_here(update, update.left)}
+        fit = {
+            w.name for w in self._context.members.workers(body.policy) if self._context.is_fit(w)
+        }
+        wave = next_wave(list(here), fit, body.floor)
+        update.left = [name for name in here if name not in set(wave)]
 
         def one(member: MemberRecord, outcome: WorkerOutcome, at: float) -> None:
             self._committed_one(update, member, outcome, at)
 
         def done(results: Results, silent: list[str], at: float) -> None:
-            self._committed_all(update, results, silent, at)
+            _note_problems(update, "commit_update", results, silent)
+            if update.left and at < update.deadline_at:
+                self._commit_wave(update, at)
+            else:
+                self._committed_all(update, at)
 
+        packed = pack(CommitUpdate(body.policy, body.version, body.in_flight))
         name = f"{update.name}.c"
         command = MemberCommand(name, "commit_update", packed, update.deadline_at, done, one)
-        self._fleet.start(command, self._still_here(update), now)
+        self._fleet.start(command, [here[name] for name in wave], now)
 
-    def _still_here(self, update: Update) -> list[MemberRecord]:
-        """Prepared workers that are on the bus; who left meanwhile is noted."""
+    def _still_here(self, update: Update, names: Iterable[str]) -> list[MemberRecord]:
+        """Those of them that are on the bus; who left since it was prepared is noted."""
         here: list[MemberRecord] = []
-        for name in update.ready:
+        for name in names:
             member = self._context.members.named(name)
             if member is None:
-                update.problems[name] = f"{SILENT} since prepare_update"
+                update.problems.setdefault(name, f"{SILENT} since prepare_update")
             else:
                 here.append(member)
         return here
@@ -167,27 +229,31 @@ class Updates:
         if isinstance(committed, Committed):
             update.stalls_ms[member.name] = committed.stall_ms
             member.version = max(member.version, committed.version)
-            member.problem = ""
+            update.watcher.on_progress(update)
             self._on_change(member, now)
 
-    def _committed_all(
-        self, update: Update, results: Results, silent: list[str], now: float
-    ) -> None:
-        _note_problems(update, "commit_update", results, silent)
-        update.advance("done")
+    def _committed_all(self, update: Update, now: float) -> None:
+        for name in update.left:
+            update.problems[name] = "its turn to commit did not come before the deadline"
         note_commit(self._context.committed, update.body.policy, update.body.version)
+        self._advance(update, "done")
         self._close(update, now)
 
-    def _undo(self, update: Update, now: float) -> None:
+    def _abort(self, update: Update, event: str, now: float) -> None:
         """Drop what was staged; a worker that misses this drops it at the next update."""
-        body = pack(AbortUpdate(update.body.policy, update.body.version))
-        name = f"{update.name}.a"
-        command = MemberCommand(name, "abort_update", body, update.deadline_at, _ignore_done)
-        self._fleet.start(command, self._still_here(update), now)
+        here = self._still_here(update, update.targets)
+        self._advance(update, event)
+        if event == "not_recorded":
+            update.problems["store"] = "could not record the commit"
+        packed = pack(AbortUpdate(update.body.policy, update.body.version))
+        name, until = f"{update.name}.a", max(update.deadline_at, now + ABORT_S)
+        self._fleet.start(
+            MemberCommand(name, "abort_update", packed, until, _ignore_done), here, now
+        )
+        self._close(update, now)
 
     def _close(self, update: Update, now: float) -> None:
-        if self._current.get(update.body.policy) is update:
-            del self._current[update.body.policy]
+        del self._open[update.name]
         for name in update.targets:
             member = self._context.members.named(name)
             if member is not None:
@@ -197,7 +263,15 @@ class Updates:
         # Whoever is behind now goes first, or else it would get what waits.
         for worker in sorted(workers, key=self._context.is_serving):
             self._on_change(worker, now)
-        update.on_end(update, now)
+        update.watcher.on_end(update, now)
+
+
+def _as_targets(members: Iterable[MemberRecord]) -> Iterator[Target]:
+    for member in members:
+        facts, state = member.hello.worker, member.beat.state
+        if facts is not None:
+            has_base = member.version > 0 and state != "torn"
+            yield Target(member.name, facts, has_base, is_able=state in TAKES_UPDATES)
 
 
 def _note_problems(update: Update, kind: str, results: Results, silent: list[str]) -> None:
@@ -219,6 +293,10 @@ def _result(kind: str, outcome: WorkerOutcome) -> object:
 
 def _ignore_done(_results: Results, _silent: list[str], _now: float) -> None:
     """Nobody waits for it."""
+
+
+def _ignore_progress(_update: Update) -> None:
+    """Nobody is told."""
 
 
 def _ignore_end(_update: Update, _now: float) -> None:

@@ -16,6 +16,8 @@ from bus.messages.generation import (
     Sampling,
 )
 from bus.messages.session import OpenSession
+from bus.ref import FLEET
+from bus.security.key_files import router_key_beside
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_dialer import dialer_of
 from trainer_adapter.control import FleetClient
@@ -32,6 +34,10 @@ from trainer_adapter.rollouts import (
 from trainer_adapter.session import Session, SessionOptions
 from trainer_adapter.session_book import HeldSession
 from trainer_adapter.settings import ClientSettings
+from trainer_adapter.weight_queries import ActiveTensor, check_weights, get_weights
+from trainer_adapter.weights_report import WeightsReport
+
+WEIGHTS_DEADLINE_S = 120.0
 
 
 class RolloutClient(FleetClient):
@@ -164,6 +170,38 @@ class RolloutClient(FleetClient):
         """
         return self.connection.stream(_attach(rid, is_followed=True), deadline_s)
 
+    async def check_weights(
+        self,
+        names: Sequence[str] = (),
+        *,
+        target: str = FLEET,
+        deadline_s: float = WEIGHTS_DEADLINE_S,
+    ) -> WeightsReport:
+        """Compare the active weights of workers by digest: with the store's, and with each other.
+
+        Generation goes on; the engines' steps wait for copies of 8 MiB at a time.
+
+        Args:
+            names: tensors; all if empty.
+            target: `fleet`, or the name of one worker.
+            deadline_s: seconds from now.
+
+        Spec: docs/protocol.md, "Weights".
+        """
+        return await check_weights(self, names, target, deadline_s)
+
+    async def get_weights(
+        self, name: str, worker: str, *, deadline_s: float = WEIGHTS_DEADLINE_S
+    ) -> ActiveTensor:
+        """The bytes of one tensor as a worker has it active, all of one version.
+
+        Raises:
+            RequestError: the worker has no such tensor, or cannot tell.
+            PeerLost: the worker was lost.
+            TimeoutError: versions changed faster than the tensor could be read.
+        """
+        return await get_weights(self, name, worker, deadline_s)
+
     async def abort(self, rids: Iterable[str] | None = None) -> int:
         """Stop requests by rid, or everything that this client samples. Returns how many.
 
@@ -179,7 +217,8 @@ def connect(address: str, *, name: str = "", key_file: str | Path = "") -> Rollo
         address: endpoint of the router's frontend, e.g. `tcp://127.0.0.1:7777`.
             A guarded router's carries its public key: `tcp://HOST:PORT#KEY`.
         name: unique among live clients; a random one if empty.
-        key_file: this client's own key, where the router asks for one.
+        key_file: this client's own key, where the router asks for one. If `router.pub` lies beside
+            it, the router may change its key to the one in that file meanwhile.
 
     Raises:
         SettingsError: the address is not allowed without keys, or the key file cannot be used.
@@ -193,7 +232,10 @@ def settings_for(address: str, name: str, key_file: str | Path) -> ClientSetting
     Raises:
         SettingsError: the address is not allowed without keys, or the key file cannot be used.
     """
-    security = SecuritySettings(key_file=os.fspath(key_file)) if key_file else None
+    security = None
+    if key_file:
+        beside = router_key_beside(key_file)
+        security = SecuritySettings(key_file=os.fspath(key_file), server_key_file=beside)
     dialer = dialer_of(security)
     unique = f"{dialer.name if dialer else 'client'}-{secrets.token_hex(4)}"
     return ClientSettings(name=name or unique, router=address, security=security)

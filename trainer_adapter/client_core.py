@@ -15,8 +15,9 @@ from bus.messages import ENDINGS
 from bus.messages.delivery import Accepted, Lost, Queued
 from bus.messages.membership import Dismissed, Lease, Member, Members, Welcome
 from bus.messages.session import SessionMoved
+from bus.messages.weights import UpdateProgress
 from trainer_adapter.counters import ClientCounters
-from trainer_adapter.effects import Effect, Stopped, Subscribe, Unsubscribe, Welcomed
+from trainer_adapter.effects import Effect, Report, Stopped, Subscribe, Unsubscribe, Welcomed
 from trainer_adapter.link import Link, LinkIdentity
 from trainer_adapter.losses import Losses
 from trainer_adapter.request_book import Desk, RequestBook
@@ -84,13 +85,14 @@ class ClientCore:
         return request.rid, self._drain()
 
     def abort(self, rids: Iterable[str] | None, now: float) -> tuple[int, list[Effect]]:
-        """Stop these generates (None: all); each still ends by itself. Returns how many."""
+        """Stop these generates (None: all) and updates; each still ends by itself. How many."""
         n_aborted = self._book.abort(rids, now)
         return n_aborted, self._drain()
 
     def let_go(self, rid: str, now: float) -> list[Effect]:
-        """Nobody waits for this request any more: stop it, unless it is detached."""
-        if not self._book.release(rid):
+        """Nobody waits for this request any more: stop what samples, unless it is detached."""
+        request = self._book.open.get(rid)
+        if request is not None and request.is_generate and not self._book.release(rid):
             self._book.abort([rid], now)
         return self._drain()
 
@@ -153,6 +155,8 @@ class ClientCore:
                 self._losses.lost(cast("Lost", unpack(entry)), now)
             case "lease":
                 self._link.answered(cast("Lease", unpack(entry)))
+            case "update_progress":
+                self._progressed(entry.rid, cast("UpdateProgress", unpack(entry)))
             case "session_moved":
                 self._sessions.moved(cast("SessionMoved", unpack(entry)))
             case "welcome":
@@ -165,6 +169,10 @@ class ClientCore:
             case _:
                 self.counters.unexpected_in += 1
 
+    def _progressed(self, rid: str, progress: UpdateProgress) -> None:
+        if rid in self._book.open:
+            self._out.append(Report(rid, progress))
+
     def _welcome(self, body: Welcome, now: float) -> None:
         if not self._link.welcomed(body, now):
             if self._link.has_rejected:
@@ -173,7 +181,9 @@ class ClientCore:
         self._link.heard(now)
         self._update_members(body.members, body.bulk, now)
         self._out.append(Welcomed(body.router_epoch))
-        self._book.relinked(now, self._sessions.reopening())
+        self._book.relinked(
+            now, [*self._sessions.reopening(), *self._verdicts.collected.checking()]
+        )
 
     def _dismissed(self, body: Dismissed, now: float) -> None:
         match body.code:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from bus.actor import Actor, one_by_one
 from bus.clock import BootClock, Clock
-from bus.codec import topic_of
 from bus.effects import Connect, Send
 from bus.entry import Entry
 from bus.errors import ActorStopped, BusError, MailboxFull, PeerLost
@@ -21,7 +20,9 @@ from bus.mailbox import Mailbox
 from bus.messages.generation import Generate
 from bus.messages.limits import MAX_TOKENS_BYTES
 from bus.messages.membership import Member
+from bus.messages.weights import UpdateProgress
 from bus.ports import (
+    LAST_WORDS_MS,
     BatchHandler,
     DownHandler,
     LinkPort,
@@ -39,6 +40,7 @@ from trainer_adapter.effects import (
     Deliver,
     Effect,
     Outcome,
+    Report,
     Result,
     Stopped,
     Subscribe,
@@ -50,15 +52,12 @@ from trainer_adapter.rollout import Delta
 from trainer_adapter.session_book import HeldSession
 from trainer_adapter.settings import TICK_S, ClientSettings
 
-GOODBYE_LINGER_MS = 1000
-"""At most this long the last messages may take to leave, in the background."""
-
 
 class Ports(NamedTuple):
     """How to reach routers and workers."""
 
     link: Callable[[str, BatchHandler, DownHandler], LinkPort]
-    subscription: Callable[[TopicBatchHandler, Sequence[bytes]], SubscriptionPort]
+    subscription: Callable[[TopicBatchHandler, Sequence[str]], SubscriptionPort]
 
 
 ZMQ_PORTS = Ports(DealerPort, SubPort)
@@ -70,6 +69,8 @@ def ports_of(dialer: Dialer | None) -> Ports:
         return ZMQ_PORTS
     return Ports(partial(DealerPort, dialer=dialer), partial(SubPort, dialer=dialer))
 
+
+ProgressListener = Callable[[UpdateProgress], None]
 
 SPARE_DELTAS = 4
 """A stream has at most one delta per token, and an empty last one."""
@@ -93,6 +94,7 @@ class Connection:
         self._streams: SubscriptionPort | None = None
         self._futures: dict[str, asyncio.Future[Result]] = {}
         self._inboxes: dict[str, Mailbox[Delta]] = {}
+        self._listeners: dict[str, ProgressListener] = {}
         self._actor: Actor[Effect] | None = None
         self._welcome: asyncio.Future[None] | None = None
 
@@ -120,9 +122,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         self._welcome = loop.create_future()
         try:
-            self._streams = self._ports.subscription(
-                self._on_stream, [topic_of(self.settings.name)]
-            )
+            self._streams = self._ports.subscription(self._on_stream, [self.settings.name])
             self._actor = Actor(
                 one_by_one(self._apply),
                 clock=self._clock,
@@ -184,8 +184,10 @@ class Connection:
         finally:
             self.forget(rid)
 
-    def submit(self, ask: Ask, deadline_s: float) -> tuple[str, asyncio.Future[Result]]:
-        """Open a request; the future gets its result or its error.
+    def submit(
+        self, ask: Ask, deadline_s: float, listener: ProgressListener | None = None
+    ) -> tuple[str, asyncio.Future[Result]]:
+        """Open a request; the future gets its result or its error, the listener an update's steps.
 
         Raises:
             ActorStopped: closed or dismissed.
@@ -194,6 +196,8 @@ class Connection:
         actor = self._running()
         rid, effects = self._core.submit(ask, deadline_s, self._clock.now())
         future = self._futures[rid] = asyncio.get_running_loop().create_future()
+        if listener is not None:
+            self._listeners[rid] = listener
         actor.carry_out(effects)
         return rid, future
 
@@ -211,8 +215,9 @@ class Connection:
         return rid, future, inbox
 
     def forget(self, rid: str) -> None:
-        """Nobody waits for this request any more: stop it if it still runs and is not detached."""
+        """Nobody waits for this request any more: stop it if it samples and is not detached."""
         self._inboxes.pop(rid, None)
+        self._listeners.pop(rid, None)
         future = self._futures.pop(rid, None)
         if future is not None:
             future.cancel()
@@ -221,7 +226,7 @@ class Connection:
                 self._actor.carry_out(effects)
 
     def abort(self, rids: Iterable[str] | None) -> int:
-        """Stop generates (None: all); each still ends by itself. Returns how many."""
+        """Stop generates (None: all) and updates; each still ends by itself. Returns how many."""
         n_aborted, effects = self._core.abort(rids, self._clock.now())
         if self._actor is not None:
             self._actor.carry_out(effects)
@@ -248,6 +253,8 @@ class Connection:
                     self._link.send(entry)
             case Deliver(rid, delta):
                 self._deliver(rid, delta)
+            case Report(rid, progress):
+                self._listeners.get(rid, _nobody)(progress)
             case Complete(rid, outcome):
                 self._complete(rid, outcome)
             case Subscribe(endpoint):
@@ -284,6 +291,7 @@ class Connection:
         inbox = self._inboxes.pop(rid, None)
         if inbox is not None:
             inbox.end()
+        self._listeners.pop(rid, None)
         future = self._futures.pop(rid, None)
         if future is None or future.done():
             return
@@ -312,8 +320,12 @@ class Connection:
             self._actor.stop("closed")
             self._actor = None
         if self._link is not None:
-            self._link.close(linger_ms=GOODBYE_LINGER_MS)
+            self._link.close(linger_ms=LAST_WORDS_MS)
             self._link = None
         if self._streams is not None:
             self._streams.close()
             self._streams = None
+
+
+def _nobody(_progress: UpdateProgress) -> None:
+    """Nobody asked to hear of it."""

@@ -7,6 +7,7 @@ import msgspec
 
 from bus.effects import Connect, Send
 from bus.errors import BusError
+from bus.messages.weights import UpdateProgress
 from trainer_adapter.rollout import Delta, FleetResult, Rollout
 
 Result = Rollout | FleetResult | msgspec.Struct
@@ -21,6 +22,13 @@ class Deliver(NamedTuple):
 
     rid: str
     delta: Delta
+
+
+class Report(NamedTuple):
+    """Tell whoever publishes by this request how far the update has come."""
+
+    rid: str
+    progress: UpdateProgress
 
 
 class Complete(NamedTuple):
@@ -55,4 +63,4 @@ class Stopped:
     error: BusError
 
 
-Effect = Connect | Send | Deliver | Complete | Subscribe | Unsubscribe | Welcomed | Stopped
+Effect = Connect | Send | Deliver | Report | Complete | Subscribe | Unsubscribe | Welcomed | Stopped

@@ -136,6 +136,13 @@ def cancelled(request: OpenRequest, generated: Generated | None) -> RolloutCance
     return RolloutCancelled(CANCELLED, rollout_of(request, generated, request.worker))
 
 
+def aborted(request: OpenRequest) -> RequestCancelled:
+    """The error for what was stopped before anybody else knew of it."""
+    if request.is_generate:
+        return cancelled(request, None)
+    return RequestCancelled(CANCELLED, rid=request.rid)
+
+
 def result_of(request: OpenRequest, entry: Entry) -> Outcome:
     """The outcome of a control command's ending.
 

@@ -58,6 +58,8 @@ class Link:
         self._beat_at = 0.0
         self._ticked_at = 0.0
         self._witness = Witness()
+        self._rejected_instance = ""
+        """The second router that was rejected last."""
         self.has_rejected = False
         """The connection leads to a second router: nothing that comes over it counts."""
 
@@ -88,8 +90,9 @@ class Link:
             return False
         if self._instance and welcome.instance != self._instance:
             has_outlived = self._witness.has_outlived(welcome.up_ms / 1000, now)
-            if has_outlived or welcome.router_epoch <= self.router_epoch:
-                self._reject(now)
+            is_second = has_outlived and not self._has_prevailed(welcome, now)
+            if is_second or welcome.router_epoch <= self.router_epoch:
+                self._reject(welcome.instance, now)
                 return False
             self._witness.rebound()
         self._advance("welcome")
@@ -135,7 +138,13 @@ class Link:
                 self._beat(now)
         return was_up and not self.is_up
 
-    def _reject(self, now: float) -> None:
+    def _has_prevailed(self, welcome: Welcome, now: float) -> bool:
+        """Whether it was told, has stayed, and is the only one that answers: the fleet is there."""
+        was_told = welcome.instance == self._rejected_instance
+        return was_told and self._witness.silence_s(now) > self._settings.lease_s
+
+    def _reject(self, instance: str, now: float) -> None:
+        self._rejected_instance = instance
         rejected = Rejected(self.router_epoch, self._instance)
         self._send(Entry("rejected", body=pack(rejected)))
         self.has_rejected = True

@@ -1,7 +1,7 @@
 """Tensors with names, from whatever a trainer has: a module, a state dict, or pairs."""
 
-from collections.abc import Iterable, Mapping
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, cast
 
 import torch
 
@@ -10,6 +10,9 @@ from bus.errors import SettingsError
 Pairs = Iterable[tuple[str, torch.Tensor]]
 Tensors = torch.nn.Module | Mapping[str, torch.Tensor] | Pairs
 """A module (its parameters), a state dict, or (name, tensor) pairs."""
+
+Rename = Callable[[str], str | None]
+"""The trainer's name of a tensor -> the engine's; None: it is not published."""
 
 DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -29,25 +32,58 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
 """safetensors names of what may be published."""
 
 
-def named_tensors(tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
+class _Sharded(Protocol):
+    """What is used of a DTensor."""
+
+    def to_local(self) -> torch.Tensor: ...
+
+
+def named_tensors(tensors: Tensors, rename: Rename | None = None) -> list[tuple[str, torch.Tensor]]:
     """(name, tensor) of every distinct tensor; of tied ones the first name stays.
 
     Raises:
-        SettingsError: there is none, or one has a dtype that cannot be published.
+        SettingsError: there is none, one has a dtype that cannot be published, or two different
+            ones have the same name.
+    """
+    distinct = distinct_tensors(tensors, rename)
+    if not distinct:
+        raise SettingsError("there are no tensors to publish")
+    return distinct
+
+
+def distinct_tensors(
+    tensors: Tensors, rename: Rename | None = None
+) -> list[tuple[str, torch.Tensor]]:
+    """The same, but there may be none.
+
+    Raises:
+        SettingsError: as `named_tensors`.
     """
     found: dict[object, tuple[str, torch.Tensor]] = {}
-    for name, tensor in _pairs(tensors):
+    names: set[str] = set()
+    for name, tensor in _renamed(tensors, rename):
         if tensor.dtype not in DTYPE_NAMES:
             raise SettingsError(f"tensor {name!r}: {tensor.dtype} cannot be published")
-        found.setdefault(_storage_of(name, tensor), (name, tensor.detach()))
-    if not found:
-        raise SettingsError("there are no tensors to publish")
+        storage = _storage_of(name, tensor)
+        if storage in found:
+            continue
+        if name in names:
+            raise SettingsError(f"two different tensors have the name {name!r}")
+        names.add(name)
+        found[storage] = (name, tensor.detach())
     return list(found.values())
+
+
+def _renamed(tensors: Tensors, rename: Rename | None) -> Pairs:
+    for name, tensor in _pairs(tensors):
+        published = name if rename is None else rename(name)
+        if published is not None:
+            yield published, tensor
 
 
 def _pairs(tensors: Tensors) -> Pairs:
     if isinstance(tensors, torch.nn.Module):
-        return tensors.named_parameters()
+        return tensors.named_parameters(remove_duplicate=False)
     if isinstance(tensors, Mapping):
         return cast("Mapping[str, torch.Tensor]", tensors).items()
     return tensors
@@ -58,8 +94,34 @@ def published_dtype(tensor: torch.Tensor, wanted: torch.dtype | None) -> torch.d
     return wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor, of which this rank holds a part."""
+    return hasattr(tensor, "full_tensor")
+
+
+def require_whole(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Check that these can be published by this rank alone.
+
+    Raises:
+        SettingsError: one is sharded.
+    """
+    for name, tensor in named:
+        if is_sharded(tensor):
+            raise SettingsError(
+                f"tensor {name!r} is sharded over several ranks; publish a ShardedSource"
+            )
+
+
 def _storage_of(name: str, tensor: torch.Tensor) -> object:
     """The same for tied tensors, different for all others."""
+    if is_sharded(tensor):
+        part = cast("_Sharded", tensor).to_local()
+        # A rank may hold nothing of it: then only the object tells it from others.
+        return (id(tensor),) if part.numel() == 0 else (*_place_of(part), tensor.shape)
     if tensor.numel() == 0 or tensor.device.type == "meta":
-        return name
+        return (name,)
+    return _place_of(tensor)
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[object, ...]:
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())

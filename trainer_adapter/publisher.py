@@ -1,110 +1,65 @@
-"""Publishing new weights: reserve, write and seal in the store, then the router's update."""
+"""Publishing new weights: a version is written into the store, and the router brings it round."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Literal, Unpack
 
-import msgspec
 import torch
 
-from bus.bulk import BulkLink
-from bus.errors import DeadlineExceeded, LocalProtocolError, PeerLost
-from bus.manifest import lay_out
-from bus.messages.endings import Done
-from bus.messages.weights import (
-    InFlight,
-    PublishVersion,
-    Reserved,
-    ReserveVersion,
-    SealVersion,
-    Tensor,
-)
-from bus.messages.weights import Published as PublishedByRouter
-from bus.ref import ROUTER, STORE
-from bus.security.zmq_dialer import Dialer
-from trainer_adapter.control import FleetRef
-from trainer_adapter.named_tensors import DTYPE_NAMES, Tensors, named_tensors, published_dtype
-from trainer_adapter.rollout import FleetResult
+from bus.errors import LocalProtocolError, Refused, RequestCancelled
+from bus.messages.endings import Problem
+from trainer_adapter.named_tensors import Rename, Tensors
+from trainer_adapter.offers.collective import CollectiveOffering
+from trainer_adapter.offers.cuda_ipc import CudaIpcOffering
+from trainer_adapter.offers.offering import Offering
+from trainer_adapter.publication import Policy, Publication, Publishing
+from trainer_adapter.published import Published, PublishOptions, published_of
+from trainer_adapter.sharded import ShardedSource
+from trainer_adapter.soundness import Soundness, WeightCheck
+from trainer_adapter.tensor_source import HeldTensors
+from trainer_adapter.transfer import TransferLog, WeightTransferHandle
 from trainer_adapter.weight_writer import WeightWriter
 
-STORE_TRIES = 3
-"""Commands to the store may be repeated; so often when it is lost under way."""
-
-ResultT = TypeVar("ResultT", bound=msgspec.Struct)
-
-
-class Publishing(Protocol):
-    """What a publisher needs of a client."""
-
-    @property
-    def bulk(self) -> str:
-        """Endpoint of the weight store's bulk socket; empty while there is no store."""
-        ...
-
-    @property
-    def dialer(self) -> Dialer | None:
-        """The keys it connects with, if any."""
-        ...
-
-    def ref(self, address: str) -> FleetRef:
-        """The router (empty) or the `store`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A version that is committed: new requests are served with it."""
-
-    version: int
-    stall_ms: dict[str, float]
-    """Worker -> how long it could not generate because of the swap; active workers only."""
-    quarantined: dict[str, str]
-    """Worker -> why it is not active; it gets no requests until it has caught up."""
-    write_s: float
-    """Copying the tensors into the store and verifying them, seconds."""
-    update_s: float
-    """Bringing them to the workers, from sealed to committed, seconds."""
+Publishable = Tensors | HeldTensors | ShardedSource
+"""A module (its parameters), a state dict, (name, tensor) pairs, or what several ranks hold."""
 
 
 class Update:
     """One version under way; see `WeightPublisher.begin`."""
 
-    def __init__(self, publisher: "WeightPublisher", deadline_at: float) -> None:
-        self._publisher = publisher
-        self._deadline_at = deadline_at
-        self.version = 0
-        """0 until `put_all`."""
+    def __init__(self, publication: Publication, rename: Rename | None) -> None:
+        self._publication = publication
+        self._rename = rename
         self.write_s = 0.0
         self.published: Published | None = None
         """Set when the `async with` block has ended well."""
 
-    async def put_all(self, tensors: Tensors) -> int:
+    @property
+    def version(self) -> int:
+        """0 until `put_all`."""
+        return self._publication.version
+
+    async def put_all(self, tensors: Publishable) -> int:
         """Copy all tensors into the store; afterwards they may change. Returns the version.
 
         Raises:
+            Refused: a tensor is not sound; `.field` names it.
             RequestError: the store has no room, or the bytes changed while they were copied.
             DeadlineExceeded: nothing was published.
         """
         if self.version:
             raise LocalProtocolError("an update takes all its tensors in one put_all")
         began = time.monotonic()
+        source = source_of(tensors, self._rename)
         try:
-            async with asyncio.timeout(self.left_s):
-                self.version = await self._publisher.write(tensors, self)
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                "writing the weights took too long", outcome="not_started"
-            ) from error
+            await self._publication.write(source)
+        finally:
+            await asyncio.to_thread(source.give_up)
         self.write_s = time.monotonic() - began
         return self.version
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline, at least a hundredth."""
-        return max(0.01, self._deadline_at - time.monotonic())
 
 
 class WeightPublisher:
@@ -116,115 +71,176 @@ class WeightPublisher:
         policy: str = "default",
         *,
         dtype: torch.dtype | None = None,
+        rename: Rename | None = None,
+        check: WeightCheck = "finite",
         writer: WeightWriter | None = None,
     ) -> None:
-        """`dtype`: what floating-point tensors are cast to on the way; None keeps theirs."""
-        self.policy = policy
-        self._client = client
-        self._dtype = dtype
-        self._writer = writer or WeightWriter()
-        self._turn = asyncio.Lock()
-
-    async def publish(
-        self,
-        tensors: Tensors,
-        *,
-        in_flight: InFlight = "in_place",
-        require: str = "any",
-        deadline_s: float = 120.0,
-    ) -> Published:
-        """Bring these weights to every worker of the policy, as one transaction.
+        """How every version of the policy is made.
 
         Args:
-            tensors: a module (its parameters), a state dict, or (name, tensor) pairs; on any
-                device. Tied tensors are sent once, under their first name. They must not change
-                until the copy is done; `begin` tells when that is.
-            in_flight: what becomes of running requests: `finish_old`, `in_place` (keep the KV
-                cache), `retract` (keep tokens, recompute the KV cache) or `abort`.
-            require: how many workers must have it staged: `all`, `quorum` or `any`.
-            deadline_s: for everything, seconds.
+            client: of the router that the policy's workers are at.
+            policy: whose weights these are.
+            dtype: what floating-point tensors are cast to on the way; None keeps theirs.
+            rename: the engine's name for the trainer's; None for what is not published. A
+                `ShardedSource` has its own.
+            check: `finite`: a version with infinity or NaN in it, or with a tensor that has become
+                all zero since the last one, is refused before anybody gets it. `off`: anything.
+            writer: how bytes get into the store.
+        """
+        self._rename = rename
+        self._offerings: dict[str, Offering] = {
+            "cuda_ipc": CudaIpcOffering(),
+            "collective": CollectiveOffering(),
+        }
+        self._policy = Policy(
+            client, policy, dtype, writer or WeightWriter(), Soundness(check), self._offerings
+        )
+        self._turn = asyncio.Lock()
+
+    @property
+    def policy(self) -> str:
+        """Whose weights are published."""
+        return self._policy.name
+
+    def offer(self, transport: Literal["cuda_ipc", "collective"], offering: Offering) -> None:
+        """Offer versions by this way in a manner of its own, e.g. `CollectiveOffering("nccl")`."""
+        self._offerings[transport] = offering
+
+    def forget(self) -> None:
+        """No version follows soon: give back the memory that is kept from one to the next."""
+        self._policy.writer.forget()
+        for offering in self._offerings.values():
+            offering.forget()
+
+    async def publish(self, tensors: Publishable, **options: Unpack[PublishOptions]) -> Published:
+        """Bring these weights to every worker of the policy, as one transaction.
+
+        Cancelling it cancels the transaction, if its commit has not been recorded yet; `start`
+        has a handle that outlives its waiters.
+
+        Args:
+            tensors: on any device. Tied tensors are sent once, under their first name. They must
+                not change until the copy is done; `start` and `begin` tell when that is.
+            options: deadline, success rule, transport and so on; see PublishOptions.
 
         Raises:
+            Refused: an option or a tensor is wrong; `.field` names it. Nothing was published.
             RequestError: refused or failed: every worker keeps the old weights; see `.code`.
+            PeerLost: no store, or a rank of a ShardedSource, is there any more.
             DeadlineExceeded: unknown; ask `status` for the committed version.
         Spec: docs/protocol.md, "Weights".
         """
-        async with self.begin(
-            in_flight=in_flight, require=require, deadline_s=deadline_s
-        ) as update:
-            await update.put_all(tensors)
-        assert update.published is not None
-        return update.published
+        return await _attended(self.start(tensors, **options))
+
+    def start(
+        self, tensors: Publishable, **options: Unpack[PublishOptions]
+    ) -> WeightTransferHandle:
+        """The same in the background: `await handle.copied()`, then train on; `await handle`.
+
+        Raises:
+            Refused, SettingsError: an option or a tensor is wrong.
+        """
+        source = source_of(tensors, self._rename)
+        log = TransferLog()
+        try:
+            publication = Publication(self._policy, options, log)
+        except Refused:
+            source.give_up()
+            raise
+
+        async def run() -> Published:
+            try:
+                return await self._run(publication, partial(publication.write, source))
+            finally:
+                await asyncio.to_thread(source.give_up)
+
+        return _handle(publication, log, run)
+
+    async def restore(self, version: int, **options: Unpack[PublishOptions]) -> Published:
+        """Go back: publish a new version with the content of an old one that the store keeps.
+
+        Raises:
+            As `publish`. Code `version_unavailable`: the store does not keep it any more.
+        """
+        log = TransferLog()
+        publication = Publication(self._policy, options, log)
+        run = partial(self._run, publication, partial(publication.restore, version))
+        return await _attended(_handle(publication, log, run))
 
     @asynccontextmanager
-    async def begin(
-        self,
-        *,
-        in_flight: InFlight = "in_place",
-        require: str = "any",
-        deadline_s: float = 120.0,
-    ) -> AsyncGenerator[Update]:
+    async def begin(self, **options: Unpack[PublishOptions]) -> AsyncGenerator[Update]:
         """An update in two steps: `await update.put_all(tensors)` inside, published at the end.
 
         Leaving the block by an error publishes nothing.
         """
-        update = Update(self, time.monotonic() + deadline_s)
-        async with self._turn:
+        publication = Publication(self._policy, options, TransferLog())
+        update = Update(publication, self._rename)
+        async with self._turn, publication:
             yield update
-            if not update.version:
-                return
+            if update.version:
+                began = time.monotonic()
+                result = await publication.publish()
+                took_s = time.monotonic() - began
+                update.published = published_of(result, update.write_s, took_s)
+
+    async def _run(
+        self, publication: Publication, write: Callable[[], Awaitable[None]]
+    ) -> Published:
+        async with self._turn, publication:
             began = time.monotonic()
-            body = PublishVersion(
-                policy=self.policy, version=update.version, in_flight=in_flight, require=require
-            )
-            router = self._client.ref(ROUTER)
-            result = await router.ask_for(PublishedByRouter, body, deadline_s=update.left_s)
-            update.published = _published(result, update.write_s, time.monotonic() - began)
-
-    async def write(self, tensors: Tensors, update: Update) -> int:
-        """Reserve, copy and seal a version; only `Update.put_all` calls this."""
-        named = named_tensors(tensors)
-        dtypes = [published_dtype(tensor, self._dtype) for _, tensor in named]
-        layout = lay_out(
-            (name, DTYPE_NAMES[dtype], tuple(tensor.shape))
-            for (name, tensor), dtype in zip(named, dtypes, strict=True)
-        )
-        reserved = await self._reserve(layout, update)
-        digests = await self._writer.write(
-            reserved,
-            layout,
-            [tensor for _, tensor in named],
-            policy=self.policy,
-            bulk=BulkLink(self._client.bulk, self._client.dialer),
-        )
-        seal = SealVersion(policy=self.policy, version=reserved.version, digests=digests)
-        await self._ask_store(Done, seal, update)
-        return reserved.version
-
-    async def _reserve(self, layout: list[Tensor], update: Update) -> Reserved:
-        body = ReserveVersion(policy=self.policy, tensors=layout)
-        return await self._ask_store(Reserved, body, update)
-
-    async def _ask_store(
-        self, expected: type[ResultT], body: msgspec.Struct, update: Update
-    ) -> ResultT:
-        store = self._client.ref(STORE)
-        n_tries = 1
-        while True:
-            try:
-                result = await store.ask_for(FleetResult, body, deadline_s=update.left_s)
-                return result.only(expected)
-            except PeerLost:
-                if n_tries == STORE_TRIES:
-                    raise
-                n_tries += 1
+            await write()
+            wrote = time.monotonic()
+            result = await publication.publish()
+            return published_of(result, wrote - began, time.monotonic() - wrote)
 
 
-def _published(result: PublishedByRouter, write_s: float, update_s: float) -> Published:
-    return Published(
-        version=result.version,
-        stall_ms={each.worker: each.stall_ms for each in result.workers if each.is_active},
-        quarantined={each.worker: each.problem for each in result.workers if not each.is_active},
-        write_s=write_s,
-        update_s=update_s,
-    )
+def _handle(
+    publication: Publication, log: TransferLog, run: Callable[[], Awaitable[Published]]
+) -> WeightTransferHandle:
+    """Let it run in the background."""
+    has_begun = was_stopped = False
+
+    async def guarded() -> Published:
+        nonlocal has_begun
+        has_begun = True
+        if was_stopped:
+            task.cancel()
+        try:
+            return await run()
+        except asyncio.CancelledError:
+            if was_stopped:
+                raise _cancelled() from None
+            raise
+        finally:
+            if log.latest.phase != "committed":
+                log.enter("aborted")
+
+    def stop() -> None:
+        nonlocal was_stopped
+        if not publication.stop():
+            was_stopped = True
+            if has_begun:  # else it would end without a word to other ranks
+                task.cancel()
+
+    task = asyncio.create_task(guarded())
+    return WeightTransferHandle(log, task, stop)
+
+
+async def _attended(handle: WeightTransferHandle) -> Published:
+    try:
+        return await handle
+    except asyncio.CancelledError:
+        handle.stop()
+        raise
+
+
+def source_of(tensors: Publishable, rename: Rename | None = None) -> HeldTensors | ShardedSource:
+    """What is read of them; a source stays what it is."""
+    if isinstance(tensors, HeldTensors | ShardedSource):
+        return tensors
+    return HeldTensors(tensors, rename)
+
+
+def _cancelled() -> RequestCancelled:
+    message = "cancelled before the router had it; nothing was published"
+    return RequestCancelled(Problem("cancelled", message, "not_started"))

@@ -13,10 +13,11 @@ from bus.errors import BusError, DeadlineExceeded, MailboxFull, Refused
 from bus.ids import Attempt
 from bus.messages.endings import Problem
 from bus.messages.generation import Abort
+from bus.messages.limits import MAX_BODY_BYTES
 from trainer_adapter.acks import Acks
 from trainer_adapter.counters import ClientCounters
 from trainer_adapter.effects import Complete, Effect, Outcome
-from trainer_adapter.endings import cancelled, error_of
+from trainer_adapter.endings import aborted, cancelled, error_of
 from trainer_adapter.link import Link
 from trainer_adapter.released import Released
 from trainer_adapter.requests import Ask, OpenRequest
@@ -84,17 +85,15 @@ class RequestBook:
 
     def relinked(self, now: float, first: Iterable[tuple[Ask, Then]] = ()) -> None:
         """A router has welcomed us: tell it everything again, after `first`, our own commands."""
-        orphans: list[str] = []
         requests = list(self.open.values())
         for ask, then in first:
             self.add(ask, INTERNAL_DEADLINE_S, now, then)
         for request in requests:
             request.may_run |= request.state in ("sent", "queued", "running")
             request.advance("relinked")
-            if request.abort_since is None:
+            if request.is_wanted:
                 self._send(request, now)
-            else:
-                orphans.append(request.rid)
+        orphans = [request.rid for request in requests if request.abort_since is not None]
         if orphans:
             self._send_abort(orphans, now)
 
@@ -148,16 +147,16 @@ class RequestBook:
             self._due.set(("resend", request.rid), now + self._settings.lease.resend_first_s)
 
     def abort(self, rids: Iterable[str] | None, now: float) -> int:
-        """Stop generates (None: all); each still gets its own ending. How many."""
+        """Stop generates (None: all) and updates; each still gets its own ending. How many."""
         told: list[str] = []
         n_aborted = 0
         for rid in list(self.open) if rids is None else rids:
             request = self.open.get(rid)
-            if request is None or not request.is_generate:
+            if request is None or not request.may_be_aborted(by_name=rids is not None):
                 continue
             n_aborted += 1
             if request.is_held_here:
-                self.end(request, cancelled(request, None), now)
+                self.end(request, aborted(request), now)
             else:
                 told.append(rid)
         if told:
@@ -239,7 +238,11 @@ class RequestBook:
             if request.state == "sent"
             else lease.resend_first_s
         )
-        self._desk.out.append(Send(THE_LINK, request.entry(now)))
+        entry = request.entry(now)
+        if len(entry.body) > MAX_BODY_BYTES:  # the router would hang up, for all other requests too
+            self.end(request, _too_large(request, len(entry.body)), now)
+            return
+        self._desk.out.append(Send(THE_LINK, entry))
         request.advance("sent")
         request.was_sent = True
         self._due.set(("resend", request.rid), now + request.wait_s)
@@ -256,7 +259,7 @@ class RequestBook:
             self._counters.resends += 1
         if request.state == "sent" and self._desk.link.is_up:
             self._counters.resends += 1
-        if request.abort_since is None and now < request.deadline_at:
+        if request.is_wanted and now < request.deadline_at:
             self._send(request, now)
 
     def _overdue(self, request: OpenRequest, now: float, *, is_final: bool) -> None:
@@ -279,8 +282,8 @@ class RequestBook:
                 self._send_abort([request.rid], now)
 
     def _repeat_abort(self, request: OpenRequest, aborts: list[str], now: float) -> None:
-        since = request.abort_since
-        if since is not None and now - since > self._settings.abort_patience_s:
+        since = request.abort_since or now
+        if not request.is_wanted and now - since > self._settings.abort_patience_s:
             self.end(request, cancelled(request, None), now)
         else:
             aborts.append(request.rid)
@@ -293,6 +296,11 @@ class RequestBook:
                 self._due.set(("abort", rid), now + self._settings.lease.resend_first_s)
         if self._desk.link.is_up:
             self.add(Ask("abort", Abort(rids)), INTERNAL_DEADLINE_S, now, _nothing)
+
+
+def _too_large(request: OpenRequest, size_bytes: int) -> Refused:
+    why = f"{request.ask.kind} has {size_bytes} bytes; at most {MAX_BODY_BYTES} are allowed"
+    return Refused(Problem("bad_request", why, "not_started"), rid=request.rid)
 
 
 def _nothing(outcome: Outcome, now: float) -> None:

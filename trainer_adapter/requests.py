@@ -16,6 +16,7 @@ from bus.life import following
 from bus.messages.endings import Problem
 from bus.messages.generation import Generate
 from bus.messages.limits import MAX_DEADLINE_MS
+from bus.messages.weights import PublishVersion
 from bus.ref import ROUTER, Command
 from trainer_adapter.reassembly import Assembly
 from trainer_adapter.rollout import OnLoss
@@ -131,6 +132,20 @@ class OpenRequest:
     def is_generate(self) -> bool:
         """Whether it samples tokens (else it is a control command)."""
         return self.ask.kind in ("generate", "attach")
+
+    @property
+    def is_update(self) -> bool:
+        """Whether it publishes weights."""
+        return isinstance(self.ask.body, PublishVersion)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is to be sent again: only it can tell that an aborted update was committed."""
+        return self.abort_since is None or self.is_update
+
+    def may_be_aborted(self, *, by_name: bool) -> bool:
+        """Whether an abort concerns it; an update has to be named."""
+        return self.is_generate or (by_name and self.is_update)
 
     @property
     def n_prompt_tokens(self) -> int:

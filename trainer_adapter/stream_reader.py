@@ -77,9 +77,8 @@ class StreamReader:
             for rid, attempt, n_tokens in zip(
                 idle.rids, idle.attempts, idle.n_tokens, strict=False
             ):
-                request = self._book.open.get(rid)
-                if request is not None and request.attempt == attempt:
-                    request.heard_at = now
+                # A word of an execution is as good as the router's own that it has begun.
+                request = self._book.accepted(rid, attempt, entry.route, now)
                 if request is not None and n_tokens > request.assembly.n_tokens:
                     self._missing(entry.route, request, attempt, now)
         else:

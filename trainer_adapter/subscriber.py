@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
-from bus.codec import topic_of, unpack
+from bus.codec import unpack
 from bus.entry import Entry
 from bus.errors import ActorStopped, RemoteProtocolError
 from bus.ids import Attempt
@@ -67,7 +67,7 @@ class StreamSubscriber:
         """
         self._waiting_endpoints = set(endpoints)
         self._connected: set[str] = set()
-        self._topic = topic_of(client) if client else b""
+        self._clients = [client] if client else []
         security = SecuritySettings(key_file=os.fspath(key_file)) if key_file else None
         self._ports = ports or ports_of(dialer_of(security))
         self._port: SubscriptionPort | None = None
@@ -80,7 +80,7 @@ class StreamSubscriber:
         return self._rows.statistics().displaced
 
     async def __aenter__(self) -> Self:
-        self._port = self._ports.subscription(self._on_batch, [self._topic])
+        self._port = self._ports.subscription(self._on_batch, self._clients)
         self.follow(self._waiting_endpoints)
         return self
 

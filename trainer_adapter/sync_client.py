@@ -18,11 +18,13 @@ from bus.errors import ActorStopped
 from bus.messages.control import FleetStatus, MemoryTag, PauseMode
 from bus.messages.generation import DetachedRequest, Sampling
 from bus.ref import FLEET
-from trainer_adapter.client import RolloutClient, settings_for
+from trainer_adapter.client import WEIGHTS_DEADLINE_S, RolloutClient, settings_for
 from trainer_adapter.rollout import Delta, FleetResult, Rollout
 from trainer_adapter.rollouts import DEFAULT_DEADLINE_S, GenerateOptions, Prompt
 from trainer_adapter.session import Session, SessionOptions
 from trainer_adapter.settings import ClientSettings
+from trainer_adapter.weight_queries import ActiveTensor
+from trainer_adapter.weights_report import WeightsReport
 
 T = TypeVar("T")
 
@@ -202,6 +204,23 @@ class SyncRolloutClient(SyncFleetClient):
     def follow(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Generator[Delta]:
         """Stream a detached request from its first token on."""
         yield from self._read(self.async_client.follow(rid, deadline_s=deadline_s))
+
+    def check_weights(
+        self,
+        names: Sequence[str] = (),
+        *,
+        target: str = FLEET,
+        deadline_s: float = WEIGHTS_DEADLINE_S,
+    ) -> WeightsReport:
+        """Compare the active weights of workers by digest."""
+        check = self.async_client.check_weights(names, target=target, deadline_s=deadline_s)
+        return self.run(check)
+
+    def get_weights(
+        self, name: str, worker: str, *, deadline_s: float = WEIGHTS_DEADLINE_S
+    ) -> ActiveTensor:
+        """The bytes of one tensor as a worker has it active."""
+        return self.run(self.async_client.get_weights(name, worker, deadline_s=deadline_s))
 
     def abort(self, rids: Iterable[str] | None = None) -> int:
         """Stop these requests (None: everything this client samples). Returns how many."""

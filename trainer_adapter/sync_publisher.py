@@ -1,33 +1,104 @@
 """Publishing weights from a plain script: `WeightPublisher`, blocking."""
 
+from collections.abc import Generator
+from typing import Unpack
+
 import torch
 
-from bus.messages.weights import InFlight
-from trainer_adapter.named_tensors import Tensors
-from trainer_adapter.publisher import Published, WeightPublisher
+from trainer_adapter.named_tensors import Rename
+from trainer_adapter.published import Published, PublishOptions
+from trainer_adapter.publisher import Publishable, WeightPublisher, source_of
+from trainer_adapter.soundness import WeightCheck
 from trainer_adapter.sync_client import SyncFleetClient
+from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
+
+
+class SyncWeightTransfer:
+    """A version that is published in the background; see `WeightTransferHandle`."""
+
+    def __init__(self, client: SyncFleetClient, handle: WeightTransferHandle) -> None:
+        self._client = client
+        self._handle = handle
+
+    @property
+    def progress(self) -> TransferProgress:
+        """How far it has come."""
+        return self._handle.progress
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has been committed, or failed."""
+        return self._handle.is_done
+
+    def copied(self) -> None:
+        """Wait until the tensors may change: the next training step may run."""
+        self._client.run(self._handle.copied())
+
+    def changes(self) -> Generator[TransferProgress]:
+        """The progress now and after each change, until its end; a slow reader misses some."""
+        changes = self._handle.changes()
+        try:
+            while (progress := self._client.run(anext(changes, None))) is not None:
+                yield progress
+        finally:
+            self._client.run(changes.aclose())
+
+    def cancel(self) -> bool:
+        """End it if that is still possible; False: too late, it is committed."""
+        return self._client.run(self._handle.cancel())
+
+    def result(self) -> Published:
+        """Wait until it is committed; an interrupt ends the waiting, not the transfer."""
+        return self._client.run(_result(self._handle))
 
 
 class SyncWeightPublisher:
     """Publishes versions of one policy; see `WeightPublisher`."""
 
     def __init__(
-        self, client: SyncFleetClient, policy: str = "default", *, dtype: torch.dtype | None = None
-    ) -> None:
-        self._client = client
-        self._publisher = WeightPublisher(client.async_client, policy, dtype=dtype)
-
-    def publish(
         self,
-        tensors: Tensors,
+        client: SyncFleetClient,
+        policy: str = "default",
         *,
-        in_flight: InFlight = "in_place",
-        require: str = "any",
-        deadline_s: float = 120.0,
-    ) -> Published:
+        dtype: torch.dtype | None = None,
+        rename: Rename | None = None,
+        check: WeightCheck = "finite",
+    ) -> None:
+        """See `WeightPublisher`."""
+        self._client = client
+        self._rename = rename
+        self._publisher = WeightPublisher(client.async_client, policy, dtype=dtype, check=check)
+
+    def publish(self, tensors: Publishable, **options: Unpack[PublishOptions]) -> Published:
         """Bring these weights to every worker of the policy; see `WeightPublisher.publish`."""
-        return self._client.run(
-            self._publisher.publish(
-                tensors, in_flight=in_flight, require=require, deadline_s=deadline_s
-            )
-        )
+        source = source_of(tensors, self._rename)
+        return self._client.run(self._publisher.publish(source, **options))
+
+    def start(self, tensors: Publishable, **options: Unpack[PublishOptions]) -> SyncWeightTransfer:
+        """The same in the background; see `WeightPublisher.start`."""
+        # Made here: it takes note of what this thread has asked of its GPU.
+        source = source_of(tensors, self._rename)
+        handle = self._client.run(_start(self._publisher, source, options))
+        return SyncWeightTransfer(self._client, handle)
+
+    def restore(self, version: int, **options: Unpack[PublishOptions]) -> Published:
+        """Publish the content of an old version again; see `WeightPublisher.restore`."""
+        return self._client.run(self._publisher.restore(version, **options))
+
+    def forget(self) -> None:
+        """Give back the memory that is kept from one version to the next."""
+        self._client.run(_forget(self._publisher))
+
+
+async def _start(
+    publisher: WeightPublisher, source: Publishable, options: PublishOptions
+) -> WeightTransferHandle:
+    return publisher.start(source, **options)
+
+
+async def _result(handle: WeightTransferHandle) -> Published:
+    return await handle
+
+
+async def _forget(publisher: WeightPublisher) -> None:
+    publisher.forget()

@@ -1,62 +1,122 @@
 """Putting tensors into a reserved version: into its segment, or over the wire in chunks.
 
-Copies and digests run in a thread, with the interpreter lock released, so that the event loop of
+Copies and digests run in threads, with the interpreter lock released, so that the event loop of
 the trainer keeps its lease meanwhile.
 """
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
-from typing import cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 
 from bus.bulk import BulkLink
+from bus.errors import ActorStopped
 from bus.host import host_id
-from bus.manifest import Bytes, bytes_of, digest_of, total_bytes
+from bus.manifest import Bytes, bytes_of, total_bytes
 from bus.messages.limits import CHUNK_BYTES
 from bus.messages.weights import PushChunk, Reserved, Tensor
 from bus.shm import SegmentWriter
+from trainer_adapter.host_copy import Judgement, put
 from trainer_adapter.named_tensors import DTYPE_NAMES
+from trainer_adapter.tensor_source import TensorSource
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+COPIERS = 2
+"""Threads that copy side by side: memory is faster than one core."""
+
+T = TypeVar("T")
+
+
+class CopyWatch:
+    """Tells of a copy under way, and can stop it."""
+
+    def __init__(self, on_copied: Callable[[int], None]) -> None:
+        """`on_copied` gets the bytes copied so far, in the threads that copy."""
+        self._on_copied = on_copied
+        self._lock = threading.Lock()
+        self._n_copied = 0
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Let it end with ActorStopped at the next tensor."""
+        self._is_stopped = True
+
+    def require_wanted(self) -> None:
+        """Another tensor is about to be copied.
+
+        Raises:
+            ActorStopped: nobody wants it any more.
+        """
+        if self._is_stopped:
+            raise ActorStopped("the copy was stopped")
+
+    def copied(self, n_bytes: int) -> None:
+        """So many more bytes have been copied."""
+        with self._lock:
+            self._n_copied += n_bytes
+            n_copied = self._n_copied
+        self._on_copied(n_copied)
+
+
+class Written(NamedTuple):
+    """A version whose bytes have been copied."""
+
+    content: Bytes | None
+    """Bytes that still have to be pushed; None if they lie in the store's segment."""
+    judgements: list[Judgement]
+    """Per tensor, in the layout's order."""
 
 
 class WeightWriter:
     """Keeps its mappings and its buffer from version to version."""
 
-    def __init__(self, *, may_map: bool = True) -> None:
+    def __init__(self, *, may_map: bool = True, n_copiers: int = COPIERS) -> None:
         """`may_map=False` always pushes over the bulk socket."""
         self._may_map = may_map
+        self._n_copiers = n_copiers
         self._segments = SegmentWriter()
         self._buffer: Bytes | None = None
 
-    async def write(
+    async def copy(
         self,
         reserved: Reserved,
         layout: Sequence[Tensor],
-        sources: Sequence[torch.Tensor],
-        *,
-        policy: str,
-        bulk: BulkLink,
-    ) -> list[int]:
-        """Copy `sources` to their places in `layout`; returns a digest per tensor.
-
-        `bulk` is opened only if the store cannot be written to in place.
+        source: TensorSource,
+        watch: CopyWatch,
+    ) -> Written:
+        """Copy all tensors of `source` to their places in `layout`; afterwards they may change.
 
         Raises:
             SegmentGone: the reservation has lapsed.
+        """
+        size_bytes = total_bytes(layout)
+        if self._may_map and reserved.host == host_id():
+            content = self._segments.content(reserved.segment, size_bytes)
+            to_push = None
+        else:
+            to_push = content = self._buffer_of(size_bytes)
+        work = partial(copy_all, content, layout, source, watch, self._n_copiers)
+        return Written(to_push, await in_thread(work, watch.stop))
+
+    async def push(self, content: Bytes, reserved: Reserved, policy: str, bulk: BulkLink) -> None:
+        """Send what was copied to a store that cannot be written to in place.
+
+        Raises:
             EngineFailed: the store would not take the bytes.
         """
-        if self._may_map and reserved.host == host_id():
-            content = self._segments.content(reserved.segment, total_bytes(layout))
-            return await asyncio.to_thread(_copy_all, content, layout, sources)
-        content = self._buffer_of(total_bytes(layout))
-        digests = await asyncio.to_thread(_copy_all, content, layout, sources)
         async with bulk as link:
             await link.ask_all(_pushes(link, policy, reserved.version, content))
-        return digests
+
+    def forget(self) -> None:
+        """Give back what is kept between versions."""
+        self._segments.forget()
+        self._buffer = None
 
     def _buffer_of(self, size_bytes: int) -> Bytes:
         if self._buffer is None or len(self._buffer) < size_bytes:
@@ -64,19 +124,47 @@ class WeightWriter:
         return self._buffer[:size_bytes]
 
 
-@torch.no_grad()
-def _copy_all(
-    content: Bytes, layout: Sequence[Tensor], sources: Sequence[torch.Tensor]
-) -> list[int]:
-    digests: list[int] = []
-    for tensor, source in zip(layout, sources, strict=True):
-        place = bytes_of(content, tensor)
-        if tensor.size_bytes:
-            target = torch.frombuffer(place.data, dtype=_TORCH_DTYPES[tensor.dtype])
-            # One pass: device to host, cast and gather of strides happen in this copy.
-            target.view(tensor.shape).copy_(source)
-        digests.append(digest_of(place))
-    return digests
+async def in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
+    """Do `work` in a thread; when cancelled, `stop` it and wait for its end all the same.
+
+    A thread that went on alone would write into what is another version's by then.
+    """
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        stop()
+        await asyncio.wait((working,))
+        working.exception()
+        raise
+
+
+def copy_all(
+    content: Bytes,
+    layout: Sequence[Tensor],
+    source: TensorSource,
+    watch: CopyWatch,
+    n_copiers: int,
+) -> list[Judgement]:
+    """Copy everything into `content` by so many threads; what was found out, per tensor."""
+    judgements: list[Judgement] = []
+
+    def copy(tensor: Tensor, value: torch.Tensor) -> Judgement:
+        watch.require_wanted()
+        judged = put(bytes_of(content, tensor), _TORCH_DTYPES[tensor.dtype], value)
+        watch.copied(tensor.size_bytes)
+        return judged
+
+    with (
+        torch.no_grad(),
+        ThreadPoolExecutor(n_copiers, "rolloutbus-copy") as copiers,
+        closing(source.buckets()) as buckets,
+    ):
+        for bucket in buckets:
+            places = layout[len(judgements) : len(judgements) + len(bucket)]
+            judgements += copiers.map(copy, places, bucket)
+            del bucket  # or it would be held while the next one is gathered
+    return judgements
 
 
 def _pushes(

@@ -8,6 +8,7 @@ import msgspec
 
 from bus.messages.limits import (
     EosTokenIds,
+    HeaderText,
     KindNames,
     Natural,
     Sentence,
@@ -25,6 +26,11 @@ class EngineReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_token_ids: EosTokenIds
     capabilities: KindNames
     """Command kinds that this engine can do."""
+    host: HeaderText = ""
+    """As in `WorkerFacts`, like those that follow."""
+    gpus: KindNames = msgspec.field(default_factory=list[str])
+    bulk: HeaderText = ""
+    transports: KindNames = msgspec.field(default_factory=list[str])
 
 
 class EngineFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,3 +47,5 @@ class EngineBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_waiting: Natural
     n_kv_tokens: Natural
     version: Natural
+    torn: bool = False
+    """Its weights are being overwritten, or half overwritten: of no version."""

@@ -41,6 +41,13 @@ MAX_TOKENS_BYTES = 4 * 1024 * 1024
 """int32 tokens or float32 logprobs: 1,048,576 of them."""
 CHUNK_BYTES = 4 * 1024 * 1024
 """Largest range pulled or pushed at once; beats must never queue behind more."""
+MAX_BODY_BYTES = 20 * 1024 * 1024
+"""A body that travels alone. The largest is a `generate` with its prefix: four columns, their
+version runs, and little besides."""
+MAX_BULK_IN_BYTES = CHUNK_BYTES + 64 * 1024
+"""A body that asks something of a store over its bulk socket: at most a chunk to be stored."""
+MAX_FRAMES = 16
+"""Of one message that are read before others get their turn; no message of ours has so many."""
 
 MAX_DEADLINE_MS = 10**12
 """Some thirty years: what is added to it and taken from it stays an exact 64-bit number."""

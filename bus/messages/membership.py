@@ -61,6 +61,8 @@ class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Last committed version of each policy, from its durable record."""
     host: HeaderText = ""
     """Identity of its host."""
+    has_files: bool = False
+    """It writes versions to files as well, for workers that see the same disk."""
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -137,7 +139,8 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     version: Natural = 0
     """Weights that the engine attests to have active."""
     state: Short = "ready"
-    """`starting`, `ready`, `paused`, `updating`, `asleep`, `draining`, `frozen` or `broken`."""
+    """`starting`, `ready`, `paused`, `updating`, `torn`, `asleep`, `draining`, `frozen` or
+    `broken`."""
     steps: Natural = 0
     """Engine steps so far: progress."""
     free: Natural = 0

@@ -193,7 +193,8 @@ class PrepareUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transport: Transport = "shm"
     """The way to try first; from another host `shm` means `tcp`."""
     sources: Annotated[list[HeaderText], msgspec.Meta(max_length=MAX_KINDS)] = []
-    """`tcp`: bulk endpoints of workers that will hold it, to be asked before the store."""
+    """`tcp`, and `delta` if it comes to that: bulk endpoints of workers that will hold it, to be
+    asked before the store."""
     mode: UpdateMode = "staged"
     rank: Natural = 0
     """`collective`: this worker's; the trainer has 0."""
@@ -212,7 +213,7 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moved_bytes: Natural = 0
     """That crossed a link to come here."""
     why: Sentence = ""
-    """Why not by the transport that was asked for."""
+    """Why not by the transport that was asked for, or not from its first source."""
 
 
 class CommitUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from bus.errors import SettingsError
+from bus.security.key_files import OTHERS_MAY_WRITE
 from bus.security.principals import Principal, Principals, by_key
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
-OTHERS_MAY_WRITE = 0o022
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

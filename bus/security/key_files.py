@@ -2,18 +2,21 @@
 
 import contextlib
 import os
+import secrets
 import stat
 from pathlib import Path
 
 import msgspec
 
 from bus.errors import SettingsError
-from bus.security.keys import KEY_BYTES, KeyPair, is_public_key
+from bus.security.keys import KEY_BYTES, KeyPair, check_public_key, is_public_key
 
 MAX_FILE_BYTES = 4096
 SECRET_MODE = 0o600
+PUBLIC_MODE = 0o644
 OTHERS = 0o077
 """Permissions of the group and of everybody else."""
+OTHERS_MAY_WRITE = 0o022
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +31,12 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def public_file(path: Path) -> Path:
     """Where the public half of a key file lies, to be given to others."""
     return path.with_name(f"{path.name.removesuffix('.key')}.pub")
+
+
+def router_key_beside(path: str | Path) -> str:
+    """The public file of a router whose key lies beside this one; empty if there is none."""
+    file = Path(path).absolute().with_name("router.pub")
+    return str(file) if file.exists() else ""
 
 
 def write_key_pair(path: Path, pair: KeyPair) -> None:
@@ -50,7 +59,37 @@ def write_key_pair(path: Path, pair: KeyPair) -> None:
         file.flush()
         os.fsync(descriptor)
     with contextlib.suppress(OSError):  # a convenience; `keys show` tells it as well
-        public_file(path).write_text(f"{pair.public}\n", encoding="ascii")
+        write_public_key(public_file(path), pair.public)
+
+
+def write_public_key(path: Path, key: str) -> None:
+    """Keep a public key in a file that only this user may change, in one piece.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PUBLIC_MODE)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+        file.write(f"{key}\n".encode("ascii"))
+    draft.replace(path)
+
+
+def read_public_key(path: str | Path) -> str:
+    """The key in a file that nobody else could have changed.
+
+    Raises:
+        SettingsError: it cannot be read, holds no key, or others may write it.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read(MAX_FILE_BYTES)
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & OTHERS_MAY_WRITE:
+        raise SettingsError(f"{path}: only this user or root may be able to write it")
+    return check_public_key(content.decode("ascii", "replace").strip())
 
 
 def read_key_pair(path: str | Path) -> KeyPair:

@@ -66,8 +66,8 @@ KINDS_OF: dict[str, frozenset[str]] = {
 
 BULK_KINDS_OF: dict[str, frozenset[str]] = {
     "worker": frozenset({"pull_manifest", "pull_delta", "pull_chunk"}),
-    "trainer": frozenset({"push_chunk"}),
-    "admin": frozenset({"push_chunk"}),
+    "trainer": frozenset({"push_chunk", "pull_manifest"}),
+    "admin": frozenset({"push_chunk", "pull_manifest"}),
 }
 """Role -> the kinds of entries that it may send to a bulk socket."""
 

@@ -13,6 +13,9 @@ class SecuritySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server_keys: list[str] = []
     """Public keys that the router may have; two while it changes its own. Not needed where the
     address carries the key (`tcp://HOST:PORT#KEY`)."""
+    server_key_file: str = ""
+    """Holds the public key that the router has, or is about to have, as `keys rotate` leaves it;
+    read again for every connection, so that a router may change its key while this actor runs."""
     allow_list: str = ""
     """Who may connect to the sockets that this actor binds; needed by router, store and workers."""
     unsafe_no_auth: bool = False

@@ -1,12 +1,13 @@
 """How an actor with keys connects: as itself, to the holder of a key that it expects."""
 
+import sys
 from collections.abc import Sequence
 
 import zmq
 
 from bus.endpoints import split_key
 from bus.errors import SettingsError
-from bus.security.key_files import read_key_pair
+from bus.security.key_files import read_key_pair, read_public_key
 from bus.security.keys import KeyPair
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_curve import dress_client
@@ -15,10 +16,19 @@ from bus.security.zmq_curve import dress_client
 class Dialer:
     """Puts keys on sockets that connect. An endpoint's own key goes before the list."""
 
-    def __init__(self, pair: KeyPair, server_keys: Sequence[str] = ()) -> None:
-        """`server_keys`: what an endpoint without a key may prove to hold: one of these."""
+    def __init__(
+        self, pair: KeyPair, server_keys: Sequence[str] = (), server_key_file: str = ""
+    ) -> None:
+        """Connect as the holder of `pair`.
+
+        Args:
+            pair: our own.
+            server_keys: what a router may prove to hold, besides the key in its endpoint.
+            server_key_file: holds one more, which may change meanwhile.
+        """
         self._pair = pair
         self._server_keys = list(server_keys)
+        self._server_key_file = server_key_file
         self._next: dict[str, int] = {}
         """Endpoint with a choice of keys -> which one to try next."""
         self._last: dict[str, int] = {}
@@ -27,6 +37,11 @@ class Dialer:
     def name(self) -> str:
         """Whose key it is."""
         return self._pair.name
+
+    @property
+    def exact(self) -> "Dialer":
+        """For endpoints that peers have told: each has its key, and no other will do."""
+        return Dialer(self._pair)
 
     def dress(self, socket: zmq.Socket[bytes], endpoint: str) -> str:
         """Before a socket connects; returns the bare address.
@@ -38,7 +53,8 @@ class Dialer:
             SettingsError: nobody said whose key to expect there.
         """
         address, key = split_key(endpoint)
-        keys = [*([key] if key else []), *(k for k in self._server_keys if k != key)]
+        known = [*([key] if key else []), *self._server_keys, *self._key_in_file()]
+        keys = list(dict.fromkeys(known))
         if not keys:
             raise SettingsError(f"{address}: nobody said which key to expect there")
         turn = self._next.get(endpoint, 0)
@@ -46,6 +62,15 @@ class Dialer:
             self._last[endpoint], self._next[endpoint] = turn, turn + 1
         dress_client(socket, self._pair, keys[turn % len(keys)])
         return address
+
+    def _key_in_file(self) -> list[str]:
+        if not self._server_key_file:
+            return []
+        try:
+            return [read_public_key(self._server_key_file)]
+        except SettingsError as error:
+            sys.stderr.write(f"warning: {error}: its key is not tried\n")
+            return []
 
     def answered(self, endpoint: str) -> None:
         """The last try had the right key: the next one begins with it."""
@@ -61,4 +86,5 @@ def dialer_of(security: SecuritySettings | None) -> Dialer | None:
     """
     if security is None or not security.key_file:
         return None
-    return Dialer(read_key_pair(security.key_file), security.server_keys)
+    pair = read_key_pair(security.key_file)
+    return Dialer(pair, security.server_keys, security.server_key_file)

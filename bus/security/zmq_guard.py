@@ -19,12 +19,16 @@ from bus.security.zap import answer, user_in
 from bus.security.zmq_curve import dress_server, new_key_pair
 from bus.security.zmq_proof import prove
 from bus.security.zmq_zap import ZapHandler
-from bus.zmq_sockets import bind_anywhere, new_context, new_socket
+from bus.zmq_contexts import new_context
+from bus.zmq_sockets import bind_anywhere, new_socket
+from bus.zmq_wires import Wire, hang_up, wire_of
 
 REFRESH_S = 0.5
 """Between two looks at the allow-list."""
 PROVE_S = 60.0
 """Between two proofs that the locks work."""
+LAST_WORDS_S = 5.0
+"""From the end of a key's rights to the end of its connections to a router, which tells them."""
 
 T = TypeVar("T")
 
@@ -48,7 +52,7 @@ class Guard:
 
         Args:
             settings: where they are.
-            on_revoked: hears of keys whose rights have changed since they came in.
+            on_revoked: hears of keys whose rights have changed.
 
         Raises:
             SettingsError: key file or allow-list cannot be used.
@@ -61,8 +65,9 @@ class Guard:
         self._also = frozenset({self._probe.public})
         self._listening: dict[str, int] = {}
         """Address -> the kind of socket that can knock there."""
-        self._came_in: set[str] = set()
-        """Keys that were let in, and may still be connected."""
+        self._wires: dict[int, tuple[Wire, Door, str]] = {}
+        """Descriptor -> the connection that it was when it was noted, to where, and its key."""
+        self._ending: set[Wire] = set()
         self.n_refused = 0
         """Connections that were turned away."""
         self._context = new_context()
@@ -88,7 +93,7 @@ class Guard:
             SettingsError: the address is in use or cannot be had; the socket is closed.
         """
         address = bind_anywhere(socket, split_key(endpoint)[0])
-        self._listening[address] = zmq.SUB if socket.type == zmq.PUB else zmq.DEALER
+        self._listening[address] = zmq.SUB if socket.type == zmq.XPUB else zmq.DEALER
         return with_key(address, self.public)
 
     def principal(self, key: str) -> Principal | None:
@@ -102,6 +107,19 @@ class Guard:
         except zmq.ZMQError:
             return None
         return self._allowed.principals.get(str(key))
+
+    def note(self, frame: zmq.Frame, door: Door) -> Wire | None:
+        """Remember what this frame came over, to be ended with the rights of its key.
+
+        Without rights it is ended in any case.
+        """
+        wire = wire_of(frame)
+        if wire is not None:
+            key = str(frame.get("User-Id"))
+            self._wires[wire.fd] = (wire, door, key)
+            if self.principal(key) is None:
+                self._end(wire, door, key)
+        return wire
 
     async def prove(self) -> None:
         """Test the locks of all bound sockets.
@@ -138,9 +156,7 @@ class Guard:
 
     def _answer(self, question: Sequence[bytes]) -> list[bytes]:
         reply = answer(question, self._allowed.principals, self._also)
-        user = user_in(reply)
-        self._came_in.add(user)
-        self.n_refused += not user
+        self.n_refused += not user_in(reply)
         return reply
 
     def _refresh(self) -> None:
@@ -148,12 +164,30 @@ class Guard:
         before, complained = self._allowed.principals, self._allowed.problem
         if self._allowed.refresh():
             now = self._allowed.principals
-            lost = {key for key, was in before.items() if now.get(key) != was} & self._came_in
-            self._came_in -= lost
+            lost = frozenset(key for key, was in before.items() if now.get(key) != was)
             if lost:
-                self.on_revoked(frozenset(lost))
+                self.on_revoked(lost)
+                for wire, door, key in list(self._wires.values()):
+                    if key in lost:
+                        self._end(wire, door, key)
         elif self._allowed.problem not in ("", complained):
             sys.stderr.write(f"warning: {self._allowed.problem}: the list before still holds\n")
+
+    def _end(self, wire: Wire, door: Door, key: str) -> None:
+        """End a connection, now or after the last words, unless the key has new rights by then.
+
+        A subscription is judged once, so who has other rights must subscribe again.
+        """
+        if door == "stream":
+            hang_up(wire)
+        elif wire not in self._ending:
+            self._ending.add(wire)
+            self._loop.call_later(LAST_WORDS_S, self._end_unless_allowed, wire, key)
+
+    def _end_unless_allowed(self, wire: Wire, key: str) -> None:
+        self._ending.discard(wire)
+        if self.principal(key) is None:
+            hang_up(wire)
 
     async def _keep_proving(self, every_s: float) -> None:
         while True:
@@ -195,3 +229,7 @@ class Doorway(NamedTuple):
     def bind(self, socket: zmq.Socket[bytes], endpoint: str) -> str:
         """See `Guard.bind`."""
         return self.guard.bind(socket, endpoint)
+
+    def note(self, frame: zmq.Frame) -> Wire | None:
+        """See `Guard.note`."""
+        return self.guard.note(frame, self.door)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bus.clock import BootClock
 from bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
-from drills.chaos.load import Lane
+from drills.chaos.load import Lane, collect
 from drills.chaos.records import HistoryWriter
 from drills.chaos.settings import LoadSettings
 from trainer_adapter.client import connect
@@ -30,6 +30,9 @@ async def serve(settings: LoadSettings) -> ActorExit:
         announce_ready()
         async with asyncio.TaskGroup() as lanes:
             for name, client in clients.items():
+                if settings.life and settings.detached_share:
+                    inherited = collect(client, name, settings, history, clock)
+                    lanes.create_task(inherited)
                 for number in range(settings.lanes[name]):
                     lane = Lane(client, settings, history, clock)
                     lanes.create_task(lane.run(f"{name}:{settings.life}.{number}", stop))

@@ -29,6 +29,8 @@ from launcher.plan import environment, python
 TRAINER = "trainer"
 MORTALS = "mortals"
 MORTAL_SHARE = 0.1
+DETACHED_SHARE = 0.5
+"""Of the requests of those that may be killed."""
 DRAIN_GRACE_S = 20.0
 READY_TIMEOUT_S = 60.0
 UPDATE_DEADLINE_S = 30.0
@@ -170,6 +172,7 @@ class Crowd:
             history=str(path),
             deadline_s=settings.deadline_s,
             max_tokens=settings.max_tokens,
+            detached_share=DETACHED_SHARE if name == MORTALS else 0.0,
             prompts=self._prompts,
         )
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from drills.chaos.ledger import Ledger
-from drills.chaos.records import Ended, Invoked, Progressed, Record
+from drills.chaos.records import Ended, Invoked, Looked, Progressed, Record
 from engine_worker.engines.fake_tokens import prompt_digest, token_after
 
 Tokens = list[int]
@@ -18,6 +18,7 @@ Oracle = Callable[[Invoked, list[int]], Tokens]
 """(request, version of each token) -> the tokens that must have come."""
 
 POISON_CODES = frozenset({"engine_crashed", "poison"})
+LOSS_CODES = frozenset({"unknown_request", "worker_lost", "PeerLost"})
 MAX_STORIES = 5
 MAX_LINES = 12
 """Of one story."""
@@ -32,6 +33,18 @@ class Life:
     ended: list[Ended] = field(default_factory=list[Ended])
     is_excused: bool = False
     """Its caller was killed, and may have heard of no outcome."""
+    collected: list[Ended] = field(default_factory=list[Ended])
+    """What later processes of its caller's name found of it."""
+    is_owed: bool = False
+    """It is detached, and nothing has happened that it may be lost with."""
+
+    def join(self, other: "Life") -> None:
+        """What another process says of the same request."""
+        self.invoked += other.invoked
+        self.progressed += other.progressed
+        self.ended += other.ended
+        self.collected += other.collected
+        self.is_excused |= other.is_excused
 
 
 @dataclass(slots=True)
@@ -49,6 +62,8 @@ class Verdict:
     """They took any weights, and got some that had been replaced before."""
     n_excused: int = 0
     """Open when their caller was killed."""
+    n_collected: int = 0
+    """Detached ones of these that a later process has the end of."""
     lost: list[str] = field(default_factory=list[str])
     """Without an outcome, or not in time."""
     duplicated: list[str] = field(default_factory=list[str])
@@ -86,6 +101,11 @@ def lives_of(records: Iterable[Record], *, is_excused: bool = False) -> dict[str
     """
     lives: dict[str, Life] = {}
     for record in records:
+        if isinstance(record, Looked):
+            continue
+        if isinstance(record, Ended) and record.is_collected:
+            lives.setdefault(record.op, Life()).collected.append(record)
+            continue
         life = lives.setdefault(record.op, Life(is_excused=is_excused))
         match record:
             case Invoked():
@@ -118,6 +138,7 @@ def judge(
             if len(verdict.stories) < MAX_STORIES:
                 verdict.stories.append(_story(op, life, why))
         verdict.n_excused += life.is_excused and not life.ended
+        verdict.n_collected += any(not _is_loss(each) for each in life.collected)
         verdict.n_streamed += any(each.is_streamed for each in life.invoked)
         for ended in life.ended[:1]:
             verdict.n_ok += ended.outcome == "ok"
@@ -139,7 +160,14 @@ def _complaints(
         yield "lost", "no outcome"
     if len(life.ended) > 1:
         yield "duplicated", f"{len(life.ended)} outcomes"
-    for ended in life.ended:
+    found = [each for each in life.collected if not _is_loss(each)]
+    if life.is_owed and not life.ended and not found:
+        yield "lost", "it was detached, and nobody has its end"
+    if found and not life.is_excused:
+        yield "duplicated", "it was collected while its caller lived"
+    if len({each.tokens for each in (*life.ended, *found) if each.outcome == "ok"}) > 1:
+        yield "duplicated", "its ends differ"
+    for ended in (*life.ended, *found):
         if ended.rid and rids.setdefault(ended.rid, ended.op) != ended.op:
             yield "duplicated", f"{ended.rid} was also the outcome of {rids[ended.rid]}"
         if ended.outcome != "ok" and ended.outcome not in request.allowed:
@@ -153,6 +181,11 @@ def _complaints(
     held = [each.at for each in (*life.invoked, *life.progressed, *life.ended)]
     if any(later < earlier for earlier, later in pairwise(held)):
         yield "duplicated", "something came after the outcome"
+
+
+def _is_loss(ended: Ended) -> bool:
+    """Whether what was to be collected was gone with those who held it."""
+    return ended.is_collected and ended.code in LOSS_CODES
 
 
 def _fault_of(ended: Ended) -> str:
@@ -198,8 +231,9 @@ def _tokens(raw: bytes) -> Tokens:
 
 def _story(op: str, life: Life, why: str) -> str:
     """The life of a request for people, times from its first record."""
-    records: list[Record] = sorted(
-        [*life.invoked, *life.progressed, *life.ended], key=lambda record: record.at
+    records: list[Invoked | Progressed | Ended] = sorted(
+        [*life.invoked, *life.progressed, *life.ended, *life.collected],
+        key=lambda record: record.at,
     )
     lines = [f"{op}: {why}"]
     begin = records[0].at
@@ -213,7 +247,7 @@ def _story(op: str, life: Life, why: str) -> str:
             case Progressed():
                 last_worker = record.worker
                 what = f"{record.n_tokens} tokens, from {record.worker} now"
-            case Ended():
+            case _:
                 what = f"{record.outcome} {record.code} {record.rid} by {record.worker}"
         lines.append(f"  {begin:.3f} + {record.at - begin:7.3f} s  {what}")
     return "\n".join([*lines[:MAX_LINES], *lines[MAX_LINES:][-1:]])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+import msgspec
 import numpy as np
 
 from bus.clock import Clock
@@ -17,7 +18,7 @@ from bus.errors import (
     RequestExpired,
 )
 from bus.messages.generation import Sampling
-from drills.chaos.records import Ended, HistoryWriter, Invoked, Outcome, Progressed
+from drills.chaos.records import Ended, HistoryWriter, Invoked, Looked, Outcome, Progressed
 from drills.chaos.settings import LoadSettings
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import Delta, OnLoss, Rollout, RolloutCancelled
@@ -65,6 +66,7 @@ class Ask:
             allowed=allowed,
             is_streamed=self.is_streamed,
             wants_latest=self.options.get("versions") == LATEST,
+            is_detached=self.options.get("detached", False),
         )
 
 
@@ -78,14 +80,20 @@ def draw_ask(op: str, settings: LoadSettings, rng: Random) -> Ask:
     n_tokens = rng.randint(max(1, settings.max_tokens // 4), settings.max_tokens)
     temperature = 0.0 if settings.prompts else 1.0
     [on_loss] = rng.choices(ON_LOSS, ON_LOSS_WEIGHTS)
+    if on_loss == "retry":
+        n_tokens = max(1, settings.max_tokens // 4)  # it has to end between two losses
     is_streamed = rng.random() < STREAMED_SHARE
     is_aborted = is_streamed and rng.random() < ABORTED_SHARE
     versions = LATEST if rng.random() < LATEST_SHARE else "any"
+    is_detached = rng.random() < settings.detached_share
+    options = GenerateOptions(deadline_s=settings.deadline_s, on_loss=on_loss, versions=versions)
+    if is_detached:
+        options |= GenerateOptions(detached=True, group=op)
     return Ask(
         op,
         prompt,
         Sampling(max_new_tokens=n_tokens, temperature=temperature, ignore_eos=True, seed=seed),
-        GenerateOptions(deadline_s=settings.deadline_s, on_loss=on_loss, versions=versions),
+        options,
         is_streamed,
         rng.randint(1, n_tokens) if is_aborted else 0,
     )
@@ -135,6 +143,30 @@ class Lane:
             if rollout is None and before < ask.abort_at <= n_held:
                 await self._client.abort([delta.rid])
         return rollout
+
+
+async def collect(
+    client: RolloutClient, name: str, settings: LoadSettings, history: HistoryWriter, clock: Clock
+) -> None:
+    """Take up what earlier processes of this client left; its `group` is the history's name."""
+    deadline_s, own = settings.deadline_s, f"{name}:{settings.life}."
+    listed = await client.reattach(deadline_s=deadline_s)
+    found = [each for each in listed if not each.group.startswith(own)]
+    history.add(Looked(name, clock.now(), len(found)))
+
+    async def take_up(op: str, rid: str) -> None:
+        ask = Ask(op, [], Sampling(), GenerateOptions(), is_streamed=False, abort_at=0)
+        try:
+            rollout = await client.collect(rid, deadline_s=deadline_s)
+        except BusError as error:
+            ended = _failure(ask, clock.now(), error)
+        else:
+            ended = _success(ask, clock.now(), rollout, _Held())
+        history.add(msgspec.structs.replace(ended, is_collected=True))
+
+    async with asyncio.TaskGroup() as group:
+        for each in found:
+            group.create_task(take_up(each.group, each.rid))
 
 
 class _Held:

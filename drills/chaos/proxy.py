@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Callable
 from typing import Literal, Self
 
 Direction = Literal["up", "down"]
@@ -33,6 +34,10 @@ class ProxyLink:
         """`tcp://host:port`; connections made from now on go there."""
         self.delay_s: dict[Direction, float] = dict.fromkeys(BOTH, 0.0)
         """How long each chunk is held; latency, and so less throughput."""
+        self.carried_bytes: dict[Direction, int] = dict.fromkeys(BOTH, 0)
+        """What has passed."""
+        self.tamper: Callable[[Direction, bytes], bytes] | None = None
+        """Changes bytes on their way."""
         self._gates: dict[Direction, asyncio.Event] = {each: asyncio.Event() for each in BOTH}
         self._pairs: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,7 +124,8 @@ class ProxyLink:
                 if delay_s := self.delay_s[direction]:
                     await asyncio.sleep(delay_s)
                 await gate.wait()
-                sink.write(data)
+                self.carried_bytes[direction] += len(data)
+                sink.write(data if self.tamper is None else self.tamper(direction, data))
                 await sink.drain()
         await gate.wait()
         with contextlib.suppress(OSError, RuntimeError):

@@ -31,6 +31,8 @@ class Invoked(msgspec.Struct, frozen=True, tag="invoked"):
     is_streamed: bool = False
     wants_latest: bool = False
     """It asked for the weights that were the newest when it was placed."""
+    is_detached: bool = False
+    """It goes on without its client; the next one of that name collects it."""
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
@@ -61,6 +63,17 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """int32 [n]: what its deltas amounted to; None if it was not streamed or did not finish."""
     n_gaps: int = 0
     """Deltas that left tokens out."""
+    is_collected: bool = False
+    """By a later process than the one that asked."""
+
+
+class Looked(msgspec.Struct, frozen=True, tag="looked"):
+    """A client was told which detached requests of its name there are."""
+
+    op: str
+    """Its name."""
+    at: float
+    n_found: int
 
 
 class Offered(msgspec.Struct, frozen=True, tag="offered"):
@@ -80,7 +93,7 @@ class Settled(msgspec.Struct, frozen=True, tag="settled"):
     """In words, if it is not committed."""
 
 
-Record = Invoked | Progressed | Ended
+Record = Invoked | Progressed | Ended | Looked
 WeightRecord = Offered | Settled
 
 
@@ -115,7 +128,7 @@ class HistoryWriter:
 
 def read_history(path: Path) -> Iterator[Record]:
     """What a process of clients saw; the last line of a killed writer may be torn."""
-    return _read(path, msgspec.json.Decoder(Invoked | Progressed | Ended))
+    return _read(path, msgspec.json.Decoder(Invoked | Progressed | Ended | Looked))
 
 
 def read_publications(path: Path) -> Iterator[WeightRecord]:

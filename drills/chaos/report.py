@@ -39,6 +39,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Took any weights, and got some that had been replaced before."""
     excused: int
     """Open when their client was killed."""
+    collected: int
+    """Detached ones of these that the client's next process has the end of."""
     lost: int
     duplicated: int
     wrong_tokens: int
@@ -89,6 +91,7 @@ def report(
         unwanted=verdict.n_unwanted,
         behind=verdict.n_behind,
         excused=verdict.n_excused,
+        collected=verdict.n_collected,
         lost=len(verdict.lost),
         duplicated=len(verdict.duplicated),
         wrong_tokens=len(verdict.wrong_tokens),

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bus.child import last_lines
 from bus.clock import BootClock
 from bus.supervisor import ProcessEvent, RestartRule
 from drills.chaos.crowd import Crowd
@@ -32,6 +33,8 @@ HOST_RESTART_S = 2.0
 MIN_FIT = 2
 """Workers that are left in peace, if there are so many."""
 UNLIMITED = 1_000_000
+LAST_WORDS = 5
+"""Lines of the log of a process that died by itself."""
 DEADLY = frozenset({"kill_worker", "kill_router", "kill_client"})
 """Faults that a supervisor hears of."""
 
@@ -47,6 +50,8 @@ class Rig:
         on_event: Callable[[ProcessEvent], None] = lambda _: None,
     ) -> None:
         self._settings = settings
+        self._directory = directory
+        self._logs = directory / "fleet" / "logs"
         self._tell = on_event
         self._clock = BootClock()
         self._stack = AsyncExitStack()
@@ -224,7 +229,9 @@ class Rig:
         if event.kind == "died" and self._expected_deaths[event.name] > 0:
             self._expected_deaths[event.name] -= 1
         elif event.kind in ("died", "left"):
-            self.surprises.append(f"{event.name} {event.what}")
+            logs = (self._directory / f"{event.name}.log", self._logs / f"{event.name}.log")
+            words = [line for log in logs for line in last_lines(log, LAST_WORDS)]
+            self.surprises.append(" | ".join([f"{event.name} {event.what}", *words]))
         if event.kind == "ready":
             if event.name == ROUTER:
                 self._router_is_back()
@@ -240,6 +247,8 @@ class Rig:
             self.struck[last] = Struck(old.kind, old.victim, old.at, self._clock.now())
 
     def _wire(self, name: str, backend: str) -> str:
+        if name not in self._links:
+            return backend
         self._links[name].upstream = backend
         return self._links[name].endpoint
 

@@ -14,8 +14,9 @@ from bus.clock import BootClock
 from bus.messages.generation import Sampling
 from drills.chaos.crowd import TRAINER, Record
 from drills.chaos.history import Life, Oracle, fake_oracle, judge, lives_of
+from drills.chaos.inheritance import note_owed
 from drills.chaos.ledger import Ledger
-from drills.chaos.records import read_history, read_publications
+from drills.chaos.records import Looked, read_history, read_publications
 from drills.chaos.recovery import ROUTER_S
 from drills.chaos.report import Report, report
 from drills.chaos.rig import Rig
@@ -57,8 +58,11 @@ async def run_chaos(
             oracle = await _oracle(settings, rig)
             await rig.crowd.start(rig.fleet.address)
             await asyncio.sleep(WARM_UP_S)
+            n_first = len(salvos) // 4
+            await _strike_all(rig, salvos[:n_first], on_progress)
+            # Not before the first faults: libzmq keeps what its queues have grown to once.
             before = usages_of(rig.pids)
-            await _strike_all(rig, salvos, on_progress)
+            await _strike_all(rig, salvos[n_first:], on_progress)
             on_progress("healing")
             await rig.wait_well(WELL_TIMEOUT_S)
             await asyncio.sleep(SETTLED_S)
@@ -67,16 +71,18 @@ async def run_chaos(
             await rig.crowd.drain()
         on_progress("judging")
         (path / "faults.json").write_bytes(msgspec.json.encode(rig.struck))
-        lives, ledger = _history(rig.crowd.records)
+        lives, ledger, looks = _history(rig.crowd.records)
+        note_owed(lives.values(), looks, rig.struck)
         verdict = judge(lives, oracle, ledger)
         seconds = clock.now() - begun_at
         found = report(settings, seconds, verdict, ledger, lives.values(), rig.struck)
         return found.having(growths(before, after), rig.surprises)
 
 
-def _history(records: Iterable[Record]) -> tuple[dict[str, Life], Ledger]:
+def _history(records: Iterable[Record]) -> tuple[dict[str, Life], Ledger, list[Looked]]:
     """What all processes wrote down, those that were killed included."""
     lives: dict[str, Life] = {}
+    looks: list[Looked] = []
     ledger = Ledger()
     for record in records:
         if not record.path.exists():
@@ -84,8 +90,11 @@ def _history(records: Iterable[Record]) -> tuple[dict[str, Life], Ledger]:
         if record.process == TRAINER:
             ledger.add(read_publications(record.path))
         else:
-            lives |= lives_of(read_history(record.path), is_excused=record.was_killed)
-    return lives, ledger
+            history = list(read_history(record.path))
+            looks += (each for each in history if isinstance(each, Looked))
+            for op, life in lives_of(history, is_excused=record.was_killed).items():
+                lives.setdefault(op, Life()).join(life)
+    return lives, ledger, looks
 
 
 @contextmanager
@@ -101,8 +110,8 @@ def _directory(settings: ChaosSettings) -> Generator[Path]:
 
 async def _strike_all(rig: Rig, salvos: list[Salvo], on_progress: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
-    first_at = loop.time()
-    not_before = first_at
+    first_at = loop.time() - (salvos[0].at_s if salvos else 0.0)
+    not_before = 0.0
     for salvo in salvos:
         strike_at = max(first_at + salvo.at_s, not_before)
         await asyncio.sleep(max(0.0, strike_at - loop.time()))
@@ -113,6 +122,7 @@ async def _strike_all(rig: Rig, salvos: list[Salvo], on_progress: Callable[[str]
             not_before = loop.time() + ROUTER_S
         last = rig.struck[-1]
         on_progress(f"{len(rig.struck)} faults, last {last.kind} {last.victim}")
+    await asyncio.sleep(max(0.0, not_before - loop.time()))
 
 
 def _prompts(settings: ChaosSettings) -> list[list[int]]:

@@ -73,6 +73,8 @@ class LoadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     deadline_s: float
     max_tokens: int
     """Of a request; each asks for a quarter of it at least."""
+    detached_share: float = 0.0
+    """Of requests: they go on when this process is killed, and its next life collects them."""
     prompts: list[list[int]] = []
     """Greedy prompts to draw from; empty: any prompt and any seed."""
     exit_with_parent: bool = True

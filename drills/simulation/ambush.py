@@ -7,6 +7,7 @@ from drills.simulation.faults import (
     cut_worker,
     kill_host,
     kill_worker,
+    restart_client,
     restart_router,
     restart_store,
 )
@@ -33,6 +34,10 @@ class Ambushes:
         phase = chance.choice(PHASES)
         self._waiting.append((phase, chance.choice(AT_THE_STORE if phase == "record" else BLOWS)))
 
+    def lay_at(self, phase: UpdatePhase, blow: str) -> None:
+        """Strike then and so."""
+        self._waiting.append((phase, blow))
+
     def spring(self, phase: UpdatePhase, victim: str) -> None:
         """An update has come so far at a worker or the store."""
         waiting = [] if self._world.is_calm else self._waiting
@@ -45,11 +50,14 @@ class Ambushes:
         world, chance = self._world, self._chance
         world.note(f"while the update is at {phase!r} of {victim}:")
         world.oracles.seen[f"hit_{phase}"] += 1
+        worker = victim if victim in world.workers else ""  # none is in the middle of a record
         match blow:
             case "kill_worker":
-                kill_worker(world, chance, victim)
+                kill_worker(world, chance, worker)
             case "kill_host":
-                kill_host(world, chance, victim)
+                kill_host(world, chance, worker)
+            case "restart_client":
+                restart_client(world, chance)
             case "cut_worker":
                 cut_worker(world, chance, victim)
             case "restart_router":

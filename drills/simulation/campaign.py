@@ -20,7 +20,8 @@ STORIES = 5
 """Failing seeds whose story is told."""
 TOLD_RIDS = 2
 STORY_LINES = 80
-COLLECT_EVERY = 20
+COLLECT_EVERY = 4
+"""Seeds: what they leave behind fits into a cache, and is worth a look."""
 ENOUGH = 10
 """A mutant found in so many seeds needs no further ones."""
 
@@ -75,7 +76,7 @@ def run_seeds(start: int, count: int, scenario: Scenario = SWARM) -> Summary:
     summary = Summary(start, count)
     gc.freeze()  # what was imported is not looked at again and again
     for seed in range(start, start + count):
-        _add(summary, run_seed(seed, scenario))
+        _add(summary, run_seed(seed, scenario), scenario)
         if seed % COLLECT_EVERY == 0:
             gc.collect()
     summary.seconds = time.process_time() - began
@@ -110,7 +111,7 @@ def run_parallel(start: int, count: int, jobs: int) -> Summary:
 
 def tell(seed: int) -> list[str]:
     """The story of one seed: its faults, and the requests that broke an oracle."""
-    return _story(seed, run_seed(seed))
+    return _story(run_seed(seed), SWARM)
 
 
 def detect(mutant: str, seeds: Iterable[int], enough: int = ENOUGH) -> Detection:
@@ -135,7 +136,7 @@ def detect(mutant: str, seeds: Iterable[int], enough: int = ENOUGH) -> Detection
     return Detection(mutant, len(found), n_seeds, first, oracles, round(ratio, 3))
 
 
-def _add(summary: Summary, report: Report) -> None:
+def _add(summary: Summary, report: Report, scenario: Scenario) -> None:
     summary.requests += report.n_requests
     summary.executions += report.n_executions
     for event, count in report.sometimes.items():
@@ -143,7 +144,7 @@ def _add(summary: Summary, report: Report) -> None:
     if report.violations:
         summary.violations += len(report.violations)
         is_told = len(summary.failing_seeds) < STORIES
-        story = _story(report.seed, report) if is_told else []
+        story = _story(report, scenario) if is_told else []
         texts = [str(violation) for violation in report.violations]
         summary.failing_seeds.append(Failure(report.seed, texts, story))
 
@@ -167,8 +168,8 @@ def _finished(summary: Summary) -> Summary:
     return summary
 
 
-def _story(seed: int, report: Report) -> list[str]:
+def _story(report: Report, scenario: Scenario) -> list[str]:
     rids = dict.fromkeys(each.rid for each in report.violations if "/" in each.rid)
     story = Story(list(rids)[:TOLD_RIDS])
-    run_seed(seed, story=story)
+    run_seed(report.seed, scenario, story=story)
     return story.lines[:STORY_LINES]

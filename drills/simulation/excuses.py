@@ -14,6 +14,7 @@ from bus.errors import (
     RequestExpired,
     StaleVersion,
 )
+from drills.simulation.detached import is_lost_for_good
 from drills.simulation.sim_client import Case
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ IMPATIENT_S = 20.0
 """A request with less time than this may run out of it: an engine takes up to 6 s to start and
 15 s to sample, a partition lasts 6 s."""
 LATE_WEIGHTS_S = 30.0
-"""The same for one that waits for new weights: at first few workers have them, and all who waited
-queue up there."""
+"""The same for one that waits for new weights: all who waited queue up where they are. To that
+comes the time for which some workers were behind: these get no requests, and a version may be
+published when one worker has it."""
 MANY_RUNS = 2
 """Whoever has begun so often may run out of 60 s: a slow engine lets a request wait for 16 s and
 samples for 16 s, each time."""
@@ -43,6 +45,10 @@ def is_impatient(case: Case) -> bool:
 
 def excuse(world: "World", rid: str, case: Case, outcome: object) -> str:
     """The name of the reason; empty if there is none."""
+    if case.is_attached and _is_loss(outcome):
+        # Old word of a loss may come twice, and who attaches knows of no execution by then.
+        is_echo = world.is_unreliable and isinstance(outcome, PeerLost)
+        return "detached_lost" if is_echo or is_lost_for_good(world, rid, case) else ""
     match outcome:
         case EngineFailed(problem=problem) if problem.code in POISON_CODES:
             return "poison_found" if rid == world.workload.poisoned else ""
@@ -61,6 +67,17 @@ def excuse(world: "World", rid: str, case: Case, outcome: object) -> str:
     return "expired" if is_impatient(case) or _was_unlucky(world, rid) else ""
 
 
+def _is_loss(outcome: object) -> bool:
+    """Whether nobody has a detached request any more."""
+    match outcome:
+        case EngineFailed(problem=problem):
+            return problem.code == "worker_lost"
+        case Refused(code=code):
+            return code == "unknown_request"
+        case _:
+            return isinstance(outcome, PeerLost)
+
+
 def _was_unlucky(world: "World", rid: str) -> bool:
     n_runs = len(world.oracles.runs.get(rid, ()))
     return n_runs >= MANY_RUNS or world.frozen_s[rid] >= LONG_FREEZE_S
@@ -74,7 +91,7 @@ def _lacks_weights(world: "World", rid: str, case: Case) -> bool:
         case "exact:0":
             return recorded_at is not None and recorded_at < case.ended_at
         case "min:1" | "exact:1":
-            needs_s = LATE_WEIGHTS_S + world.frozen_s[rid]
+            needs_s = LATE_WEIGHTS_S + world.frozen_s[rid] + case.behind_s
             return published_at is None or published_at > case.deadline_at - needs_s
         case _:
             return False

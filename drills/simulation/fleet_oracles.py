@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from drills.simulation.oracles import Oracles
-from drills.simulation.peeks import holds_lease
+from drills.simulation.peeks import holds_lease, router_of, version_of
 from drills.simulation.sim_router import RouterNode
 from drills.simulation.sim_worker import WorkerNode
 from drills.simulation.watch import UpdatePhase
@@ -23,6 +23,8 @@ class FleetOracles:
         self._world, self._oracles = world, oracles
         self.recorded_at: float | None = None
         """When the store wrote the commit down."""
+        self.behind_s = 0.0
+        """For how long the fleet has served with fewer workers, because some were behind."""
 
     def lease_ended(self, worker: WorkerNode) -> None:
         """A worker gave its lease up: was there any reason to?"""
@@ -42,6 +44,8 @@ class FleetOracles:
             return
         if worker.core.member.state == "away":
             return  # it said goodbye, which has been lost
+        if router_of(worker.core.member) != router.core.context.instance:
+            return  # it has changed over to another router, which is gone by now
         if worker.core.member.epoch == member.epoch and holds_lease(worker.core.member, now):
             self._oracles.broken(
                 "holder_first", member.name, "still acts under a lease taken from it"
@@ -58,6 +62,10 @@ class FleetOracles:
         if not self._world.routers.stepped_down(router):
             self._oracles.broken("one_router", "", "left for another one, and was the only one")
 
+    def session_broken(self, text: str) -> None:
+        """A session has moved, or not, and its client was told something else."""
+        self._oracles.broken("session_moved", "", text)
+
     # -- weights ------------------------------------------------------------------------------
 
     def update_reached(self, phase: UpdatePhase, worker: str) -> None:
@@ -69,6 +77,13 @@ class FleetOracles:
         if version > self._world.committed.get("default", 0):
             text = f"{worker.name} takes version {version}, which nobody has decided for"
             self._oracles.broken("decided_version", "", text)
+
+    def passed(self, seconds: float) -> None:
+        """Time has passed; a version that one worker has may be published, and then others wait."""
+        world = self._world
+        committed = world.committed.get("default", 0)
+        if any(version_of(worker.core) < committed for worker in world.workers.values()):
+            self.behind_s += seconds
 
     def recorded(self, version: int) -> None:
         """The store wrote a commit down."""

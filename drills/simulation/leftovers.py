@@ -10,6 +10,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
+from drills.simulation.detached import kept_twice
+
 if TYPE_CHECKING:
     from drills.simulation.world import World
 
@@ -18,6 +20,9 @@ REMEMBERED = {
     "tombstones": "executions that are over, for 10 min",
     "_suspicions": "suspects, for 10 min",
     "_done": "answered commands, for 1 min",
+    "_collected": "detached requests that their clients have the end of, for 1 min",
+    "collected": "the latest detached requests whose end a client has",
+    "released": "detached requests that were given up, at most as many as may be open",
     "_answered": "answered publications, for 1 min",
     "_heap": "duties that were cancelled, until their time or 1024 of them",
     "_deadlines": "deadlines of requests that are over, until their time",
@@ -30,14 +35,13 @@ MAX_ITEMS = 64
 
 def leftovers(world: "World") -> Iterator[str]:
     """What is left, one line each."""
+    excused = kept_twice(world)
     processes = [world.router, *world.workers.values(), *world.clients.values()]
     for process in processes:
         found, sizes = Counter[str](), Counter[str]()
         for path, thing in _things(process.core):
-            if any(name in REMEMBERED for name in path.split(".")):
-                continue
             if isinstance(thing, str):
-                found[path] += _is_rid(thing)
+                found[path] += _is_rid(thing) and thing not in excused
             else:
                 sizes[path] += 1
         for path, count in sorted(found.items()):
@@ -82,9 +86,11 @@ def _parts(path: str, thing: object) -> Iterator[tuple[str, object]]:
         yield from ((path, item) for item in cast("Iterable[object]", thing))
     elif type(thing).__module__.startswith(OURS):
         for name in _slots(type(thing)):
-            yield f"{path}.{name}", getattr(thing, name, None)
+            if name not in REMEMBERED:
+                yield f"{path}.{name}", getattr(thing, name, None)
         for name, part in getattr(thing, "__dict__", {}).items():
-            yield f"{path}.{name}", part
+            if name not in REMEMBERED:
+                yield f"{path}.{name}", part
 
 
 @lru_cache(maxsize=1000)

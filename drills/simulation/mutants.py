@@ -16,11 +16,12 @@ from bus.ids import NO_ATTEMPT
 from bus.member import MemberCore
 from bus.messages import COMMANDS
 from drills.simulation.process import Process
-from drills.simulation.scenario import BLINKING, HAUNTED, Scenario
+from drills.simulation.scenario import BLINKING, DESERTED, HAUNTED, Scenario
 from drills.simulation.sim_client import ClientNode
 from drills.simulation.sim_router import RouterNode
 from drills.simulation.sim_store import StoreNode
 from drills.simulation.sim_worker import WorkerNode
+from router.members import SERVING
 from trainer_adapter.effects import Complete
 
 NEVER = float("inf")
@@ -218,12 +219,60 @@ def without_commit_record(process: Process) -> None:
         updates._record = commit_at_once
 
 
+def without_quarantine(process: Process) -> None:
+    """A router gives requests to workers that are behind."""
+    if isinstance(process, RouterNode):
+        placer = process.core.table.placer
+        update = placer.update
+
+        def update_alike(worker: Any, *, is_serving: bool) -> None:  # noqa: ANN401 - as wrapped
+            is_up = worker.state == "live" and worker.beat.state in SERVING
+            is_behind = is_up and not worker.is_tripped and not worker.is_set_aside
+            update(worker, is_serving=is_serving or is_behind)
+
+        placer.update = update_alike
+
+
 def without_isolation(process: Process) -> None:
     """Whatever kills engines is tried again like anything else, by routers and clients."""
     if isinstance(process, RouterNode):
         process.core._health._charge = _nothing
     elif isinstance(process, ClientNode):
         process.core._book._settings = replace(process.core._book._settings, max_crashes=1_000_000)
+
+
+def without_session_news(process: Process) -> None:
+    """A session moves without anybody being told."""
+    if isinstance(process, RouterNode):
+        sessions = process.core._sessions
+
+        def move_silently(session: Any, worker: str, reason: str) -> None:  # noqa: ANN401 - as replaced
+            del reason
+            sessions._places.settle(session, worker)
+            sessions._placer.stick(session.name, worker)
+            session.has_lost_worker, session.waits_since = False, None
+
+        sessions._move = move_silently
+
+
+def with_doubled_session_news(process: Process) -> None:
+    """Each move of a session is told twice."""
+    if isinstance(process, RouterNode):
+        sessions = process.core._sessions
+        move = sessions._move
+
+        def move_twice(session: Any, worker: str, reason: str) -> None:  # noqa: ANN401 - as replaced
+            move(session, worker, reason)
+            move(session, worker, reason)
+
+        sessions._move = move_twice
+
+
+def without_requeue(process: Process) -> None:
+    """A router leaves lost detached requests to clients that are gone."""
+    if isinstance(process, RouterNode):
+        process.core._executions._kept_from_loss = _never
+        process.core._executions._doubts.told = _nothing
 
 
 MUTANTS: dict[str, Callable[[Process], None]] = {
@@ -241,7 +290,11 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
     "short_window": with_short_window,
     "epoch_per_boot": with_epoch_per_boot,
     "commit_record": without_commit_record,
+    "quarantine": without_quarantine,
     "isolation": without_isolation,
+    "session_news": without_session_news,
+    "session_news_once": with_doubled_session_news,
+    "detached_requeue": without_requeue,
 }
 """Protection -> how it is switched off."""
 SCENARIOS: dict[str, Scenario] = {
@@ -249,6 +302,7 @@ SCENARIOS: dict[str, Scenario] = {
     "lease_from_receipt": HAUNTED,
     "epoch_per_boot": HAUNTED,
     "short_window": BLINKING,
+    "detached_requeue": DESERTED,
 }
 """Where protections are looked for that are seldom needed, or that others stand in front of (a
 fresh connection for each lease, beats that tell the truth)."""
@@ -266,6 +320,12 @@ def _current(entry: Entry, member: MemberCore) -> Entry:
 
 def _nothing(*_arguments: object, **_named: object) -> None:
     """Does nothing."""
+
+
+def _never(request: object, worker: object) -> bool:
+    """Says no."""
+    del request, worker
+    return False
 
 
 def _no_list(now: float) -> list[Any]:

@@ -71,6 +71,8 @@ class Oracles:
         """rids that an engine answered with an error."""
         self.deaths: Counter[tuple[str, str]] = Counter()
         """(rid, router) -> engines that died of it, as far as this router could hear of it."""
+        self.holders: dict[str, set[WorkerNode]] = {}
+        """rid -> workers that sent an ending of it."""
         self._world = world
         self._executed: set[tuple[str, Attempt]] = set()
 
@@ -113,6 +115,7 @@ class Oracles:
 
     def answered(self, worker: WorkerNode, entry: Entry) -> None:
         """A worker sends an ending, for the first time or again."""
+        self.holders.setdefault(entry.rid, set()).add(worker)
         if not holds_lease(worker.core.member, self._world.time.now):
             self.broken("lease_held", entry.rid, f"{worker.name} answers without a lease")
 
@@ -126,11 +129,12 @@ class Oracles:
         if len(case.outcomes) > 1:
             self.broken("one_outcome", rid, f"{len(case.outcomes)} outcomes")
         case.ended_at = now
+        case.behind_s = self._world.fleet_oracles.behind_s
         is_over = any(run.is_over(now) for run in self.runs.get(rid, ()))
         case.was_lost = (
             is_over or self._world.routers.is_split
         )  # its worker may obey the other router
-        late_s = now - max(case.deadline_at, case.client.thawed_at)
+        late_s = now - max(case.gives_up_at, case.client.thawed_at)
         if late_s > OVERTIME_S:
             self.broken("ends_in_time", rid, f"ended {late_s:.2f} s after its deadline")
 

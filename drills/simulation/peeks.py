@@ -3,15 +3,24 @@
 # pyright: reportPrivateUsage=false
 # Oracles must not trust what the judged code says about itself.
 
+from collections.abc import Collection
+
 from bus.member import MemberCore
 from bus.member_life import HOLDING
 from engine_worker.core import WorkerCore
+from router.core import RouterCore
+from router.session import Session
 from trainer_adapter.client_core import ClientCore
 
 
 def holds_lease(member: MemberCore, now: float) -> bool:
     """Whether it may act at this moment."""
     return member.state in HOLDING and member._holder._until > now
+
+
+def router_of(member: MemberCore) -> str:
+    """Instance of the router that it obeys."""
+    return member._holder.instance
 
 
 def version_of(worker: WorkerCore) -> int:
@@ -27,6 +36,11 @@ def is_updating(worker: WorkerCore) -> bool:
 def n_running(worker: WorkerCore) -> int:
     """Requests that its engine works on."""
     return len(worker._generation)
+
+
+def sessions_of(router: RouterCore) -> Collection[Session]:
+    """Those that are open."""
+    return router._sessions._sessions.values()
 
 
 def is_idle_member(member: MemberCore, now: float) -> bool:

@@ -33,6 +33,10 @@ class Routers:
             self._split_until = self._time.now + SPLIT_AFTERMATH_S
         return self._time.now < self._split_until
 
+    def has_heard_of(self, rid: str) -> bool:
+        """Whether any of them was asked for this request."""
+        return any(router.has_heard_of(rid) for router in self.all)
+
     def replace(self) -> None:
         """New connections come to a new router; the old one is not told."""
         self.current = self._make()

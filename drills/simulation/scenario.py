@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from random import Random
+from typing import get_args
+
+from msgspec.structs import replace
 
 from bus.entry import Placement
 from bus.messages.generation import Generate, Sampling
+from bus.messages.weights import Offer, PublishVersion, TransportChoice
 from drills.simulation.sim_host import POISON
 from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import OnLoss
@@ -41,8 +45,12 @@ class Scenario:
     """Kinds of faults in a swarm; empty: each run draws its own."""
     echoes: float | None = None
     """Share of frames that arrive twice in a swarm; None: each run draws its own."""
+    detached_share: float = 0.15
+    """Of requests: they go on without the client that asked."""
     fault: tuple[str, float] | None = None
     """Without a swarm: the only fault, and when."""
+    publication: PublishVersion | None = None
+    """How the weights are published; None: each run draws its own."""
 
 
 SWARM = Scenario()
@@ -50,6 +58,12 @@ HAUNTED = Scenario(kinds=("freeze_worker", "cut_worker"), echoes=0.4, n_faults=(
 """Leases end all the time, and what was said under the old ones comes again."""
 BLINKING = Scenario(kinds=("blink_router", "kill_worker"), n_faults=(12, 24))
 """Routers come back before the workers they had find out."""
+DESERTED = Scenario(
+    kinds=("restart_client", "restart_client", "kill_worker", "kill_worker", "blink_router"),
+    n_faults=(8, 16),
+    detached_share=0.8,
+)
+"""Clients die in the middle of work that others of their name are to collect."""
 SMALL = Scenario(
     n_workers=2,
     n_clients=1,
@@ -61,8 +75,30 @@ SMALL = Scenario(
     publish_s=(5.0, 5.5),
     deadline_s=40.0,
     is_swarm=False,
+    publication=PublishVersion("default", 1),
 )
 """A short run without faults of its own: the ground for one fault at a time."""
+
+
+OFFERS: dict[TransportChoice, Offer] = {
+    "cuda_ipc": Offer("cuda_ipc", "GPU-w0", "host-0"),
+    "collective": Offer("collective", "sim:1"),
+    "disk": Offer("disk", "v1"),
+}
+"""What the trainer offers beside the store's bytes."""
+
+
+def publication_by(transport: TransportChoice) -> PublishVersion:
+    """The update, with whatever this transport needs."""
+    offers = [OFFERS[transport]] if transport in OFFERS else []
+    return PublishVersion("default", 1, transport=transport, offers=offers)
+
+
+def drawn_publication(chance: Random) -> PublishVersion:
+    """The update, as a trainer may ask for it."""
+    body = publication_by(chance.choice(get_args(TransportChoice)))
+    floor, require = chance.choice([0, 0, 1, 3]), chance.choice(["any", "any", "at-least:2"])
+    return replace(body, floor=floor, require=require)
 
 
 def session_of(client: str) -> str:
@@ -70,7 +106,7 @@ def session_of(client: str) -> str:
     return f"{client}-agent"
 
 
-def drawn_ask(chance: Random, client: str) -> Ask:
+def drawn_ask(chance: Random, client: str, detached_share: float) -> Ask:
     """A request as a rollout generator may send it."""
     place = Placement(
         "default",
@@ -79,6 +115,7 @@ def drawn_ask(chance: Random, client: str) -> Ask:
         group=chance.choice(["", "", "g1"]),
         cost=100,
         priority=chance.choice([0, 0, 0, 5]),
+        outlives_client=chance.random() < detached_share,
     )
     sampling = Sampling(max_new_tokens=chance.randrange(2, 120), seed=chance.randrange(1000))
     body = Generate(_prompt(chance), sampling, stream=chance.random() < 0.4)  # noqa: PLR2004

@@ -7,11 +7,19 @@ from bus.codec import topic_of, unpack
 from bus.effects import Connect, Send
 from bus.entry import Entry
 from bus.ids import Attempt
-from bus.memory_ports import MemoryLink, MemoryNet
+from bus.memory_ports import MemoryNet
 from bus.messages import ENDINGS
 from bus.messages.delivery import Lost
+from bus.messages.generation import (
+    Attach,
+    DetachedList,
+    DetachedRequest,
+    Generate,
+    ListDetached,
+)
 from drills.simulation.peeks import has_rejected, is_idle_client
 from drills.simulation.process import FRONT, TICK_S, Process
+from drills.simulation.sim_link import SimLink
 from trainer_adapter.client_core import ClientCore
 from trainer_adapter.effects import (
     Complete,
@@ -26,26 +34,51 @@ from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import Delta
 from trainer_adapter.settings import ClientSettings
 
+NEVER = float("inf")
+LIST_S = 5.0
+"""Deadline of a question for detached requests: a router that recovers does not answer it."""
+ATTACHED_S = 15.0
+"""Least deadline of one that is taken up: its own may be over, and its ending wait."""
+
 
 class Case:
     """One request as its caller sees it."""
 
     __slots__ = (
-        "ask", "asked_at", "client", "deadline_at", "deltas", "ended_at", "outcomes", "was_aborted",
-        "was_lost",
+        "ask", "asked_at", "behind_s", "client", "deadline_at", "deltas", "ended_at", "gives_up_at",
+        "is_attached", "outcomes", "was_aborted", "was_lost",
     )  # fmt: skip
 
     def __init__(self, client: "ClientNode", ask: Ask, deadline_s: float) -> None:
         self.client = client
         self.ask = ask
         self.asked_at = client.time.now
-        self.deadline_at = self.asked_at + deadline_s
+        self.deadline_at = self.gives_up_at = self.asked_at + deadline_s
+        """Of the request, and of whoever waits for it."""
+        self.is_attached = False
+        """Its caller has taken it up from an earlier process, or after giving it up."""
         self.ended_at = 0.0
+        self.behind_s = 0.0
+        """For how long some workers had been behind by then."""
         self.outcomes: list[Outcome] = []
         self.deltas: list[Delta] = []
         self.was_aborted = False
         self.was_lost = False
         """One of its executions was gone when it ended."""
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether it goes on without its caller."""
+        return self.ask.is_detached
+
+    def taken_up(self, client: "ClientNode", deadline_s: float) -> "Case":
+        """The same request for another caller."""
+        case = Case(client, self.ask, 0.0)
+        case.is_attached = True
+        case.asked_at, case.deadline_at = self.asked_at, self.deadline_at
+        case.gives_up_at = client.time.now + deadline_s
+        case.was_aborted = self.was_aborted
+        return case
 
 
 class ClientWatch(Protocol):
@@ -67,14 +100,18 @@ class ClientNode(Process):
 
     def __init__(self, name: str, net: MemoryNet, watch: ClientWatch, boot: int) -> None:
         super().__init__(name, net.time)
-        self._net, self._watch = net, watch
-        self._link: MemoryLink | None = None
-        self._n_links = 0
+        self._watch = watch
+        self._link = SimLink(self, net, FRONT, self._from_router, self._link_down)
         self.was_dismissed = False
         settings = ClientSettings(name=name, router=FRONT)
         chance = self.time.chance(f"{name}/{boot}")
         self.core = ClientCore(settings, f"{chance.getrandbits(128):032x}", chance)
         self.cases: dict[str, Case] = {}
+        self.given_up: list[tuple[str, Case]] = []
+        """(rid, request) of those that were taken up again by this process itself."""
+        self.ended_at = NEVER
+        self._left: dict[str, Case] = {}
+        """Detached requests that it looks for."""
         self._dead: set[tuple[str, Attempt]] = set()
         """Executions that this client was told are lost."""
         self._subscriber = net.subscriber(
@@ -95,6 +132,13 @@ class ClientNode(Process):
         self._apply(effects)
         return rid
 
+    def reattach(self, left: dict[str, Case]) -> None:
+        """Take up what is found of these detached requests."""
+        self._left = left
+        if not self.is_alive:
+            return
+        self.ask(Ask("list_detached", ListDetached()), LIST_S)
+
     def abort(self, rid: str) -> None:
         """The caller has changed its mind."""
         if self.is_alive:
@@ -103,10 +147,10 @@ class ClientNode(Process):
 
     def kill(self) -> None:
         """As SIGKILL: nobody waits for its requests any more."""
+        self.ended_at = min(self.ended_at, self.time.now)
         self.is_alive = False
         self._subscriber.close()
-        if self._link is not None:
-            self._link.close()
+        self._link.close()
 
     def tick(self) -> None:
         """Time passes."""
@@ -117,10 +161,10 @@ class ClientNode(Process):
         self._apply(self.core.receive_stream(entries, self.time.now))
 
     def _apply(self, effects: list[Effect]) -> None:
+        listed: list[DetachedRequest] = []
         for effect in effects:
             if isinstance(effect, Send):  # by far the most
-                if self._link is not None:
-                    self._link.send(effect.entry)
+                self._link.send(effect.entry)
                 continue
             match effect:
                 case Deliver(rid, delta):
@@ -128,8 +172,12 @@ class ClientNode(Process):
                 case Complete(rid, outcome):
                     self.cases[rid].outcomes.append(outcome)
                     self._watch.completed(self.cases[rid], rid)
+                    if isinstance(outcome, DetachedList):
+                        listed += outcome.requests
+                    elif self.cases[rid].ask.kind == "list_detached":
+                        self.time.later(TICK_S, partial(self.reattach, self._left))
                 case Connect():
-                    self._connect()
+                    self._link.connect()
                 case Stopped():
                     self.was_dismissed = True
                     self.kill()
@@ -139,22 +187,30 @@ class ClientNode(Process):
                     self._subscriber.disconnect(endpoint)
                 case _:
                     pass
-        if self._link is not None:
-            self._link.flush()
+        self._link.flush()
+        for each in listed:
+            self._attach(each.rid)
 
-    def _connect(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._n_links += 1
-        self._link = self._net.link(
-            FRONT,
-            self.name,
-            partial(self.hear, self._from_router, self._n_links),
-            partial(self.hear, self._link_down, self._n_links),
-        )
+    def _attach(self, rid: str) -> None:
+        """Wait for a detached request from now on, unless it has ended or is waited for."""
+        left, waits = self._left.pop(rid, None), self.cases.get(rid)
+        if left is None or (waits is not None and not waits.outcomes):
+            return
+        if waits is not None:
+            self.given_up.append((rid, waits))
+            # It asks for whatever became of the request, as somebody who knows of no execution.
+            self._dead = {key for key in self._dead if key[0] != rid}
+        deadline_s = max(ATTACHED_S, left.deadline_at - self.time.now)
+        is_followed = isinstance(left.ask.body, Generate) and left.ask.body.stream
+        attach = Ask("attach", Attach(), on_loss="fail", rid=rid, is_followed=is_followed)
+        self.cases[rid] = left.taken_up(self, deadline_s)
+        self._apply(self.core.submit(attach, deadline_s, self.time.now)[1])
 
-    def _from_router(self, n_link: int, entries: list[Entry]) -> None:
-        if n_link != self._n_links:
+    def _from_router(self, entries: list[Entry]) -> None:
+        if len(entries) == 1 and entries[0].kind == "lease":  # by far the most
+            effects = self.core.receive(entries, self.time.now)
+            if effects:
+                self._apply(effects)
             return
         endings: list[tuple[Entry, bool]] = []
         lost: list[tuple[str, Attempt]] = []
@@ -175,6 +231,5 @@ class ClientNode(Process):
         case = self.cases.get(rid)
         return case is None or bool(case.outcomes)
 
-    def _link_down(self, n_link: int) -> None:
-        if n_link == self._n_links:
-            self._apply(self.core.link_down(self.time.now))
+    def _link_down(self) -> None:
+        self._apply(self.core.link_down(self.time.now))

@@ -16,7 +16,7 @@ from bus.messages.stream import Deltas
 from bus.messages.weights import AbortUpdate, CommitUpdate, PrepareUpdate
 from bus.testing import VirtualTime
 from drills.simulation.sim_tokens import TOKEN_BYTES, VOCAB_SIZE, continuation
-from drills.simulation.sim_weights import Answer, SimWeights
+from drills.simulation.sim_weights import WAYS, Answer, SimWeights
 from drills.simulation.watch import UpdatePhase
 
 TOKENS_PER_STEP = 16
@@ -31,7 +31,15 @@ CAPABILITIES = [
     "prepare_update", "commit_update", "abort_update",
 ]  # fmt: skip
 
+STORES_HOST = "host-0"
+"""Where the store is, and some of the workers."""
+
 Key = tuple[str, Attempt]
+
+
+def host_of(worker: str) -> str:
+    """The machine of a worker: every other one is the store's."""
+    return f"host-{int(worker[1:]) % 2}"
 
 
 class SimRow:
@@ -49,6 +57,8 @@ class SimRow:
 
 class Owner(Protocol):
     """The worker process of an engine host."""
+
+    name: str
 
     def host_says(self, host: "SimHost", entry: Entry) -> None:
         """The host sends something."""
@@ -129,7 +139,19 @@ class SimHost:
 
     def _ready(self) -> None:
         if self.is_alive:
-            ready = EngineReady("fake", VOCAB_SIZE, 4096, self._slots, [], CAPABILITIES)
+            name = self._owner.name
+            ready = EngineReady(
+                engine="fake",
+                vocab_size=VOCAB_SIZE,
+                max_context=4096,
+                slots=self._slots,
+                eos_token_ids=[],
+                capabilities=CAPABILITIES,
+                host=host_of(name),
+                gpus=[f"GPU-{name}"],
+                bulk=f"ipc:///sim/relay-{name}",
+                transports=WAYS,
+            )
             self._owner.host_says(self, Entry("engine_ready", body=pack(ready)))
             self._time.every(BEAT_S, self._beat)
 

@@ -5,6 +5,7 @@ from bus.entry import Entry
 from bus.ids import Peer
 from bus.memory_ports import MemoryNet
 from drills.simulation.process import BACK, FRONT, Process
+from drills.simulation.session_oracle import SessionOracle
 from drills.simulation.watch import UpdatePhase, Watch
 from router.core import RouterCore
 from router.members import MemberRecord
@@ -30,6 +31,7 @@ class RouterNode(Process):
         self.core = RouterCore(RouterSettings(FRONT, BACK), instance, chance)
         self.born_at, self.ended_at = self.time.now, NEVER
         self._watch = watch
+        self._sessions = SessionOracle(self.core, watch.fleet.session_broken)
         self._deadlines: dict[str, float] = {}
         """When each `generate` must have gone out, as it was told."""
         self._watch_placement()
@@ -42,6 +44,10 @@ class RouterNode(Process):
         for hub in self._hubs:
             hub.close(is_silent=is_silent)
 
+    def has_heard_of(self, rid: str) -> bool:
+        """Whether it was asked for this request."""
+        return rid in self._deadlines
+
     def tick(self) -> None:
         """Time passes."""
         now = self.time.now
@@ -51,19 +57,19 @@ class RouterNode(Process):
             if member.state == "gone":
                 self._watch.fleet.expired(self, member)
         self.core.take_dead_letters()
+        self._sessions.check()
 
     def _receive(self, peer: Peer, entries: list[Entry]) -> None:
-        if self.is_alive and self.time.now >= self.frozen_until:
-            self._handle(peer, entries)
-        else:
-            self.hear(self._handle, peer, entries)
-
-    def _handle(self, peer: Peer, entries: list[Entry]) -> None:
         now = self.time.now
+        if now < self.frozen_until:
+            self.hear(self._receive, peer, entries)
+            return
         for entry in entries:
             if entry.kind == "generate":
                 deadline_at = now + entry.deadline_ms / 1000
                 self._deadlines[entry.rid] = max(self._deadlines.get(entry.rid, 0.0), deadline_at)
+            elif entry.kind == "open_session":
+                self._sessions.heard(entry)
         self._apply(self.core.receive(peer, entries, now))
 
     def _apply(self, effects: list[Effect]) -> None:
@@ -71,19 +77,21 @@ class RouterNode(Process):
             return
         front, back = self._hubs
         for effect in effects:
-            if not isinstance(effect, SendAll) or front.send_all(effect.peer, effect.entries):
-                continue
-            if back.send_all(effect.peer, effect.entries):
+            if isinstance(effect, SendAll):
+                if not front.send_all(effect.peer, effect.entries):
+                    back.send_all(effect.peer, effect.entries)
                 for entry in effect.entries:
                     if entry.kind != "lease":  # by far the most
-                        self._tell(entry)
+                        self._tell(effect.peer, entry)
         if self.core.context.superseded and self.is_alive:
             self.kill()
             self._watch.fleet.stepped_down(self)
 
-    def _tell(self, entry: Entry) -> None:
-        """Say what others must know of what it sends to a member."""
-        if entry.kind in PHASES:
+    def _tell(self, peer: Peer, entry: Entry) -> None:
+        """Say what others must know of what it sends."""
+        if entry.kind == "session_moved":
+            self._sessions.told(peer, entry)
+        elif entry.kind in PHASES:
             self._watch.fleet.update_reached(PHASES[entry.kind], entry.rid.rpartition("@")[2])
 
     def _watch_placement(self) -> None:

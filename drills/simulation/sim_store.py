@@ -1,19 +1,19 @@
 """A simulated weight store: it keeps only its promises, membership and the record of commits."""
 
-from functools import partial
-
 from bus.codec import unpack
 from bus.effects import Connect, Send, Stop
 from bus.entry import Entry
 from bus.member import MemberCore, MemberIdentity
 from bus.member_effects import Execute, MemberEffect
-from bus.memory_ports import MemoryLink, MemoryNet
+from bus.memory_ports import MemoryNet
 from bus.messages.endings import Done
 from bus.messages.membership import StoreFacts
 from bus.messages.weights import RecordCommit
 from bus.settings import LeaseSettings
 from drills.simulation.peeks import is_idle_member
 from drills.simulation.process import BACK, TICK_S, Process
+from drills.simulation.sim_host import STORES_HOST
+from drills.simulation.sim_link import SimLink
 from drills.simulation.watch import Watch
 from engine_worker.controller import key_of
 
@@ -25,22 +25,20 @@ class StoreNode(Process):
 
     def __init__(self, net: MemoryNet, watch: Watch, boot: int, committed: dict[str, int]) -> None:
         super().__init__("store", net.time)
-        self._net, self._watch = net, watch
-        self._link: MemoryLink | None = None
-        self._n_links = 0
+        self._watch = watch
+        self._link = SimLink(self, net, BACK, self._from_router, self._link_down)
         self._committed = committed
         chance = self.time.chance(f"store/{boot}")
         identity = MemberIdentity("store", "store", f"5{boot:031x}")
         self.member = MemberCore(identity, LeaseSettings(), chance)
-        facts = StoreFacts("ipc:///sim/bulk", committed)
+        facts = StoreFacts("ipc:///sim/bulk", committed, STORES_HOST)
         self._apply(self.member.online(facts, self.time.now))
         self.start_ticking(chance.random())
 
     def kill(self) -> None:
         """As SIGKILL; the record stays."""
         self.is_alive = False
-        if self._link is not None:
-            self._link.close()
+        self._link.close()
 
     def tick(self) -> None:
         """Time passes."""
@@ -53,16 +51,14 @@ class StoreNode(Process):
         for effect in [*effects, *executed, *self.member.flush(now)]:
             match effect:
                 case Send(_, entry):
-                    if self._link is not None:
-                        self._link.send(entry)
+                    self._link.send(entry)
                 case Connect():
-                    self._connect()
+                    self._link.connect()
                 case Stop():
                     self.kill()
                 case _:
                     pass
-        if self._link is not None:
-            self._link.flush()
+        self._link.flush()
 
     def _executed(self, effects: list[MemberEffect], now: float) -> list[MemberEffect]:
         """Every command is done at once; the only one with a memory is `record_commit`."""
@@ -81,21 +77,10 @@ class StoreNode(Process):
             self._committed[body.policy] = max(known, body.version)
             self._watch.fleet.recorded(body.version)
 
-    def _connect(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._n_links += 1
-        self._link = self._net.link(
-            BACK,
-            self.name,
-            partial(self.hear, self._from_router, self._n_links),
-            partial(self.hear, self._link_down, self._n_links),
-        )
+    def _from_router(self, entries: list[Entry]) -> None:
+        effects = self.member.receive(entries, self.time.now)
+        if effects or entries[0].kind != "lease" or len(entries) > 1:
+            self._apply(effects)
 
-    def _from_router(self, n_link: int, entries: list[Entry]) -> None:
-        if n_link == self._n_links:
-            self._apply(self.member.receive(entries, self.time.now))
-
-    def _link_down(self, n_link: int) -> None:
-        if n_link == self._n_links:
-            self._apply(self.member.link_down(self.time.now))
+    def _link_down(self) -> None:
+        self._apply(self.member.link_down(self.time.now))

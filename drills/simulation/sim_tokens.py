@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 VOCAB_SIZE = 32_000
-MAX_TOKENS = 256
+MAX_TOKENS = 128
 """Longest continuation; all of it is drawn at once, and cut to size."""
 TOKEN_BYTES = 4
 

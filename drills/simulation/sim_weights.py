@@ -15,6 +15,8 @@ PATIENCE_S = 5.0
 
 Answer = tuple[str, msgspec.Struct]
 """Kind and body of an ending."""
+WAYS = ["collective", "cuda_ipc", "delta", "disk", "shm", "tcp"]
+"""It can take weights by all of them."""
 Later = Callable[[Callable[[], None]], None]
 """Does something after the next step of the engine, unless it has died."""
 
@@ -35,14 +37,17 @@ class SimWeights:
         self._pulling = self._staged = 0
 
     def prepare(self, body: PrepareUpdate, say: Callable[[Answer], None]) -> None:
-        """Pull a version, part by part."""
+        """Pull a version, part by part; by `tcp` if the way asked for is closed at first."""
         version = body.version
         if version <= self.version:
             say(("finished", Prepared(version, 0, "", 0.0)))
             return
+        is_closed = body.transport != "tcp" and not self._can_pull()
+        way = "tcp" if is_closed else body.transport
+        why = f"{body.transport}: the way is closed" if is_closed else ""
         self._pulling = version
         self._reached("transfer")
-        self._pull(version, PARTS, PATIENCE_S, say)
+        self._pull(Prepared(version, 64, way, 1.0, why=why), PARTS, PATIENCE_S, say)
 
     def commit(self, body: CommitUpdate) -> Answer:
         """Serve with what is staged."""
@@ -59,16 +64,16 @@ class SimWeights:
         self._staged = 0 if self._staged == body.version else self._staged
 
     def _pull(
-        self, version: int, n_parts: int, patience_s: float, say: Callable[[Answer], None]
+        self, found: Prepared, n_parts: int, patience_s: float, say: Callable[[Answer], None]
     ) -> None:
-        if self._pulling != version or patience_s <= 0:
+        if self._pulling != found.version or patience_s <= 0:
             say(("failed", Problem("update_failed", "The transfer was given up.", "failed")))
         elif not n_parts:
-            self._pulling, self._staged = 0, version
+            self._pulling, self._staged = 0, found.version
             self._reached("staged")
-            say(("finished", Prepared(version, 64, "shm", 1.0)))
+            say(("finished", found))
         elif self._can_pull():
-            self._later(lambda: self._pull(version, n_parts - 1, PATIENCE_S, say))
+            self._later(lambda: self._pull(found, n_parts - 1, PATIENCE_S, say))
         else:
             left_s = patience_s - self._step_s
-            self._later(lambda: self._pull(version, n_parts, left_s, say))
+            self._later(lambda: self._pull(found, n_parts, left_s, say))

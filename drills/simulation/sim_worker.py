@@ -1,18 +1,18 @@
 """A simulated worker: the shipped core on simulated ports, and its simulated engine host."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from bus.codec import unpack
 from bus.effects import Connect, Publish, Send, Stop
 from bus.entry import Entry
-from bus.memory_ports import MemoryLink, MemoryNet
+from bus.memory_ports import MemoryNet
 from bus.messages import ENDINGS
 from bus.messages.weights import CommitUpdate
 from drills.simulation.peeks import is_idle_member, n_running, rest_s
 from drills.simulation.process import BACK, TICK_S, Process
 from drills.simulation.sim_host import SILENT_S, SimHost
+from drills.simulation.sim_link import SimLink
 from drills.simulation.watch import UpdatePhase, Watch
 from engine_worker.core import WorkerCore
 from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
@@ -39,10 +39,9 @@ class WorkerNode(Process):
 
     def __init__(self, name: str, net: MemoryNet, watch: Watch, boot: int, site: Site) -> None:
         super().__init__(name, net.time)
-        self._net, self._watch, self._site = net, watch, site
+        self._watch, self._site = watch, site
         self._chance = self.time.chance(f"{name}/{boot}")
-        self._link: MemoryLink | None = None
-        self._n_links = 0
+        self._link = SimLink(self, net, BACK, self._from_router, self._link_down)
         self._n_leases_lost = 0
         self._deadlines: dict[str, float] = {}
         """When each `generate` must have ended, as it was told."""
@@ -56,6 +55,7 @@ class WorkerNode(Process):
             name=name, router=BACK, stream=stream, engine="fake", streams=streams, host=host
         )
         self.core = WorkerCore(settings, f"{name}{boot:028x}", stream, 1, self._chance)
+        self._member = self.core.member
         self._apply(self.core.start(self.time.now))
         self.start_ticking(self._chance.random())
 
@@ -65,8 +65,7 @@ class WorkerNode(Process):
         if self.host is not None:
             self.host.is_alive = False
         self._publisher.close()
-        if self._link is not None:
-            self._link.close()
+        self._link.close()
 
     def kill_host(self) -> None:
         """The engine host is killed from outside."""
@@ -74,7 +73,7 @@ class WorkerNode(Process):
 
     def tick(self) -> None:
         """Time passes."""
-        now, member = self.time.now, self.core.member
+        now, member = self.time.now, self._member
         is_busy = n_running(self.core) > 0
         if is_busy or self.thawed_at == now or not is_idle_member(member, now):
             self._after(self.core.tick(now))
@@ -118,7 +117,7 @@ class WorkerNode(Process):
 
     def _check_deadlines(self, now: float) -> None:
         for rid, deadline_at in list(self._deadlines.items()):
-            if self.core.member.deliveries.running(rid) is None:
+            if self._member.deliveries.running(rid) is None:
                 del self._deadlines[rid]
             elif deadline_at < now:
                 self._watch.requests.overran(self, rid, now - deadline_at)
@@ -130,9 +129,8 @@ class WorkerNode(Process):
         effects = self.core.flush(self.time.now)
         if effects:
             self._apply(effects)
-        if self._link is not None:
-            self._link.flush()
-        n_lost = self.core.member.counters.leases_lost
+        self._link.flush()
+        n_lost = self._member.counters.leases_lost
         if n_lost != self._n_leases_lost:
             self._n_leases_lost = n_lost
             self._watch.fleet.lease_ended(self)
@@ -142,8 +140,7 @@ class WorkerNode(Process):
             if isinstance(effect, Send):  # by far the most
                 if effect.entry.kind in ENDINGS:
                     self._watch.requests.answered(self, effect.entry)
-                if self._link is not None:
-                    self._link.send(effect.entry)
+                self._link.send(effect.entry)
             elif isinstance(effect, Publish):
                 self._publisher.publish(effect.topic, effect.entry)
             else:
@@ -159,7 +156,7 @@ class WorkerNode(Process):
                 if self.host is not None:
                     self.host.hear(entry)
             case Connect():
-                self._connect()
+                self._link.connect()
             case StartHost():
                 self._start_host()
             case KillHost():
@@ -169,20 +166,7 @@ class WorkerNode(Process):
             case _:
                 pass
 
-    def _connect(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._n_links += 1
-        self._link = self._net.link(
-            BACK,
-            self.name,
-            partial(self.hear, self._from_router, self._n_links),
-            partial(self.hear, self._link_down, self._n_links),
-        )
-
-    def _from_router(self, n_link: int, entries: list[Entry]) -> None:
-        if n_link != self._n_links:
-            return  # a closed socket is never read again
+    def _from_router(self, entries: list[Entry]) -> None:
         now = self.time.now
         for entry in entries:
             if entry.kind == "generate":
@@ -192,9 +176,8 @@ class WorkerNode(Process):
         if effects or entries[0].kind != "lease" or len(entries) > 1:
             self._after(effects)
 
-    def _link_down(self, n_link: int) -> None:
-        if n_link == self._n_links:
-            self._after(self.core.link_down(self.time.now))
+    def _link_down(self) -> None:
+        self._after(self.core.link_down(self.time.now))
 
     def _swap(self, entry: Entry) -> None:
         body = unpack(entry)

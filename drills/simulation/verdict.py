@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from bus.errors import DeadlineExceeded, EngineFailed, PeerLost, Refused
+from bus.errors import DeadlineExceeded, EngineFailed, PeerLost, Refused, RequestCancelled
 from bus.messages.generation import Generate
 from bus.versions import VersionRule, parse_versions
 from drills.simulation.ambush import PHASES
+from drills.simulation.detached import judge_detached
 from drills.simulation.excuses import excuse, is_impatient
 from drills.simulation.leftovers import leftovers
 from drills.simulation.oracles import Violation
@@ -28,8 +29,9 @@ SOMETIMES = (
     "fenced", "leases_lost", "leases_expired", "catch_ups", "repairs", "reconnects",
     "stale_endings", "own_pauses", "commands_fenced", "engine_crashes", "resends", "poison_found",
     "isolated", "poisoned", "breaker_opened", "engine_failed", "served_in_haste",
-    "publish_version_failed",
-    "sessions_opened", "session_turns", "sessions_moved", *(f"hit_{phase}" for phase in PHASES),
+    "publish_version_failed", "publish_version_called_off",
+    "sessions_opened", "session_turns", "sessions_moved", "places_moved",
+    "detached_collected", "detached_requeued", *(f"hit_{phase}" for phase in PHASES),
 )  # fmt: skip
 """Events that a large enough set of runs must show, or else it has tested nothing."""
 CLIENT_COUNTS = ("repairs", "reconnects", "stale_endings", "resends", "deferred", "sessions_moved")
@@ -54,8 +56,9 @@ def judge(world: "World") -> Report:
     broken = world.oracles.broken
     report = Report(world.time.seed, sometimes=world.oracles.seen)
     for client in world.clients.values():
-        for rid, case in client.cases.items():
+        for rid, case in [*client.given_up, *client.cases.items()]:
             _judge(world, report, rid, case)
+    judge_detached(world)
     for text in leftovers(world):
         broken("nothing_left", "", text)
     _judge_peace(world)
@@ -88,9 +91,11 @@ def _judge(world: "World", report: Report, rid: str, case: Case) -> None:
         return
     outcome = case.outcomes[0]
     if case.ask.kind != "generate":
-        if not isinstance(outcome, (msgspec.Struct, *CONTROL_ERRORS)):
+        is_whim = isinstance(outcome, RequestCancelled) and case.was_aborted
+        if not is_whim and not isinstance(outcome, (msgspec.Struct, *CONTROL_ERRORS)):
             broken("right_outcome", rid, f"{case.ask.kind} ended with {outcome!r}")
-        report.sometimes[f"{case.ask.kind}_failed"] += not isinstance(outcome, msgspec.Struct)
+        report.sometimes[f"{case.ask.kind}_failed"] += isinstance(outcome, CONTROL_ERRORS)
+        report.sometimes[f"{case.ask.kind}_called_off"] += is_whim
         return
     report.n_requests += 1
     if isinstance(outcome, RolloutCancelled):
@@ -105,6 +110,7 @@ def _judge(world: "World", report: Report, rid: str, case: Case) -> None:
         else:
             broken("right_outcome", rid, f"ended with {outcome!r}")
         return
+    report.sometimes["detached_collected"] += case.is_attached
     report.sometimes["resumed"] += outcome.n_resumed > 0
     report.sometimes["mixed_versions"] += len(outcome.versions) > 1
     report.sometimes["several_attempts"] += outcome.n_attempts > 1

@@ -58,6 +58,10 @@ class FleetWatch(Protocol):
         """A router left because another one holds the fleet."""
         ...
 
+    def session_broken(self, text: str) -> None:
+        """Something is wrong with what a router says of its sessions."""
+        ...
+
     def update_reached(self, phase: UpdatePhase, worker: str) -> None:
         """A weight update has come so far; `worker` is empty where it is not about one."""
         ...

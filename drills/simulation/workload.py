@@ -5,16 +5,18 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from bus.messages.session import CloseSession, OpenSession
-from bus.messages.weights import Published, PublishVersion
+from bus.messages.weights import Published
+from drills.simulation.detached import left_behind
 from drills.simulation.scenario import (
     PROBE_DEADLINE_S,
     drawn_ask,
     drawn_deadline_s,
+    drawn_publication,
     plain_ask,
     poison_ask,
     session_of,
 )
-from drills.simulation.sim_client import ClientNode
+from drills.simulation.sim_client import Case, ClientNode
 from trainer_adapter.requests import Ask
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ SESSION_DEADLINE_S = 10.0
 REOPEN_S = 6.0
 """A client opens its session again this often: to renew it, or because none had room."""
 GRACE_S = 5.0
+WHIM_SHARE = 0.2
+"""Of publications: their trainer soon changes its mind."""
+REATTACH_S = 6.0
+"""A client looks this often for detached requests whose end nobody of its name has."""
 
 
 class Workload:
@@ -36,12 +42,21 @@ class Workload:
         """The rid of the request that kills engines."""
         self._world = world
         self._chance = chance
+        self._whims = world.time.chance("publication")
+        drawn = drawn_publication(self._whims)
+        self._publication = world.scenario.publication or drawn
 
     def ask_poison(self) -> None:
         """Submit a request that kills engines, once per run."""
         client = next((each for each in self._world.clients.values() if each.is_alive), None)
         if client is not None and not self.poisoned:
             self.poisoned = client.ask(poison_ask(self._chance), self._world.scenario.deadline_s)
+
+    def reattach(self, name: str, left: dict[str, Case]) -> None:
+        """A client takes these detached requests up, if there are any and the router names them."""
+        client = self._world.clients[name]
+        if left and client.is_alive and not client.is_frozen:
+            client.reattach(left)
 
     def plan(self) -> None:
         """Everything that will be asked."""
@@ -53,12 +68,14 @@ class Workload:
         world.later(chance.uniform(*scenario.publish_s), self._publish)
         for name in world.clients:
             world.later(chance.uniform(0.5, REOPEN_S), partial(self._open_session, name))
+            world.later(chance.uniform(0.0, REATTACH_S), partial(self._look_again, name))
             world.later(scenario.probe_s, partial(self._probe, name))
 
     def _ask(self, name: str) -> None:
         chance, client = self._chance, self._world.clients[name]
-        ask = drawn_ask(chance, name)
-        deadline_s = drawn_deadline_s(chance, self._world.scenario.deadline_s)
+        scenario = self._world.scenario
+        ask = drawn_ask(chance, name, scenario.detached_share)
+        deadline_s = drawn_deadline_s(chance, scenario.deadline_s)
         if not client.is_alive or client.is_frozen:
             return
         rid = client.ask(ask, deadline_s)
@@ -77,6 +94,11 @@ class Workload:
         if not is_over:
             world.later(REOPEN_S, partial(self._open_session, name))
 
+    def _look_again(self, name: str) -> None:
+        self.reattach(name, left_behind(self._world, name))
+        if self._world.elapsed_s < self._world.scenario.probe_s:
+            self._world.later(REATTACH_S, partial(self._look_again, name))
+
     def _probe(self, name: str) -> None:
         self._world.clients[name].ask(plain_ask(self._chance, 12), PROBE_DEADLINE_S)
 
@@ -91,7 +113,10 @@ class Workload:
             self.published_at = self._world.time.now
             return
         if client.is_alive and not self._is_publishing(client):
-            client.ask(Ask("publish_version", PublishVersion("default", 1)), PUBLISH_DEADLINE_S)
+            rid = client.ask(Ask("publish_version", self._publication), PUBLISH_DEADLINE_S)
+            if self._world.scenario.is_swarm and self._whims.random() < WHIM_SHARE:
+                patience_s = self._whims.uniform(0, 3)
+                self._world.later(patience_s, partial(client.abort, rid))
         self._world.later(1.0, self._publish)
 
     def _is_publishing(self, client: ClientNode) -> bool:

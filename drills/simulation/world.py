@@ -8,6 +8,7 @@ from typing import TypeVar
 from bus.memory_ports import MemoryNet
 from bus.testing import VirtualTime
 from drills.simulation.ambush import Ambushes
+from drills.simulation.detached import known_before
 from drills.simulation.faults import FAULTS
 from drills.simulation.fleet_oracles import FleetOracles
 from drills.simulation.health import Health
@@ -53,6 +54,8 @@ class World:
         climate = Climate.drawn(self._chance) if scenario.is_swarm else Climate()
         if scenario.echoes is not None:
             climate.echoes = scenario.echoes
+        self.is_unreliable = climate.loss > 0 or climate.echoes > 0
+        """Whether frames are dropped or come twice on links that stay, until the faults stop."""
         self.weather = SimWeather(self.time, climate)
         tap = partial(story.carried, self.time) if story is not None else None
         self.net = MemoryNet(self.time, self.weather, tap)
@@ -134,6 +137,7 @@ class World:
         if not self.clients[name].is_alive:
             self.dead.append(self.clients[name])
             self.clients[name] = self._new_client(name)
+            self.workload.reattach(name, known_before(self, name))
 
     def revive_store(self) -> None:
         """A store in the place of one that died."""
@@ -200,6 +204,7 @@ class World:
     def _supervise(self) -> None:
         """Whatever left by itself is started again."""
         self.later(SUPERVISE_S, self._supervise)
+        self.fleet_oracles.passed(SUPERVISE_S)
         if self.routers.is_split:
             self.health.touch("router", SPLIT_AFTERMATH_S)
         for name, worker in self.workers.items():

@@ -20,16 +20,12 @@ import numpy as np
 from bus.ids import AttemptKey
 from bus.messages.generation import FinishReason
 from engine_worker.engine import (
-    Bytes,
     EngineFacts,
     EngineStats,
-    InFlight,
     MemoryFreed,
     PauseMode,
     Step,
     StepSink,
-    TensorSpec,
-    WeightSwap,
     Work,
 )
 from engine_worker.engines.fake_settings import FakeSettings
@@ -40,15 +36,13 @@ from engine_worker.engines.fake_tokens import (
     prompt_digest,
     token_after,
 )
+from engine_worker.engines.fake_weights import FakeWeights
+from engine_worker.engines.live_weights import LiveWeights
 from engine_worker.engines.request import Request, open_request
-from engine_worker.engines.step_loop import EngineBusy, StepLoop
+from engine_worker.engines.step_loop import StepLoop
 
 MAX_CACHED = 100_000
 """Prompts remembered; the oldest are forgotten first."""
-FAKE_SPECS = (
-    TensorSpec("embed.weight", "F32", (8, 4), 128),
-    TensorSpec("head.weight", "F32", (4,), 16),
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -190,10 +184,10 @@ class FakeBatch:
 
 
 class FakeEngine:
-    """Implements `Engine`, `WeightSink`, `MemoryTiers` and `PrefixCache`.
+    """Implements `Engine`, all that `LiveWeights` does, `MemoryTiers` and `PrefixCache`.
 
     Once it hangs on request, `pause`, `install` and `close` hang with it, as they would with a
-    stuck device. `weights` is what was installed last, zeros before.
+    stuck device.
     """
 
     def __init__(self, settings: FakeSettings, sink: StepSink) -> None:
@@ -204,12 +198,19 @@ class FakeEngine:
             slots=settings.slots,
             eos_token_ids=(FAKE_EOS,),
         )
-        self.weights: Mapping[str, bytes] = {
-            spec.name: bytes(spec.size_bytes) for spec in FAKE_SPECS
-        }
         self._asleep: set[str] = set()
         self._batch = FakeBatch(settings)
         self._loop = StepLoop(self._batch, sink, "fake-engine")
+        self._weights = FakeWeights()
+        live = LiveWeights(self._weights, self._batch, self._loop)
+        self.weight_specs = live.weight_specs
+        self.install = live.install
+        self.read_weights = live.read_weights
+        self.read_ranges = live.read_ranges
+        self.begin_overwrite = live.begin_overwrite
+        self.overwrite = live.overwrite
+        self.overwritten = live.overwritten
+        self.end_overwrite = live.end_overwrite
 
     @property
     def facts(self) -> EngineFacts:
@@ -240,20 +241,10 @@ class FakeEngine:
         """See `Engine`."""
         self._loop.close()
 
-    def weight_specs(self) -> Sequence[TensorSpec]:
-        """See `WeightSink`."""
-        return FAKE_SPECS
-
-    def install(
-        self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight
-    ) -> WeightSwap:
-        """See `WeightSink`."""
-        sizes = {spec.name: spec.size_bytes for spec in FAKE_SPECS}
-        if (given := {name: raw.nbytes for name, raw in tensors.items()}) != sizes:
-            raise ValueError(f"weights do not fit: expected {sizes} bytes, got {given}")
-        return self._loop.call(
-            lambda: self._swap(version, tensors, in_flight), when_idle=in_flight == "finish_old"
-        )
+    @property
+    def weights(self) -> Mapping[str, bytes]:
+        """What was installed last, zeros before."""
+        return self._weights.content
 
     def sleep(self, tags: Sequence[str]) -> MemoryFreed:
         """See `MemoryTiers`."""
@@ -266,17 +257,6 @@ class FakeEngine:
     def flush_cache(self) -> int:
         """See `PrefixCache`."""
         return self._loop.call(self._batch.flush)
-
-    def _swap(self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight) -> WeightSwap:
-        started = time.perf_counter()
-        if in_flight == "finish_old" and self._batch.n_running:
-            raise EngineBusy("paused with requests running: finish_old would never end")
-        n_aborted = self._loop.end_running() if in_flight == "abort" else 0
-        n_retracted = self._loop.retract() if in_flight == "retract" else 0
-        self.weights = {name: raw.tobytes() for name, raw in tensors.items()}
-        self._batch.change_weights(version)
-        stall_ms = (time.perf_counter() - started) * 1e3
-        return WeightSwap(version, stall_ms, n_retracted, n_aborted)
 
     def _sleep(self, tags: Sequence[str]) -> MemoryFreed:
         self._loop.retract()

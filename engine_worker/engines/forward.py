@@ -26,11 +26,6 @@ class Forward:
         # The first use of the cache allocates it, and shows early what the model cannot do.
         self.allocate()
 
-    @property
-    def kv_bytes(self) -> int:
-        """Memory of the KV cache now."""
-        return self._kv.size_bytes
-
     def allocate(self) -> int:
         """Take the memory of the KV cache if it was dropped; returns the bytes taken."""
         before = self._kv.size_bytes

@@ -1,12 +1,12 @@
 """The weights of a running model: their names, replacing them, and putting them aside."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from engine_worker.engine import Bytes, TensorSpec
+from engine_worker.weights.raw_tensor import RawTensor
 
 _NAMES = {
     torch.float64: "F64",
@@ -17,13 +17,6 @@ _NAMES = {
     torch.int32: "I32",
     torch.uint8: "U8",
 }
-_EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
-    "F32": (np.uint32, 0x7F80_0000),
-    "BF16": (np.uint16, 0x7F80),
-    "F16": (np.uint16, 0x7C00),
-}
-"""dtype -> how to read its bits, and the exponent bits: all ones mean infinity or NaN."""
-_CHUNK = 1 << 20
 
 
 class ModelWeights:
@@ -50,40 +43,47 @@ class ModelWeights:
         """Whether `put_aside` is in force."""
         return self._aside is not None
 
-    def check(self, tensors: Mapping[str, Bytes]) -> None:
+    def check(self, tensors: Mapping[str, RawTensor]) -> None:
         """Judge tensors without touching the model.
 
         Raises:
-            ValueError: names the tensors that are unknown, missing, of the wrong size, or that
-                hold infinity or NaN (what a diverged trainer publishes).
+            ValueError: names the tensors that are unknown, missing or of the wrong size.
         """
         expected = {spec.name: spec for spec in self._specs}
         problems = [f"unknown: {name}" for name in tensors if name not in expected]
         problems += [f"missing: {name}" for name in expected if name not in tensors]
-        for name, spec in expected.items():
-            if name in tensors and tensors[name].nbytes != spec.size_bytes:
-                problems.append(
-                    f"{name}: {tensors[name].nbytes} bytes, but {spec.dtype} "
-                    f"{list(spec.shape)} has {spec.size_bytes}"
-                )
-            elif name in tensors and not _is_finite(tensors[name], spec.dtype):
-                problems.append(f"{name}: holds infinity or NaN")
+        problems += [
+            f"{name}: {tensors[name].nbytes} bytes, but {spec.dtype} {list(spec.shape)} has "
+            f"{spec.size_bytes}"
+            for name, spec in expected.items()
+            if name in tensors and tensors[name].nbytes != spec.size_bytes
+        ]
         if problems:
             shown = "; ".join(problems[:8])
             more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""  # noqa: PLR2004
             raise ValueError(f"weights do not fit the model: {shown}{more}")
 
-    def write(self, tensors: Mapping[str, Bytes]) -> None:
-        """Copy checked tensors into the parameters."""
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                into = parameter.data.view(-1).view(torch.uint8)
-                raw = np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8)
-                if into.device.type == "cpu":
-                    np.copyto(into.numpy(), raw)
-                else:
-                    # numpy's copy, because torch refuses to wrap a read-only mapping.
-                    into.copy_(torch.as_tensor(raw.copy()))
+    def write(self, name: str, offset: int, raw: RawTensor) -> None:
+        """Overwrite a parameter's bytes from `offset` on."""
+        into = self._bytes_of(name)[offset : offset + raw.nbytes]
+        if isinstance(raw, torch.Tensor):
+            into.copy_(raw)
+        elif into.device.type == "cpu":
+            np.copyto(into.numpy(), raw)
+        else:
+            # numpy's copy, because torch refuses to wrap a read-only mapping.
+            into.copy_(torch.as_tensor(raw.copy()))
+
+    def read(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """Copy of a parameter's bytes, uint8 [size_bytes]."""
+        part = self._bytes_of(name)[offset : offset + size_bytes]
+        return part.to("cpu", copy=True).numpy()
+
+    def settle(self) -> None:
+        """Wait for copies on devices, which go on by themselves."""
+        for device in {each.device for each in self._parameters.values()}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     def put_aside(self) -> int:
         """Move parameters of an accelerator to host memory; returns the bytes freed there.
@@ -106,17 +106,7 @@ class ModelWeights:
             self._parameters[name].data = tensor.to(device)
         return sum(tensor.nbytes for tensor in aside.values())
 
-
-def _is_finite(raw: Bytes, dtype: str) -> bool:
-    if dtype not in _EXPONENTS:
-        return True
-    kind, ones = _EXPONENTS[dtype]
-    bits = np.ascontiguousarray(raw).reshape(-1).view(kind)
-    mask = kind(ones)
-    return not any(((chunk & mask) == mask).any() for chunk in _chunks(bits))
-
-
-def _chunks(bits: np.ndarray) -> Iterator[np.ndarray]:
-    """Pieces small enough that their masks stay in the cache."""
-    for start in range(0, len(bits), _CHUNK):
-        yield bits[start : start + _CHUNK]
+    def _bytes_of(self, name: str) -> torch.Tensor:
+        """The parameter's own memory, uint8 [size_bytes]."""
+        held = (self._aside or {}).get(name, self._parameters[name].data)
+        return held.view(-1).view(torch.uint8)

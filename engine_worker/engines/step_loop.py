@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 PAUSED = "paused"
 """The halt that `pause` sets and `resume` lifts."""
+TORN = "torn"
+"""The halt while weights are overwritten, or half overwritten."""
 
 
 class EngineDied(RuntimeError):
@@ -163,7 +165,13 @@ class StepLoop:
                 n_kv_tokens=self._stepper.n_kv_tokens,
                 version=self._stepper.version,
                 n_calls=len(self._controls),
+                is_torn=self.is_torn,
             )
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether no step may use the weights as they are; a gauge."""
+        return TORN in self._halts
 
     def close(self) -> None:
         """End the thread after its current step; whoever waits for a control gets EngineDied."""

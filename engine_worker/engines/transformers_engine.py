@@ -10,40 +10,37 @@ also costs more than a small model's whole step.
 """
 
 import random
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from bus.ids import AttemptKey
 from engine_worker.engine import (
-    Bytes,
     EngineFacts,
     EngineStats,
-    InFlight,
     MemoryFreed,
     PauseMode,
     StepSink,
-    TensorSpec,
-    WeightSwap,
     Work,
 )
 from engine_worker.engines.batch import Batch, BatchLimits
 from engine_worker.engines.causal_lm import kv_tokens, load_causal_lm
 from engine_worker.engines.forward import Forward
 from engine_worker.engines.kv_blocks import KvBlocks
+from engine_worker.engines.live_weights import LiveWeights
 from engine_worker.engines.model_weights import ModelWeights
 from engine_worker.engines.request import open_request
 from engine_worker.engines.sampler import Sampler
-from engine_worker.engines.step_loop import EngineBusy, StepLoop
+from engine_worker.engines.step_loop import StepLoop
 from engine_worker.engines.transformers_settings import TransformersSettings
+from engine_worker.weights.gpu import gpus_of
 
 WEIGHTS = "weights"
 KV_CACHE = "kv_cache"
 
 
 class TransformersEngine:
-    """Implements `Engine`, `WeightSink`, `MemoryTiers` and `PrefixCache`.
+    """Implements `Engine`, all that `LiveWeights` does, `MemoryTiers` and `PrefixCache`.
 
     `EngineBusy` says that a call was refused and changed nothing; `EngineDied`, from any call,
     that the engine's thread has ended.
@@ -74,6 +71,7 @@ class TransformersEngine:
             max_context=lm.max_context,
             slots=settings.slots,
             eos_token_ids=lm.eos_token_ids,
+            gpus=gpus_of([lm.device]),
         )
         self._chance = random.Random(settings.random_seed)  # noqa: S311 - sampling, not secrets
         self._weights = ModelWeights(lm.model)
@@ -82,6 +80,15 @@ class TransformersEngine:
         sampler = Sampler(settings.slots, lm.vocab_size, lm.device)
         self._batch = Batch(self._forward, sampler, self._blocks, limits)
         self._loop = StepLoop(self._batch, sink, "transformers-engine")
+        live = LiveWeights(self._weights, self._batch, self._loop)
+        self.weight_specs = live.weight_specs
+        self.install = live.install
+        self.read_weights = live.read_weights
+        self.read_ranges = live.read_ranges
+        self.begin_overwrite = live.begin_overwrite
+        self.overwrite = live.overwrite
+        self.overwritten = live.overwritten
+        self.end_overwrite = live.end_overwrite
 
     @property
     def facts(self) -> EngineFacts:
@@ -116,27 +123,6 @@ class TransformersEngine:
         """See `Engine`."""
         self._loop.close()
 
-    def weight_specs(self) -> Sequence[TensorSpec]:
-        """See `WeightSink`."""
-        return self._weights.specs
-
-    def install(
-        self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight
-    ) -> WeightSwap:
-        """See `WeightSink`.
-
-        `abort` ends running requests and leaves queued ones, which start on the new weights.
-
-        Raises:
-            ValueError: tensors do not fit, by name; nothing was touched.
-            EngineBusy: the weights are asleep, or `finish_old` was asked for while paused with
-                requests running, which would never end.
-        """
-        self._weights.check(tensors)
-        return self._loop.call(
-            lambda: self._swap(version, tensors, in_flight), when_idle=in_flight == "finish_old"
-        )
-
     def sleep(self, tags: Sequence[str]) -> MemoryFreed:
         """See `MemoryTiers`. Steps stop until all is awake; requests that run are retracted."""
         known = _known(tags)
@@ -150,28 +136,6 @@ class TransformersEngine:
     def flush_cache(self) -> int:
         """See `PrefixCache`."""
         return self._loop.call(self._blocks.evict_idle) * self._block_size
-
-    def _swap(self, version: int, tensors: Mapping[str, Bytes], in_flight: InFlight) -> WeightSwap:
-        started = time.perf_counter()
-        if self._weights.are_aside:
-            raise EngineBusy("the weights are asleep: wake them up before an update")
-        n_retracted = n_aborted = 0
-        match in_flight:
-            case "abort":
-                n_aborted = self._loop.end_running()
-            case "retract":
-                n_retracted = self._loop.retract()
-            case "in_place":
-                # A request's first run of tokens tells which weights its prompt's KV is of, so
-                # a prompt that is half computed starts again.
-                self._loop.retract(without_tokens_only=True)
-            case "finish_old":
-                if self._batch.n_running:
-                    raise EngineBusy("paused with requests running: finish_old would never end")
-        self._weights.write(tensors)
-        self._batch.change_weights(version)
-        stall_ms = (time.perf_counter() - started) * 1e3
-        return WeightSwap(version, stall_ms, n_retracted, n_aborted)
 
     def _sleep(self, tags: frozenset[str]) -> MemoryFreed:
         freed: dict[str, int] = {}

@@ -5,16 +5,23 @@ Spec: docs/protocol.md, "Weights".
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bus.bulk import BulkLink
 from bus.errors import EngineFailed, Refused, RemoteProtocolError
 from bus.messages.endings import Problem
-from bus.messages.weights import Manifest, Prepared, PrepareUpdate
+from bus.messages.limits import MAX_SENTENCE_CHARS
+from bus.messages.weights import Manifest, Prepared, PrepareUpdate, Tensor
 from bus.security.zmq_dialer import Dialer
-from engine_worker.engine import RawTensor, TensorSpec
+from engine_worker.engine import TensorSpec
 from engine_worker.weights.asking import ask_manifest
+from engine_worker.weights.pulled import HeldVersion
+from engine_worker.weights.raw_tensor import RawTensor
+from engine_worker.weights.relay import Relay
 from engine_worker.weights.staged import CannotFetch, Fetcher, Staged
+
+Judge = Callable[[Mapping[str, RawTensor], Sequence[Tensor]], None]
+"""Called in a thread with the bytes of a version and its tensors; raises to refuse it."""
 
 MAX_STAGED = 2
 """More versions staged than this: the oldest is dropped."""
@@ -28,12 +35,26 @@ class WeightReceiver:
         specs: Sequence[TensorSpec],
         ways: Mapping[str, Fetcher],
         dialer: Dialer | None = None,
+        relay: Relay | None = None,
+        judge: Judge | None = None,
     ) -> None:
-        """`specs` is what the engine expects; `ways` by transport, `tcp` among them."""
+        """Stage nothing yet.
+
+        Args:
+            specs: what the engine expects.
+            ways: by transport, `tcp` among them.
+            dialer: the keys to connect with, if any.
+            relay: serves what is held here to other workers.
+            judge: has the last word on what was fetched and verified.
+        """
         self._specs = {each.name: each for each in specs}
         self._ways = dict(ways)
         self._dialer = dialer
+        self._relay = relay or Relay()
+        self._judge = judge
         self._staged: dict[int, Staged] = {}
+        self._limits: dict[int, asyncio.Timeout] = {}
+        """Of versions that are on their way here."""
 
     @property
     def transports(self) -> list[str]:
@@ -52,16 +73,29 @@ class WeightReceiver:
         why = ""
         if ask.version not in self._staged:
             try:
-                async with asyncio.timeout(timeout_s), BulkLink(ask.bulk, self._dialer) as store:
-                    staged, why = await self._fetch(store, ask)
+                async with asyncio.timeout(timeout_s) as limit:
+                    self._limits[ask.version] = limit
+                    async with BulkLink(ask.bulk, self._dialer) as store:
+                        staged, why = await self._fetch(store, ask)
+                        await self._require_sound(staged)
             except TimeoutError as error:
-                raise EngineFailed(_too_late(ask, timeout_s)) from error
+                is_late = ask.version in self._limits
+                problem = _too_late(ask, timeout_s) if is_late else _given_up(ask)
+                raise EngineFailed(problem) from error
             except RemoteProtocolError as error:
                 raise EngineFailed(Problem("internal", str(error), "failed")) from error
+            finally:
+                self._limits.pop(ask.version, None)
             while len(self._staged) >= MAX_STAGED:
                 # Not released: whoever did not call `drop` may still read it.
-                del self._staged[next(iter(self._staged))]
+                oldest = self._staged.pop(next(iter(self._staged))).manifest
+                self._relay.end(oldest.policy, oldest.version)
             self._staged[ask.version] = staged
+            if isinstance(staged, HeldVersion):
+                why = "; ".join(filter(None, (why, staged.why)))[:MAX_SENTENCE_CHARS]
+                self._relay.hold(staged.manifest, staged.content)
+            else:
+                self._relay.end(ask.policy, ask.version)
         staged = self._staged[ask.version]
         return Prepared(
             version=ask.version,
@@ -72,6 +106,24 @@ class WeightReceiver:
             why=why,
         )
 
+    async def manifest(self, ask: PrepareUpdate, *, timeout_s: float) -> Manifest:
+        """What the store says of the version, once it fits the engine.
+
+        Raises:
+            Refused, EngineFailed: as of `prepare`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), BulkLink(ask.bulk, self._dialer) as store:
+                return await self._fitting(store, ask)
+        except TimeoutError as error:
+            raise EngineFailed(_too_late(ask, timeout_s)) from error
+        except RemoteProtocolError as error:
+            raise EngineFailed(Problem("internal", str(error), "failed")) from error
+
+    def has(self, version: int) -> bool:
+        """Whether the version is staged."""
+        return version in self._staged
+
     def staged(self, version: int) -> Mapping[str, RawTensor]:
         """Raw little-endian bytes by tensor name, uint8 [size_bytes] each; valid until `drop`.
 
@@ -80,25 +132,33 @@ class WeightReceiver:
         """
         return self._staged[version].tensors()
 
+    def give_up(self, version: int) -> None:
+        """Nobody wants the version any more: stop what brings it here, drop what is here."""
+        limit = self._limits.pop(version, None)
+        if limit is not None and not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time())
+        self.drop(version)
+
     def drop(self, version: int) -> None:
         """The version is installed or given up: nobody reads its bytes any more. Idempotent."""
         staged = self._staged.pop(version, None)
         if staged is not None:
             staged.release()
 
+    def keep_nothing(self) -> None:
+        """Give back the memory that is kept from one version to the next."""
+        for way in self._ways.values():
+            way.close()
+
     def close(self) -> None:
         """Drop everything."""
         for version in list(self._staged):
             self.drop(version)
-        for way in self._ways.values():
-            way.close()
+        self.keep_nothing()
 
     async def _fetch(self, store: BulkLink, ask: PrepareUpdate) -> tuple[Staged, str]:
         """By the way that was asked for, else by `tcp`; and why by the latter."""
-        manifest = await ask_manifest(store, ask)
-        problem = self._misfit(manifest)
-        if problem is not None:
-            raise Refused(problem)
+        manifest = await self._fitting(store, ask)
         way = self._ways.get(ask.transport)
         if way is None:
             why = f"this worker cannot take weights by {ask.transport}"
@@ -108,6 +168,25 @@ class WeightReceiver:
             except CannotFetch as error:
                 why = f"{ask.transport}: {error}"
         return await self._ways["tcp"].fetch(ask, manifest, store), why
+
+    async def _fitting(self, store: BulkLink, ask: PrepareUpdate) -> Manifest:
+        manifest = await ask_manifest(store, ask)
+        problem = self._misfit(manifest)
+        if problem is not None:
+            raise Refused(problem)
+        return manifest
+
+    async def _require_sound(self, staged: Staged) -> None:
+        if self._judge is None:
+            return
+        manifest = staged.manifest
+        try:
+            await asyncio.to_thread(self._judge, staged.tensors(), manifest.tensors)
+        except EngineFailed:
+            # Not at a cancellation: then the thread still reads it.
+            self._relay.end(manifest.policy, manifest.version)
+            staged.release()
+            raise
 
     def _misfit(self, manifest: Manifest) -> Problem | None:
         """Why the engine cannot take these tensors; None if it can."""
@@ -130,6 +209,11 @@ class WeightReceiver:
 def _wrong_tensor(name: str, reason: str) -> Problem:
     message = f"tensor {name!r}: {reason}"
     return Problem("bad_request", message, "not_started", field=f"tensors.{name}")
+
+
+def _given_up(ask: PrepareUpdate) -> Problem:
+    message = f"version {ask.version} was given up on its way"
+    return Problem("update_failed", message, "failed")
 
 
 def _too_late(ask: PrepareUpdate, timeout_s: float) -> Problem:

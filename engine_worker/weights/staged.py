@@ -10,7 +10,7 @@ from typing import Protocol
 
 from bus.bulk import BulkLink
 from bus.messages.weights import Manifest, PrepareUpdate
-from engine_worker.engine import RawTensor
+from engine_worker.weights.raw_tensor import RawTensor
 
 
 class CannotFetch(Exception):

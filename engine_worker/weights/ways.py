@@ -1,14 +1,49 @@
 """The transports that one engine host can take weights by."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 
+from bus.security.zmq_dialer import Dialer
+from engine_worker.engine import Engine, WeightSource
 from engine_worker.weights.buffers import SpareBuffer
+from engine_worker.weights.changed import ChangedSince
+from engine_worker.weights.collective import Collective
+from engine_worker.weights.filed import Files
 from engine_worker.weights.mapped import SharedMemory
 from engine_worker.weights.pulled import Pull
+from engine_worker.weights.relay import Relay
 from engine_worker.weights.staged import Fetcher
 
 
-def ways_of_this_host() -> Mapping[str, Fetcher]:
-    """Transport -> how it is done here; `tcp` always works."""
-    spare = SpareBuffer()
-    return {"shm": SharedMemory(), "tcp": Pull(spare)}
+def ways_of_this_host(
+    relay: Relay | None = None,
+    dialer: Dialer | None = None,
+    engine: Engine | None = None,
+    root: str = "",
+) -> Mapping[str, Fetcher]:
+    """Transport -> how it is done here; `tcp` always works.
+
+    Args:
+        relay: hears of what arrives, to serve it to other workers.
+        dialer: the keys to connect with, if any.
+        engine: if it is a `WeightSource`, only what changed need be brought to it; if it has a
+            GPU, weights can stay there.
+        root: directory in which versions may be read from files; empty: none.
+    """
+    relay = relay or Relay()
+    spare = SpareBuffer(relay.forget)
+    ways: dict[str, Fetcher] = {"shm": SharedMemory(), "tcp": Pull(spare, relay, dialer)}
+    if isinstance(engine, WeightSource):
+        ways["delta"] = ChangedSince(engine, spare)
+    if root:
+        ways["disk"] = Files(Path(root), spare)
+    gpus = engine.facts.gpus if engine is not None else ()
+    if find_spec("torch") is not None:
+        ways["collective"] = Collective(spare, gpus)
+    if len(gpus) == 1:
+        # Imports torch, as its engine has done already.
+        from engine_worker.weights.cuda_ipc import CudaIpc  # noqa: PLC0415
+
+        ways["cuda_ipc"] = CudaIpc(gpus[0])
+    return ways

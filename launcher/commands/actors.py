@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from bus.security.key_files import router_key_beside
 from bus.security.settings import SecuritySettings
 from engine_worker.settings import WorkerSettings
 from launcher.options import (
@@ -15,6 +16,7 @@ from launcher.options import (
     DeadLetters,
     EngineOptions,
     KeyFile,
+    SessionsPerSlot,
     example,
     parse_engine_options,
 )
@@ -35,6 +37,7 @@ app = typer.Typer()
 
 @app.command(epilog=example("rolloutbus router --frontend tcp://127.0.0.1:7777"))
 def router(
+    *,
     frontend: Annotated[
         str, typer.Option(metavar="ENDPOINT", help="Where it listens for clients.")
     ] = "tcp://127.0.0.1:7777",
@@ -44,6 +47,7 @@ def router(
     queue_limit: Annotated[
         int, typer.Option(help="Requests that may wait; more are refused.")
     ] = 10_000,
+    sessions_per_slot: SessionsPerSlot = 2.0,
     dead_letters: DeadLetters = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
@@ -54,6 +58,7 @@ def router(
             frontend=frontend,
             backend=backend,
             queue_limit=queue_limit,
+            sessions_per_slot=sessions_per_slot,
             security=_security(key, allow_list),
             dead_letters=dead_letters and str(Path(dead_letters).absolute()),
         )
@@ -63,6 +68,7 @@ def router(
 
 @app.command(epilog=example("rolloutbus store --directory ./versions"))
 def store(
+    *,
     directory: Annotated[
         Path, typer.Option(help="Holds the durable record of versions; one store at a time.")
     ],
@@ -70,6 +76,10 @@ def store(
     bulk: Annotated[
         str, typer.Option(metavar="ENDPOINT", help="Where weights are pulled from.")
     ] = "tcp://127.0.0.1:0",
+    disk: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Also write every version to files below this directory."),
+    ] = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
 ) -> None:
@@ -79,6 +89,7 @@ def store(
             router=router,
             directory=str(directory.absolute()),
             bulk=bulk,
+            disk=disk and str(Path(disk).absolute()),
             security=_security(key, allow_list),
         )
     )
@@ -97,6 +108,18 @@ def worker(
     stream: Annotated[
         str, typer.Option(metavar="ENDPOINT", help="Where tokens are published.")
     ] = "tcp://127.0.0.1:0",
+    relay: Annotated[
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where other workers pull weights from this one. Default: beside --stream if that "
+            "is beyond this machine, otherwise nowhere.",
+        ),
+    ] = "",
+    weights_root: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Where the files of `store --disk` can be read here."),
+    ] = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
 ) -> None:
@@ -110,6 +133,8 @@ def worker(
             router=router,
             policy=policy,
             stream=stream,
+            relay=relay,
+            weights_root=weights_root and str(Path(weights_root).absolute()),
             engine=engine,
             engine_options=engine_options(alone),
             security=_security(key, allow_list),
@@ -122,7 +147,11 @@ def _security(key: str, allow_list: str) -> SecuritySettings | None:
     if not key and not allow_list:
         return None
     absolute = [str(Path(each).absolute()) if each else "" for each in (key, allow_list)]
-    return SecuritySettings(key_file=absolute[0], allow_list=absolute[1])
+    return SecuritySettings(
+        key_file=absolute[0],
+        server_key_file=router_key_beside(absolute[0]) if key else "",
+        allow_list=absolute[1],
+    )
 
 
 def _become(module: str, settings: msgspec.Struct) -> None:

@@ -19,8 +19,8 @@ from launcher.settings import EngineKind
 from launcher.terminal import ExitStatus, checked, run
 
 COUNTED = (
-    "requests", "ok", "moved", "behind", "excused", "lost", "duplicated", "wrong_tokens", "stale",
-    "poisoned", "failed",
+    "requests", "ok", "moved", "behind", "excused", "collected", "lost", "duplicated",
+    "wrong_tokens", "stale", "poisoned", "failed",
 )  # fmt: skip
 
 app = typer.Typer()

@@ -112,17 +112,28 @@ def revoke(
 @keys.command(epilog=example("rolloutbus keys rotate trainer-a.key"))
 def rotate(
     file: KeyFile,
-    allow_list: List = DEFAULT_LIST,
+    allow_list: Annotated[
+        Path | None,
+        typer.Option(
+            "--allow-list",
+            "-l",
+            metavar="PATH",
+            help="Who may connect. Default: allow.json beside FILE.",
+        ),
+    ] = None,
 ) -> None:
     """Put a fresh pair in a key file. Both keys are let in until the old one is revoked.
 
-    The old pair is kept beside it as NAME.old.key. A router's own key stands in no allow-list:
-    give both to those who connect to it (security.server_keys), then start it again.
+    The old pair is kept beside it as NAME.old.key. An actor uses the new one when it is started
+    again. A router's own key stands in no allow-list: those who connect to it find it in the file
+    NAME.pub, if their security.server_key_file says so, as in a fleet of `up --secure`; give it to
+    all others (security.server_keys) before the router is started again.
     """
     old = checked(lambda: read_key_pair(file))
     fresh = new_key_pair(old.name)
     kept = file.with_name(f"{file.name.removesuffix('.key')}.old.key")
     draft = file.with_name(f"{file.name}.new")
+    listed = allow_list or file.with_name(DEFAULT_LIST.name)
     if kept.exists():
         fail(f"{kept} exists: the last rotation is not over; remove it", ExitStatus.USAGE)
     checked(lambda: write_key_pair(draft, fresh))
@@ -131,8 +142,8 @@ def rotate(
         mine = [each for each in known if each.key == old.public]
         return [*known, *(msgspec.structs.replace(each, key=fresh.public) for each in mine)]
 
-    if allow_list.exists():
-        checked(lambda: edit_allow_list(allow_list, add))
+    if listed.exists():
+        checked(lambda: edit_allow_list(listed, add))
     public_file(draft).replace(public_file(file))
     kept.hardlink_to(file)
     draft.replace(file)

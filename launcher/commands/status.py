@@ -60,7 +60,7 @@ async def _print_table(address: str, key: str, interval_s: float) -> None:
 
 
 def report(found: FleetStatus) -> Group:
-    """The table of workers and a line about the router."""
+    """The table of workers, what is going on and what is wrong, and a line about the router."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("worker", "state", "policy", "engine"):
         table.add_column(name)
@@ -80,7 +80,28 @@ def report(found: FleetStatus) -> Group:
             f"{each.stalled_ms:.1f} ms",
             str(each.pid),
         )
-    return Group(table, *_trouble_lines(found), _router_line(found))
+    notes = [*_update_lines(found), *_quarantine_lines(found), *_trouble_lines(found)]
+    return Group(table, *notes, _router_line(found))
+
+
+def _update_lines(found: FleetStatus) -> list[Text]:
+    return [
+        Text(
+            f"{each.policy} v{each.version} is {each.phase}"
+            f"{' (catching up)' if each.is_catch_up else ''} for {each.age_ms / 1000:.1f} s: "
+            f"{each.n_prepared} of {each.n_targets} prepared, {each.n_active} active",
+            "cyan",
+        )
+        for each in found.updates
+    ]
+
+
+def _quarantine_lines(found: FleetStatus) -> list[Text]:
+    return [
+        Text(f"{each.name} gets no work until it has caught up: {each.problem}", "red")
+        for each in sorted(found.workers, key=lambda each: (len(each.name), each.name))
+        if each.problem
+    ]
 
 
 def _trouble_lines(found: FleetStatus) -> list[Text]:

@@ -13,7 +13,15 @@ from bus.errors import BusError
 from bus.messages.control import FleetStatus
 from bus.supervisor import ProcessEvent
 from launcher.fleet import Fleet, up
-from launcher.options import DeadLetters, EngineOptions, example, parse_engine_options
+from launcher.options import (
+    DeadLetters,
+    EngineOptions,
+    KeysDir,
+    SessionsPerSlot,
+    WeightsDir,
+    example,
+    parse_engine_options,
+)
 from launcher.settings import EngineKind, Transport, UpOptions
 from launcher.terminal import ExitStatus, checked, connected, run
 
@@ -31,6 +39,7 @@ def up_command(
     engine_option: EngineOptions = None,
     policy: Annotated[str, typer.Option(help="Whose weights are served.")] = "default",
     store: Annotated[bool, typer.Option(help="Run a weight store, for updates.")] = True,
+    weights_dir: WeightsDir = "",
     transport: Annotated[Transport, typer.Option(help="How the processes talk.")] = "ipc",
     address: Annotated[
         str,
@@ -40,13 +49,9 @@ def up_command(
         str, typer.Option(metavar="PATH", help="For sockets and logs. Default: a temporary one.")
     ] = "",
     keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave the logs behind.")] = False,
-    secure: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR", help="Keys for every link, over TCP; the directory is made if missing."
-        ),
-    ] = "",
+    secure: KeysDir = "",
     dead_letters: DeadLetters = "",
+    sessions_per_slot: SessionsPerSlot = 2.0,
 ) -> None:
     """Run a router, a weight store and workers here; restart what dies; end all on Ctrl-C.
 
@@ -59,12 +64,14 @@ def up_command(
         engine_options=parse_engine_options(engine_option),
         policy=policy,
         store=store,
+        weights_dir=weights_dir,
         transport=transport,
         address=address,
         run_dir=run_dir or None,
         keep_logs=keep_logs,
         secure=secure or None,
         dead_letters=dead_letters,
+        sessions_per_slot=sessions_per_slot,
     )
     console = Console()
 

@@ -39,7 +39,7 @@ LAZY_EXCEPTIONS = {("launcher", "drills"), ("launcher", "examples")}
 # Imported package -> the files that may import it.
 CORNERS = {
     "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",
-    "torch": r"engine_worker/(engines|weights)/.*|drills/chaos/trainer\.py"
+    "torch": r"engine_worker/(engines|weights)/.*|drills/(chaos|weights)/trainer\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "transformers": r"engine_worker/engines/.*|(examples|tests|benchmarks)/.*",
     "tokenizers": r"(trainer_adapter|examples|tests|benchmarks)/.*",
@@ -49,6 +49,7 @@ CORNERS = {
     "matplotlib": r"(examples|benchmarks)/.*",
     "typer": r"launcher/.*|tests/.*",
     "rich": r"(launcher|examples)/.*",
+    "zstandard": r"bus/delta\.py|(tests|benchmarks)/.*",
     "unittest.mock": r"",
 }
 

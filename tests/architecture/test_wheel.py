@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source_tree import ROOT
-from tests.architecture.test_no_unsafe_code import unsafe_uses
+from tests.architecture.test_no_unsafe_code import UNSAFE_SNIPPETS, unsafe_uses
 
 BUILD = "import setuptools.build_meta as b; print(b.build_wheel('dist'))"
 BYPRODUCTS = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -49,16 +49,42 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
         yield archive
 
 
-@pytest.mark.timeout(180)
-def test_the_wheel_holds_no_unsafe_code(wheel: zipfile.ZipFile) -> None:
+def _unsafe_in(wheel: zipfile.ZipFile) -> dict[str, list[str]]:
+    """Module -> what is unsafe there."""
     found: dict[str, list[str]] = {}
-    names = [name for name in wheel.namelist() if name.endswith(".py")]
-    for name in names:
+    for name in _modules(wheel):
         uses = list(unsafe_uses(ast.parse(wheel.read(name), name)))
         if uses and name not in PICKLES_ON_PURPOSE:
             found[name] = uses
-    assert found == {}
+    return found
+
+
+def _modules(wheel: zipfile.ZipFile) -> list[str]:
+    return [name for name in wheel.namelist() if name.endswith(".py")]
+
+
+@pytest.mark.timeout(180)
+def test_the_wheel_holds_no_unsafe_code(wheel: zipfile.ZipFile) -> None:
+    assert _unsafe_in(wheel) == {}
+    names = _modules(wheel)
     assert len(names) > 100, "the packages are missing"
+    for package in _packages():
+        assert f"{package.name}/__init__.py" in names
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("snippet", UNSAFE_SNIPPETS)
+def test_one_unsafe_line_in_any_module_of_the_wheel_is_found(
+    wheel: zipfile.ZipFile, tmp_path: Path, snippet: str
+) -> None:
+    victim = "router/core.py"
+    path = tmp_path / "planted.whl"
+    with zipfile.ZipFile(path, "w") as copy:
+        for name in (victim, "bus/codec.py"):
+            text = wheel.read(name).decode()
+            copy.writestr(name, f"{text}\n{snippet}\n" if name == victim else text)
+    with zipfile.ZipFile(path) as planted:
+        assert list(_unsafe_in(planted)) == [victim]
 
 
 @pytest.mark.timeout(180)

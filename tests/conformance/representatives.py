@@ -78,7 +78,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
             *(POLICY, STREAM, 8, 4096, 32001, "transformers", ["generate", "pause"], [2], 4242),
             *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
         ),
-        store=membership.StoreFacts(BULK, {POLICY: VERSION}, "host-1"),
+        store=membership.StoreFacts(BULK, {POLICY: VERSION}, "host-1", has_files=True),
         router_instance=INSTANCE,
     ),
     "welcome": membership.Welcome(3, INSTANCE, 1, [MEMBER], BULK, 1500),
@@ -128,9 +128,12 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "pull_chunk": weights.PullChunk(POLICY, VERSION, 4096, 8, VERSION - 1),
     "chunk": weights.Chunk(4096, bytes(range(8))),
     "push_chunk": weights.PushChunk(POLICY, VERSION, 4096, bytes(range(8))),
-    "engine_ready": host.EngineReady("transformers", 32001, 4096, 8, [2], ["generate", "pause"]),
+    "engine_ready": host.EngineReady(
+        *("transformers", 32001, 4096, 8, [2], ["generate", "pause"]),
+        *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
+    ),
     "engine_failed": host.EngineFailed("the model's folder has no config.json"),
-    "engine_beat": host.EngineBeat(12345, 2, 1, 640, VERSION),
+    "engine_beat": host.EngineBeat(12345, 2, 1, 640, VERSION, torn=True),
 }
 
 _COMMANDS: dict[str, msgspec.Struct] = {

@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 
 from bus.codec import decode_batch, unpack, unpack_fleet, unpack_result
+from bus.delta import check_parts
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
 from bus.holder import lease_number
-from bus.manifest import check_tensors
+from bus.manifest import check_tensors, lay_out
 from bus.messages import COMMANDS, KINDS, RESULTS
 from bus.messages.generation import Generate
 from bus.messages.membership import Hello
 from bus.messages.stream import Deltas
-from bus.messages.weights import Manifest, ReserveVersion
+from bus.messages.weights import Delta, Manifest, ReserveVersion
 from bus.paths import WEIGHTS, check_path
 from bus.validation import check_generate, check_name, check_placement, check_rid
 from engine_worker.host_link import LENGTH_BYTES, HostLink
@@ -25,12 +26,16 @@ from trainer_adapter.endings import fleet_result, generated_of
 from trainer_adapter.stream_reader import rows_of
 
 VOCAB_SIZE, MAX_CONTEXT = 32_000, 4096
+LAYOUT = lay_out([("embed", "F32", (64, 8)), ("head", "BF16", (8,))])
+"""Of the version that a delta is for."""
 
 
 class Readers:
     """Feeds bytes to all readers and counts what they made of them. Needs a running event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
+        """`tell` hears what became of each reading, in words."""
+        self._tell = tell
         self.n_understood: dict[str, int] = dict.fromkeys(
             ("batch", "bodies", "results", "host link", "streams"), 0
         )
@@ -89,13 +94,17 @@ class Readers:
     def _try(self, reader: str, read: Callable[[], Any], what: object) -> Any:  # noqa: ANN401
         try:
             value = read()
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
             self.n_refused += 1
+            if self._tell is not None:
+                self._tell(f"{reader}: {error}")
             return None
         except Exception as error:  # noqa: BLE001 - that is what is looked for
             self.crashes.append(f"{reader}: {error!r} on {what!r}"[:2000])
             return None
         self.n_understood[reader] += 1
+        if self._tell is not None:
+            self._tell(f"{reader}: {type(value).__name__}")
         return value
 
 
@@ -116,6 +125,8 @@ def _look_at_body(entry: Entry, body: msgspec.Struct) -> None:
             list(rows_of(body))
         case ReserveVersion(tensors=tensors) | Manifest(tensors=tensors):
             check_tensors(tensors)
+        case Delta():
+            check_parts(body.parts, body.size_bytes, LAYOUT)
         case Hello():
             check_name(body.name)
             lease_number(body.epoch)

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -12,6 +14,7 @@ import pytest
 from bus.messages.control import ServerFacts
 from bus.messages.generation import FinishReason
 from engine_worker.engines.fake_tokens import fake_logprob, prompt_digest, token_after
+from launcher.plan import environment
 from rolloutbus import (
     Delta,
     FleetStatus,
@@ -242,6 +245,20 @@ class Watcher:
             self.rows.setdefault(row.rid, []).append(row)
             self._heard.add(row.worker)
             self._news.set()
+
+
+async def live_and_die(script: Path, address: str) -> None:
+    """Run this client until it says that it has begun its rollouts, then kill it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), address, stdout=asyncio.subprocess.PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            assert await process.stdout.readline() == b"running\n"
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def process_ends(pid: int) -> None:

@@ -16,10 +16,10 @@ from bus.ids import Peer
 from bus.messages.delivery import Ack
 from bus.messages.endings import Problem
 from bus.messages.membership import Beat, Hello, Lease, Welcome
-from bus.messages.weights import Published, PublishVersion, RecordCommit
 from bus.ref import STORE, ActorRef, Command
 from bus.zmq_ports import RouterPort
 from tests.integration.drills import DEADLINE_S
+from tests.integration.update_desk import UpdateDesk
 from trainer_adapter.control import FleetRef
 from trainer_adapter.effects import Result
 from trainer_adapter.rollout import Delta, FleetResult
@@ -40,6 +40,7 @@ class StoreHarness:
         self._leased = asyncio.Event()
         self._endings: dict[str, asyncio.Future[Entry]] = {}
         self._n_sent = 0
+        self.connection = UpdateDesk(self.ref)
 
     dialer = None
 
@@ -74,10 +75,6 @@ class StoreHarness:
 
     async def ask(self, command: Command, deadline_s: float) -> Result:
         body = command.body
-        if isinstance(body, PublishVersion):
-            commit = RecordCommit(body.policy, body.version)
-            await self.ref(STORE).ask(commit, deadline_s=deadline_s)
-            return Published(version=body.version, workers=[])
         assert command.route == STORE
         ending = await self._ask(command.kind, body, deadline_s)
         if ending.kind == "finished":

@@ -199,7 +199,7 @@ async def test_cancelling_a_waiting_call_aborts_its_request(
     fleet: PretendFleet, client: RolloutClient
 ) -> None:
     task = asyncio.create_task(client.generate([13], Sampling()))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the call submits in its first turn
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -209,7 +209,7 @@ async def test_cancelling_a_waiting_call_aborts_its_request(
 
 async def test_abort_ends_a_rollout_with_what_was_sampled(client: RolloutClient) -> None:
     task = asyncio.create_task(client.generate([13], Sampling()))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the call submits in its first turn
     assert await client.abort() == 1
     with pytest.raises(RolloutCancelled) as caught:
         await task
@@ -251,7 +251,7 @@ async def test_leaving_the_client_ends_its_callers_and_says_goodbye(fleet: Prete
     async with asyncio.timeout(DEADLINE_S):
         async with connect(fleet.address) as client:
             task = asyncio.create_task(client.generate([13], Sampling()))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the call submits in its first turn
         with pytest.raises(ActorStopped):
             await task
         await fleet.goodbye.wait()

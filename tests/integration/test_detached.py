@@ -1,7 +1,6 @@
 """Detached rollouts outlive the process that asked for them, and a router or worker besides."""
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,11 +8,10 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from launcher.plan import environment
 from launcher.settings import UpOptions
 from rolloutbus import Fleet, Rollout, RolloutClient
 from tests.integration.detached_client import N_TOKENS, NAME, PROMPTS
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, status_when
+from tests.integration.drills import DEADLINE_S, assert_fake_rollout, live_and_die, status_when
 from tests.integration.hold import Hold
 
 pytestmark = [
@@ -26,20 +24,6 @@ FLEET: UpOptions = {"engine": "fake", "workers": 2}
 SCRIPT = Path(__file__).with_name("detached_client.py")
 GROUPS = [f"prompt-{index}" for index in range(len(PROMPTS))]
 HELD_AT = 5
-
-
-async def live_and_die(address: str) -> None:
-    """Another process begins the detached rollouts, and is killed in the middle of them."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SCRIPT), address, stdout=asyncio.subprocess.PIPE, env=environment()
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            assert await process.stdout.readline() == b"running\n"
-    finally:
-        process.kill()
-        await process.wait()
 
 
 @asynccontextmanager
@@ -64,7 +48,7 @@ async def collected(client: RolloutClient, rids: dict[str, str]) -> list[Rollout
 
 async def test_next_process_collects_what_ran_and_what_ended(fleet: Fleet, hold: Hold) -> None:
     with hold.at(HELD_AT):
-        await live_and_die(fleet.address)
+        await live_and_die(SCRIPT, fleet.address)
         async with next_life(fleet) as (client, rids):
             assert (await client.status()).n_running == len(rids)
     # That process left too, and everything ends while nobody is there.
@@ -78,7 +62,7 @@ async def test_next_process_goes_on_with_a_stream_from_its_first_token(
     fleet: Fleet, hold: Hold
 ) -> None:
     with hold.at(HELD_AT):
-        await live_and_die(fleet.address)
+        await live_and_die(SCRIPT, fleet.address)
         async with next_life(fleet) as (client, rids):
             stream = client.follow(rids[GROUPS[0]], deadline_s=DEADLINE_S)
             first = await anext(stream)
@@ -99,7 +83,7 @@ async def test_next_process_goes_on_with_a_stream_from_its_first_token(
 
 async def test_a_router_restart_in_between_loses_none(fleet: Fleet, hold: Hold) -> None:
     with hold.at(HELD_AT):
-        await live_and_die(fleet.address)
+        await live_and_die(SCRIPT, fleet.address)
         fleet.kill_router()
         await fleet.wait_ready(DEADLINE_S)
         async with next_life(fleet) as (client, rids):
@@ -111,7 +95,7 @@ async def test_a_router_restart_in_between_loses_none(fleet: Fleet, hold: Hold) 
 
 async def test_lost_workers_are_replaced_by_the_router_itself(fleet: Fleet, hold: Hold) -> None:
     with hold.at(HELD_AT):
-        await live_and_die(fleet.address)
+        await live_and_die(SCRIPT, fleet.address)
         for name in fleet.worker_names:
             fleet.kill(name)
         await fleet.wait_ready(DEADLINE_S)

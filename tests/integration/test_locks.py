@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -15,7 +16,7 @@ from bus.entry import Entry
 from bus.errors import SecurityError, SettingsError
 from bus.ids import Peer
 from bus.messages.membership import ClientBeat
-from bus.security.key_files import read_key_pair
+from bus.security.key_files import read_key_pair, write_public_key
 from bus.security.principals import Principal
 from bus.security.zmq_curve import dress_client, new_key_pair
 from bus.security.zmq_dialer import Dialer, dialer_of
@@ -23,7 +24,7 @@ from bus.security.zmq_guard import Doorway, Guard
 from bus.security.zmq_proof import prove
 from bus.zmq_ports import DealerPort, RouterPort
 from bus.zmq_sockets import bind_anywhere, new_socket
-from bus.zmq_topics import PubPort, SubPort
+from bus.zmq_topics import PubPort
 from tests.integration.drills import DEADLINE_S
 from tests.integration.keyring import Keyring
 
@@ -183,70 +184,25 @@ async def test_revoked_key_is_not_heard_on_its_open_connection(keys: Keyring) ->
     assert [e.rid for who, e in heard.items if who == "ann"] == ["ann/1"]
 
 
-async def test_revoked_subscriber_is_cut_off_and_the_others_come_back(keys: Keyring) -> None:
+async def test_connection_of_a_revoked_key_is_closed_though_it_keeps_silent(keys: Keyring) -> None:
     heard = Heard()
-    guard = Guard(keys.serves("router"))
-    pub = PubPort(ANY, Doorway(guard, "stream"))
-
-    def cut(_: frozenset[str]) -> None:
-        pub.reopen()
-
-    guard.on_revoked = cut
-    subs = {
-        name: SubPort(
-            lambda _, entries, name=name: heard.add(name, entries),  # type: ignore[misc]
-            [b""],
-            dialer=dialer(keys, name),
-        )
-        for name in ("ann", "bob")
-    }
-    endpoint = pub.endpoint
-    for sub in subs.values():
-        sub.connect(endpoint)
-    n_published = 0
-
-    async def publish_until(is_so: Callable[[], bool]) -> None:
-        nonlocal n_published
+    async with guarded(keys, heard) as (_, port):
+        gone = {"ann": asyncio.Event(), "bob": asyncio.Event()}
+        links = {
+            name: DealerPort(port.endpoints[0], unheard, gone[name].set, dialer=dialer(keys, name))
+            for name in gone
+        }
+        for name, link in links.items():
+            link.send(Entry("status", f"{name}/1"))
+            await heard.seqs_of(name, f"{name}/1")
+        keys.revoke("ann")
         async with asyncio.timeout(DEADLINE_S):
-            while not is_so():
-                n_published += 1
-                pub.publish(b"topic", Entry("idle", str(n_published)))
-                await asyncio.sleep(0.01)  # a subscription is no event for its publisher
-
-    def last_of(name: str) -> int:
-        return max((int(e.rid) for who, e in heard.items if who == name), default=0)
-
-    await publish_until(lambda: min(last_of("ann"), last_of("bob")) > 0)
-    keys.revoke("ann")
-    before = pub.n_reopened
-    await publish_until(lambda: pub.n_reopened > before)
-    first_after = n_published + 1
-    await publish_until(lambda: last_of("bob") > first_after)
-    for sub in subs.values():
-        sub.close()
-    pub.close()
-    guard.close()
-    assert last_of("ann") < first_after
-
-
-async def test_subscriber_that_came_before_its_key_was_known_gets_in_later(keys: Keyring) -> None:
-    heard = Heard()
-    guard = Guard(keys.serves("router"))
-    pub = PubPort(ANY, Doorway(guard, "stream"))
-    public = keys.stranger("cyd")
-    sub = SubPort(lambda _, entries: heard.add("cyd", entries), [b""], dialer=dialer(keys, "cyd"))
-    sub.connect(pub.endpoint)
-    async with asyncio.timeout(DEADLINE_S):
-        while guard.n_refused == 0:  # noqa: ASYNC110 - a counter is no event
-            await asyncio.sleep(0.01)
-    keys.allow("cyd", public, "subscriber")
-    async with asyncio.timeout(DEADLINE_S):
-        while not heard.items:
-            pub.publish(b"topic", Entry("idle"))
-            await asyncio.sleep(0.01)  # a subscription is no event for its publisher
-    sub.close()
-    pub.close()
-    guard.close()
+            await gone["ann"].wait()
+        links["bob"].send(Entry("status", "bob/2"))
+        await heard.seqs_of("bob", "bob/2")
+        assert not gone["bob"].is_set()
+        for link in links.values():
+            link.close()
 
 
 async def test_port_without_a_lock_stays_on_this_machine_unless_it_is_called_unsafe() -> None:
@@ -316,6 +272,27 @@ async def test_dialer_finds_the_right_one_of_two_server_keys_and_stays_with_it(
         async with asyncio.timeout(DEADLINE_S):
             await gone.wait()
         wrong.close()
+        right = DealerPort(address, unheard, dialer=made)
+        right.send(Entry("status", "ann/1"))
+        await heard.seqs_of("ann", "ann/1")
+        right.close()
+
+
+async def test_dialer_looks_a_routers_key_up_again_for_every_connection(keys: Keyring) -> None:
+    heard = Heard()
+    file = keys.directory / "router.pub"
+    async with guarded(keys, heard) as (guard, port):
+        write_public_key(file, keys.stranger("other"))
+        settings = msgspec.structs.replace(keys.dials("ann"), server_key_file=str(file))
+        made = dialer_of(settings)
+        assert made is not None
+        gone = asyncio.Event()
+        address = split_key(port.endpoints[0])[0]
+        wrong = DealerPort(address, unheard, gone.set, dialer=made)
+        async with asyncio.timeout(DEADLINE_S):
+            await gone.wait()
+        wrong.close()
+        write_public_key(file, guard.public)
         right = DealerPort(address, unheard, dialer=made)
         right.send(Entry("status", "ann/1"))
         await heard.seqs_of("ann", "ann/1")

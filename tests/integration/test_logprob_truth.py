@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.messages.weights import InFlight
+from bus.messages.weights import InFlight, UpdateMode
 from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, WeightPublisher
 from tests.integration.conftest import REAL_ENGINES
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed
@@ -68,11 +68,17 @@ class Load:
         return finished
 
 
-async def publish(reference: Reference, publisher: WeightPublisher, in_flight: InFlight) -> int:
+async def publish(
+    reference: Reference,
+    publisher: WeightPublisher,
+    in_flight: InFlight,
+    mode: UpdateMode = "staged",
+) -> int:
     reference.perturb(seed=len(in_flight))
     published = await publisher.publish(
-        reference.model.named_parameters(), in_flight=in_flight, require="all"
+        reference.model.named_parameters(), in_flight=in_flight, mode=mode, require="all"
     )
+    assert published.quarantined == {}
     reference.keep(published.version)
     return published.version
 
@@ -86,17 +92,27 @@ def assert_true(
         assert np.nanmax(error) < TOLERANCE, (rollout.versions, int(np.nanargmax(error)))
 
 
-@pytest.mark.parametrize("in_flight", ["in_place", "retract", "abort", "finish_old"])
+@pytest.mark.parametrize(
+    ("in_flight", "mode"),
+    [
+        ("in_place", "staged"),
+        ("retract", "staged"),
+        ("abort", "staged"),
+        ("finish_old", "staged"),
+        ("in_place", "in_place"),
+        ("retract", "in_place"),
+    ],
+)
 async def test_logprobs_are_true_across_updates(
-    client: RolloutClient, reference: Reference, in_flight: InFlight
+    client: RolloutClient, reference: Reference, in_flight: InFlight, mode: UpdateMode
 ) -> None:
     publisher = WeightPublisher(client)
     load = Load(client, concurrency=N_ROLLOUTS)
     running = asyncio.create_task(load.run())
 
     await load.started()
-    first = await publish(reference, publisher, in_flight)
-    second = await publish(reference, publisher, in_flight)
+    first = await publish(reference, publisher, in_flight, mode)
+    second = await publish(reference, publisher, in_flight, mode)
     load.stop()
     rollouts = await running
 

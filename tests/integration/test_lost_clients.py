@@ -1,6 +1,5 @@
 """Nobody's work goes on: when a client leaves or dies, workers stop sampling for it."""
 
-import asyncio
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,7 +16,14 @@ from launcher.plan import environment
 from rolloutbus import RolloutClient
 from router.settings import RouterSettings
 from tests.integration.doomed_client import N_STREAMS, N_TOKENS
-from tests.integration.drills import DEADLINE_S, Streamed, facts_when, fake_sampling, status_when
+from tests.integration.drills import (
+    DEADLINE_S,
+    Streamed,
+    facts_when,
+    fake_sampling,
+    live_and_die,
+    status_when,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -64,20 +70,6 @@ async def runs_nothing(client: RolloutClient) -> None:
     )
 
 
-async def live_and_die(address: str) -> None:
-    """Another process begins `N_STREAMS` rollouts and is killed in the middle of them."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(DOOMED), address, stdout=asyncio.subprocess.PIPE, env=environment()
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            assert await process.stdout.readline() == b"running\n"
-    finally:
-        process.kill()
-        await process.wait()
-
-
 async def live_and_leave(address: str) -> None:
     """A client begins `N_STREAMS` rollouts and says goodbye in the middle of them."""
     async with rolloutbus.connect(address, name="leaver") as leaver:
@@ -91,14 +83,14 @@ async def live_and_leave(address: str) -> None:
 
 async def test_work_of_a_killed_client_is_stopped_after_its_grace(tmp_path: Path) -> None:
     async with small_fleet(tmp_path, SOON_S) as client:
-        await live_and_die(client.connection.settings.router)
+        await live_and_die(DOOMED, client.connection.settings.router)
         await runs_nothing(client)
         assert (await client.status()).n_clients == 1
 
 
 async def test_within_its_grace_a_killed_client_may_come_back_to_its_work(tmp_path: Path) -> None:
     async with small_fleet(tmp_path, NEVER_S) as client:
-        await live_and_die(client.connection.settings.router)
+        await live_and_die(DOOMED, client.connection.settings.router)
         # Long enough for somebody who said goodbye.
         await live_and_leave(client.connection.settings.router)
         status = await status_when(client, lambda status: status.n_running <= N_STREAMS)

@@ -156,7 +156,7 @@ class LossyNet:
         self.n_lost = 0
         self._n_batches = 0
 
-    def _subscription(self, on_batch: TopicBatchHandler, topics: Sequence[bytes]) -> SubPort:
+    def _subscription(self, on_batch: TopicBatchHandler, clients: Sequence[str]) -> SubPort:
         def lose_some(topic: bytes, entries: list[Entry]) -> None:
             self._n_batches += 1
             if self._n_batches <= 10 or self._n_batches % 4 == 0:
@@ -164,7 +164,7 @@ class LossyNet:
             else:
                 on_batch(topic, entries)
 
-        return SubPort(lose_some, topics)
+        return SubPort(lose_some, clients)
 
 
 async def test_rows_that_got_lost_are_repaired(fleet: rolloutbus.Fleet) -> None:

@@ -14,7 +14,8 @@ from bus.host import SHM_DIR
 from bus.manifest import DTYPE_BYTES, digest_of
 from bus.messages.weights import Manifest, PrepareUpdate, PullManifest, Transport
 from bus.shm import SegmentWriter
-from engine_worker.engine import RawTensor, TensorSpec
+from engine_worker.engine import TensorSpec
+from engine_worker.weights.raw_tensor import RawTensor
 from engine_worker.weights.receiver import WeightReceiver
 from engine_worker.weights.ways import ways_of_this_host
 from tests.integration.drills import DEADLINE_S

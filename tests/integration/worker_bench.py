@@ -44,7 +44,7 @@ class ScriptedRouter:
         self.epoch = ""
         self.is_silent = False
         self._news = asyncio.Event()
-        self._sub = SubPort(self._streamed, [topic_of(CLIENT)])
+        self._sub = SubPort(self._streamed, [CLIENT])
 
     def close(self) -> None:
         self.port.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from drills.simulation.campaign import MAX_EXECUTIONS_PER_REQUEST, run_seeds
-from drills.simulation.scenario import HAUNTED
+from drills.simulation.scenario import DESERTED, HAUNTED
 
 N_SEEDS, CHUNK = 300, 30
 EVENTFUL_SEEDS = 60
@@ -29,6 +29,15 @@ def test_leases_that_end_all_the_time_and_frames_that_come_again_change_nothing(
     summary = run_seeds(0, CHUNK, HAUNTED)
 
     assert [(each.seed, each.violations) for each in summary.failing_seeds] == []
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(120)
+def test_detached_requests_of_clients_that_die_are_collected_by_the_next_ones() -> None:
+    summary = run_seeds(0, CHUNK, DESERTED)
+
+    assert [(each.seed, each.violations) for each in summary.failing_seeds] == []
+    assert summary.sometimes["detached_collected"] > CHUNK
 
 
 @pytest.mark.simulation

@@ -14,7 +14,7 @@ from trainer_adapter.store.shelf import Shelf
 async def serve(settings: StoreSettings) -> ActorExit:
     """Run a store until SIGTERM or SIGINT; its shared memory is given back at the end."""
     keep_freed_memory()
-    shelf = Shelf(Path(settings.directory))
+    shelf = Shelf(Path(settings.directory), disk=settings.disk)
     try:
         actor = StoreActor(
             settings, shelf, BootClock(), on_joined=lambda bulk: announce_ready(bulk=bulk)

@@ -3,10 +3,7 @@
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TypeVar, cast
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,20 +15,22 @@ from bus.entry import Entry
 from bus.errors import RemoteProtocolError
 from bus.host import host_id
 from bus.ids import AttemptKey, Peer, RequestId
-from bus.manifest import first_mismatch
 from bus.member import MemberCore, MemberIdentity
 from bus.member_effects import Execute, MemberEffect
 from bus.messages.endings import Done, Problem
+from bus.messages.limits import MAX_BULK_IN_BYTES
 from bus.messages.membership import StoreFacts
 from bus.messages.weights import (
-    Chunk,
     PullChunk,
+    PullDelta,
     PullManifest,
     PushChunk,
     RecordCommit,
     ReserveVersion,
+    RestoreVersion,
     SealVersion,
 )
+from bus.ports import LAST_WORDS_MS
 from bus.security.principals import BULK_KINDS_OF, Principal
 from bus.security.zmq_dialer import dialer_of
 from bus.security.zmq_guard import Doorway, guard_of
@@ -39,18 +38,7 @@ from bus.settings import LeaseSettings
 from bus.zmq_ports import DealerPort, RouterPort
 from trainer_adapter.store.askers import Asker, BulkAsker, MemberAsker
 from trainer_adapter.store.core import StoreCore
-from trainer_adapter.store.effects import (
-    Allocate,
-    Answer,
-    Freeze,
-    Persist,
-    Release,
-    SendChunk,
-    StoreEffect,
-    Verify,
-    WriteChunk,
-)
-from trainer_adapter.store.segments import StoreFull
+from trainer_adapter.store.effect_runner import EffectRunner
 from trainer_adapter.store.settings import StoreSettings
 from trainer_adapter.store.shelf import Shelf
 
@@ -59,14 +47,6 @@ UPKEEP_S = 1.0
 """Between two looks at pins, lapsed reservations and silent pullers."""
 BULK_SILENCE_S = 60.0
 """A bulk peer that said nothing for so long is forgotten; if it lives, it is learnt again."""
-GOODBYE_S = 0.05
-"""Left to the socket to get the goodbye out: closing it drops what is queued."""
-
-_SLOW = (Persist, Allocate, Verify, Release)
-"""Effects that wait for a disk or for hashing, and so run in a thread."""
-
-
-R = TypeVar("R")
 
 
 class StoreActor:
@@ -83,7 +63,6 @@ class StoreActor:
         self._on_joined = on_joined
         """Called once, with the bulk endpoint, when the router has given the first lease."""
         self._clock = clock
-        self._shelf = shelf
         self._core = StoreCore(settings, host_id(), shelf.table)
         identity = MemberIdentity("store", settings.name, secrets.token_hex(16))
         self._member = MemberCore(identity, LeaseSettings(), random.SystemRandom())
@@ -99,8 +78,7 @@ class StoreActor:
         )
         self._upkeep_at = 0.0
         self._bulk_peers: dict[Peer, float] = {}
-        # One thread: appends to the ledger keep their order, and the pool needs no lock.
-        self._disk = ThreadPoolExecutor(1, "store-disk")
+        self._effects = EffectRunner(self._core, shelf, clock, self._tell)
 
     def stop(self) -> None:
         """Leave the bus and give all shared memory back."""
@@ -117,7 +95,12 @@ class StoreActor:
         """
         guard = self._guard
         doorways = [] if guard is None else [Doorway(guard, "bulk", self._bulk_signed)]
-        self._bulk = RouterPort([self._settings.bulk], self._bulk_arrived, doorways=doorways)
+        self._bulk = RouterPort(
+            [self._settings.bulk],
+            self._bulk_arrived,
+            doorways=doorways,
+            max_body_bytes=MAX_BULK_IN_BYTES,
+        )
         if guard is None:
             return await self._run()
         try:
@@ -128,21 +111,25 @@ class StoreActor:
             guard.close()
 
     async def _run(self) -> str:
-        facts = StoreFacts(bulk=self._bulk.endpoints[0], committed=self._core.committed)
+        has_files = bool(self._settings.disk)
+        facts = StoreFacts(self._bulk.endpoints[0], self._core.committed, host_id(), has_files)
         try:
-            async with asyncio.TaskGroup() as self._tasks:
+            async with asyncio.TaskGroup() as tasks:
+                self._effects.start(tasks)
+                self._effects.run(self._core.opened())
                 # `committed` is the core's own dict: every later hello says what it holds then.
                 self._actor.feed(self._member.online, facts)
                 self._actor.start()
                 reason = await self._actor.stopped()
-                await asyncio.sleep(GOODBYE_S)
+                await self._effects.finish()
+                self._effects.close()
                 return reason
         finally:
             self._actor.stop("broken")
-            self._disk.shutdown()
+            self._effects.close()
             self._bulk.close()
             if self._link is not None:
-                self._link.close()
+                self._link.close(linger_ms=LAST_WORDS_MS)
 
     def _tick(self, now: float) -> list[MemberEffect]:
         if now >= self._upkeep_at:
@@ -154,8 +141,8 @@ class StoreActor:
         return self._member.leave("shutdown")
 
     def _upkeep(self, now: float) -> None:
-        self._carry_out(self._core.tick(now))
-        self._tasks.create_task(self._on_disk(self._shelf.pool.collect))
+        self._effects.run(self._core.tick(now))
+        self._effects.collect()
         for peer, heard_at in list(self._bulk_peers.items()):
             if now - heard_at > BULK_SILENCE_S:
                 del self._bulk_peers[peer]
@@ -201,8 +188,8 @@ class StoreActor:
             problem = Problem(code="bad_request", message=str(error), outcome="not_started")
             self._end("refused", key, problem)
             return
-        if isinstance(command, ReserveVersion | SealVersion | RecordCommit):
-            self._carry_out(self._core.handle(MemberAsker(key), command, self._clock.now()))
+        if isinstance(command, ReserveVersion | SealVersion | RestoreVersion | RecordCommit):
+            self._effects.run(self._core.handle(MemberAsker(key), command, self._clock.now()))
         elif entry.kind == "shutdown":
             self._end("finished", key, Done())
             self.stop()
@@ -238,8 +225,8 @@ class StoreActor:
                 problem = Problem(code="bad_request", message=str(error), outcome="not_started")
                 self._tell(asker, "failed", problem)
                 continue
-            if isinstance(command, PullManifest | PullChunk | PushChunk):
-                self._carry_out(self._core.handle(asker, command, now))
+            if isinstance(command, PullManifest | PullDelta | PullChunk | PushChunk):
+                self._effects.run(self._core.handle(asker, command, now))
             else:
                 message = f"{entry.kind!r} is not said on a bulk socket"
                 problem = Problem(code="unknown_message", message=message, outcome="not_started")
@@ -252,56 +239,3 @@ class StoreActor:
                 self._end(kind, key, body)
             case BulkAsker(peer, rid):
                 self._bulk.send(peer, Entry(kind, rid, body=pack(body)))
-
-    # --- the core's effects
-
-    def _carry_out(self, effects: Sequence[StoreEffect]) -> None:
-        for position, effect in enumerate(effects):
-            if isinstance(effect, _SLOW):
-                self._tasks.create_task(self._carry_out_slowly(effects[position:]))
-                return
-            self._carry_out_now(effect)
-
-    def _carry_out_now(self, effect: StoreEffect) -> None:
-        pool = self._shelf.pool
-        match effect:
-            case Answer(asker, kind, body):
-                self._tell(asker, kind, body)
-            case Freeze(segment):
-                pool.freeze(segment)
-            case SendChunk(asker, segment, offset, size_bytes):
-                view = pool.content(segment).data[offset : offset + size_bytes]
-                # Encoded at once, so the view is as good as the bytes, and saves a copy of them.
-                self._tell(asker, "chunk", Chunk(offset=offset, content=cast("bytes", view)))
-            case WriteChunk(asker, segment, offset, content):
-                target = pool.content(segment).data
-                target[offset : offset + len(content)] = content
-                self._tell(asker, "finished", Done())
-            case _:
-                raise AssertionError(effect)
-
-    async def _carry_out_slowly(self, effects: Sequence[StoreEffect]) -> None:
-        pool = self._shelf.pool
-        for effect in effects:
-            match effect:
-                case Persist(record):
-                    await self._on_disk(self._shelf.ledger.append, record)
-                case Release(segment, is_reusable):
-                    await self._on_disk(partial(pool.retire, segment, is_reusable=is_reusable))
-                case Allocate(key, size_bytes):
-                    try:
-                        segment = await self._on_disk(pool.take, size_bytes)
-                    except StoreFull as error:
-                        self._carry_out(self._core.allocation_failed(key, str(error)))
-                    else:
-                        self._carry_out(self._core.allocated(key, segment, self._clock.now()))
-                case Verify(key, segment, tensors):
-                    content = pool.content(segment)
-                    wrong = await asyncio.to_thread(first_mismatch, content, tensors)
-                    name = "" if wrong is None else wrong.name
-                    self._carry_out(self._core.verified(key, name, self._clock.now()))
-                case _:
-                    self._carry_out_now(effect)
-
-    async def _on_disk(self, call: Callable[..., R], *args: object) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._disk, call, *args)

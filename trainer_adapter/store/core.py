@@ -4,22 +4,30 @@ Bytes, files and sockets are the shell's; see `trainer_adapter.store.effects`.
 Spec: docs/protocol.md, "Weights".
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from bus.manifest import check_tensors
 from bus.messages.endings import Done
 from bus.messages.weights import (
+    DeltaPart,
     Manifest,
     PullChunk,
+    PullDelta,
     PullManifest,
     PushChunk,
     RecordCommit,
     Reserved,
     ReserveVersion,
+    Restored,
+    RestoreVersion,
     SealVersion,
 )
 from trainer_adapter.store import problems
 from trainer_adapter.store.askers import Asker
+from trainer_adapter.store.deltas import DeltaTable
+from trainer_adapter.store.disk_copies import DiskCopies
 from trainer_adapter.store.effects import (
     Allocate,
     Answer,
@@ -34,9 +42,13 @@ from trainer_adapter.store.effects import (
 )
 from trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
 from trainer_adapter.store.settings import StoreSettings
-from trainer_adapter.store.versions import StoredVersion, VersionKey, VersionTable
+from trainer_adapter.store.versions import DeltaKey, StoredVersion, VersionKey, VersionTable
 
-StoreCommand = ReserveVersion | SealVersion | RecordCommit | PullManifest | PullChunk | PushChunk
+MemberCommand = ReserveVersion | SealVersion | RestoreVersion | RecordCommit
+"""Comes through the router."""
+BulkRequest = PullManifest | PullDelta | PullChunk | PushChunk
+"""Comes over the bulk socket."""
+StoreCommand = MemberCommand | BulkRequest
 
 
 class StoreCore:
@@ -46,11 +58,21 @@ class StoreCore:
         self._settings = settings
         self._host = host
         self._table = table
+        self._deltas = DeltaTable()
+        self._copies = DiskCopies(is_on=bool(settings.disk))
 
     @property
     def committed(self) -> dict[str, int]:
         """Last committed version of each policy."""
         return self._table.committed
+
+    def opened(self) -> list[StoreEffect]:
+        """Once, at the start: versions in use that were not yet written to files."""
+        effects: list[StoreEffect] = []
+        for stored in self._table.pullable():
+            if self.committed.get(stored.policy) == stored.number and not stored.offers:
+                effects += self._copies.sealed(stored)
+        return effects
 
     def handle(self, asker: Asker, command: StoreCommand, now: float) -> list[StoreEffect]:
         """A command or a bulk request; the asker gets exactly one answer, now or later."""
@@ -59,10 +81,14 @@ class StoreCore:
                 return self._reserve(asker, command, now)
             case SealVersion():
                 return self._seal(asker, command, now)
+            case RestoreVersion():
+                return self._restore(asker, command, now)
             case RecordCommit():
                 return self._commit(asker, command, now)
             case PullManifest():
                 return self._pull_manifest(asker, command)
+            case PullDelta():
+                return self._pull_delta(asker, command, now)
             case PullChunk():
                 return self._pull_chunk(asker, command, now)
             case PushChunk():
@@ -97,12 +123,23 @@ class StoreCore:
             Persist(Sealed(*stored.key, stored.segment, stored.tensors)),
             Freeze(stored.segment),
             *_answer_all(stored, "finished", Done()),
+            *self._copies.sealed(stored),
             *self._retire_outdated(stored.policy, now),
         ]
 
+    def delta_made(
+        self, key: DeltaKey, parts: Sequence[DeltaPart] | None, size_bytes: int, now: float
+    ) -> list[StoreEffect]:
+        """The versions were compared; `parts` is None if a delta would be no smaller."""
+        return self._deltas.made(key, parts, size_bytes, now)
+
+    def files_written(self, at: str) -> list[StoreEffect]:
+        """A version is in files at this place below the root; empty: it could not be written."""
+        return self._copies.written(at)
+
     def tick(self, now: float) -> list[StoreEffect]:
         """Give up reservations that nobody uses; retire what was kept only for its pullers."""
-        effects: list[StoreEffect] = []
+        effects = self._deltas.tick(now)
         for stored in list(self._table.by_key.values()):
             has_lapsed = now - stored.used_at > self._settings.reservation_s
             if stored.state == "reserved" and has_lapsed:
@@ -134,6 +171,7 @@ class StoreCore:
             stored.on("seal")
             stored.used_at = now
             stored.take_digests(ask.digests)
+            stored.offers = list(ask.offers)
             stored.askers.append(asker)
             return [Verify(stored.key, stored.segment, stored.tensors)]
         if ask.digests != [each.digest for each in stored.tensors]:
@@ -142,6 +180,21 @@ class StoreCore:
             stored.askers.append(asker)
             return []
         return [Answer(asker, "finished", Done(note="sealed before"))]
+
+    def _restore(self, asker: Asker, ask: RestoreVersion, now: float) -> list[StoreEffect]:
+        old = self._pullable(ask.policy, ask.version)
+        if old is None:
+            return [Answer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
+        stored = self._table.assign(old.policy, old.tensors)
+        stored.on("restored")
+        stored.segment = old.segment
+        return [
+            Persist(Assigned(*stored.key)),
+            Persist(Sealed(*stored.key, stored.segment, stored.tensors)),
+            Answer(asker, "finished", Restored(stored.number)),
+            *self._copies.sealed(stored),
+            *self._retire_outdated(stored.policy, now),
+        ]
 
     def _commit(self, asker: Asker, ask: RecordCommit, now: float) -> list[StoreEffect]:
         last = self.committed.get(ask.policy, 0)
@@ -170,14 +223,27 @@ class StoreCore:
             segment=stored.segment,
             size_bytes=stored.size_bytes,
             tensors=stored.tensors,
+            offers=stored.offers,
         )
         return [Answer(asker, "manifest", manifest)]
 
+    def _pull_delta(self, asker: Asker, ask: PullDelta, now: float) -> list[StoreEffect]:
+        key = (ask.policy, ask.version, ask.base)
+        if self._deltas.known(key):
+            return self._deltas.ask(asker, key, now)
+        stored, base = (self._pullable(ask.policy, each) for each in (ask.version, ask.base))
+        if stored is None or base is None or stored is base:
+            missing = ask.version if stored is None else ask.base
+            return [Answer(asker, "failed", problems.unavailable(ask.policy, missing))]
+        return self._deltas.make(asker, stored, base, now)
+
     def _pull_chunk(self, asker: Asker, ask: PullChunk, now: float) -> list[StoreEffect]:
+        if ask.base:
+            return self._deltas.chunk(asker, ask, now)
         stored = self._pullable(ask.policy, ask.version)
         if stored is None:
             return [Answer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
-        problem = problems.bad_range(stored, ask.offset, ask.size_bytes)
+        problem = problems.bad_range(stored.size_bytes, ask.offset, ask.size_bytes)
         if problem is not None:
             return [Answer(asker, "failed", problem)]
         stored.pulled_until = now + self._settings.pull_grace_s
@@ -187,7 +253,7 @@ class StoreCore:
         stored = self._table.by_key.get((ask.policy, ask.version))
         if stored is None or stored.state != "reserved":
             return [Answer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
-        problem = problems.bad_range(stored, ask.offset, len(ask.content))
+        problem = problems.bad_range(stored.size_bytes, ask.offset, len(ask.content))
         if problem is not None:
             return [Answer(asker, "failed", problem)]
         stored.used_at = now
@@ -204,14 +270,15 @@ class StoreCore:
             keep_committed=self._settings.keep_committed,
             keep_sealed=self._settings.keep_sealed,
         ):
-            if stored.pulled_until > now:
+            if stored.is_in_use(now):
                 continue
             stored.on("outdated")
             del self._table.by_key[stored.key]
-            effects += [
-                Persist(Retired(*stored.key)),
-                Release(stored.segment, is_reusable=True),
-            ]
+            effects.append(Persist(Retired(*stored.key)))
+            if not self._table.uses(stored.segment):
+                effects.append(Release(stored.segment, is_reusable=True))
+            effects += self._deltas.version_gone(stored.key)
+            effects += self._copies.version_gone(stored.key)
         return effects
 
 

@@ -8,9 +8,9 @@ import msgspec
 from bus.messages.weights import Tensor
 from trainer_adapter.store.askers import Asker
 from trainer_adapter.store.records import Record
-from trainer_adapter.store.versions import VersionKey
+from trainer_adapter.store.versions import DeltaKey, VersionKey
 
-AnswerKind = Literal["finished", "failed", "refused", "manifest"]
+AnswerKind = Literal["finished", "failed", "refused", "manifest", "delta"]
 
 
 class Answer(NamedTuple):
@@ -75,4 +75,59 @@ class WriteChunk(NamedTuple):
     content: bytes
 
 
-StoreEffect = Answer | Persist | Allocate | Verify | Freeze | Release | SendChunk | WriteChunk
+@dataclass(frozen=True, slots=True)
+class MakeDelta:
+    """Compare two sealed versions and report `delta_made`."""
+
+    key: DeltaKey
+    base_segment: str
+    base_tensors: list[Tensor]
+    segment: str
+    tensors: list[Tensor]
+
+
+class SendDeltaChunk(NamedTuple):
+    """Answer with these bytes of a delta that was made."""
+
+    asker: Asker
+    key: DeltaKey
+    offset: int
+    size_bytes: int
+
+
+class ForgetDelta(NamedTuple):
+    """Nobody asks for its bytes any more."""
+
+    key: DeltaKey
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFiles:
+    """Write a sealed version into its directory, and report `files_written`."""
+
+    key: VersionKey
+    segment: str
+    tensors: list[Tensor]
+
+
+class RemoveFiles(NamedTuple):
+    """The version's directory, if it has one, is not needed any more."""
+
+    key: VersionKey
+
+
+StoreEffect = (
+    Answer
+    | Persist
+    | Allocate
+    | Verify
+    | Freeze
+    | Release
+    | SendChunk
+    | WriteChunk
+    | MakeDelta
+    | SendDeltaChunk
+    | ForgetDelta
+    | WriteFiles
+    | RemoveFiles
+)

@@ -2,7 +2,6 @@
 
 from bus.messages.endings import Problem
 from bus.messages.limits import CHUNK_BYTES
-from trainer_adapter.store.versions import StoredVersion
 
 MAX_POLICY_BYTES = 64
 
@@ -53,12 +52,21 @@ def older(policy: str, version: int, last: int) -> Problem:
     return Problem(code="stale_version", message=message, outcome="not_started", field="version")
 
 
-def bad_range(stored: StoredVersion, offset: int, size_bytes: int) -> Problem | None:
-    """Why these bytes may not be read or written; None if they may."""
+def busy(message: str) -> Problem:
+    """Somebody else's turn."""
+    return Problem(code="busy", message=message, outcome="not_started", retry_after_ms=1000)
+
+
+def no_delta(version: int, base: int) -> Problem:
+    """The whole version is the shorter way."""
+    message = f"version {version} is no longer than what changed since {base}, or has other tensors"
+    return Problem(code="no_delta", message=message, outcome="not_started", field="base")
+
+
+def bad_range(whole_bytes: int, offset: int, size_bytes: int) -> Problem | None:
+    """Why these bytes of `whole_bytes` may not be read or written; None if they may."""
     if not 0 < size_bytes <= CHUNK_BYTES:
         return bad_request("size_bytes", f"a chunk has 1 to {CHUNK_BYTES} bytes, not {size_bytes}")
-    if offset < 0 or offset + size_bytes > stored.size_bytes:
-        return bad_request(
-            "offset", f"{offset}+{size_bytes} is outside of {stored.size_bytes} bytes"
-        )
+    if offset < 0 or offset + size_bytes > whole_bytes:
+        return bad_request("offset", f"{offset}+{size_bytes} is outside of {whole_bytes} bytes")
     return None

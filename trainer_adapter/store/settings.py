@@ -26,6 +26,9 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pull_grace_s: float = 6.0
     """A version is kept for so long after its last chunk was asked for; a puller that got no
     answer asks again after 5 s. Readers of a mapped segment hold it by themselves."""
+    disk: str = ""
+    """Directory below which every sealed version is also written as files, made if missing; a
+    store that finds its shared memory empty reads the last committed one back. Empty: none."""
     security: SecuritySettings | None = None
     """Keys and allow-list; None: this machine only, without keys."""
     exit_with_parent: bool = False

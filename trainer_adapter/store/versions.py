@@ -8,18 +8,22 @@ import msgspec
 
 from bus.life import following
 from bus.manifest import total_bytes
-from bus.messages.weights import Tensor
+from bus.messages.weights import Offer, Tensor
 from trainer_adapter.store.askers import Asker
 from trainer_adapter.store.records import Assigned, Committed, Opened, Record, Retired, Sealed
 
 VersionState = Literal["reserving", "reserved", "verifying", "sealed", "committed", "retired"]
-VersionEvent = Literal["allocated", "seal", "verified", "mismatch", "commit", "give_up", "outdated"]
+VersionEvent = Literal[
+    "allocated", "seal", "verified", "mismatch", "restored", "commit", "give_up", "outdated"
+]
 VersionKey = tuple[str, int]
 """(policy, version)."""
+DeltaKey = tuple[str, int, int]
+"""(policy, version, base)."""
 
 VERSION_LIFE: dict[VersionState, dict[VersionEvent, VersionState]] = {
-    # its number is taken; a segment is being made for it
-    "reserving": {"allocated": "reserved", "give_up": "retired"},
+    # its number is taken; a segment is being made for it, or it shares an older version's
+    "reserving": {"allocated": "reserved", "restored": "sealed", "give_up": "retired"},
     # the trainer writes
     "reserved": {"seal": "verifying", "give_up": "retired"},
     # its bytes are being compared with the trainer's digests
@@ -51,6 +55,10 @@ class StoredVersion:
     """A worker that asked for it may ask for more until then."""
     askers: list[Asker] = field(default_factory=list[Asker])
     """Who waits for the step under way: the reservation, or the seal."""
+    offers: list[Offer] = field(default_factory=list[Offer])
+    """Other ways to its bytes than the segment."""
+    n_readers: int = 0
+    """Threads of ours that read its segment, or will."""
 
     @property
     def key(self) -> VersionKey:
@@ -66,6 +74,10 @@ class StoredVersion:
     def is_pullable(self) -> bool:
         """Whether its bytes are whole and will not change."""
         return self.state in PULLABLE
+
+    def is_in_use(self, now: float) -> bool:
+        """Whether somebody reads it who would not notice that it is gone."""
+        return self.n_readers > 0 or self.pulled_until > now
 
     def on(self, event: VersionEvent) -> None:
         """Take the table's step.
@@ -127,6 +139,10 @@ class VersionTable:
         """Versions whose bytes are whole."""
         return [each for each in self.by_key.values() if each.is_pullable]
 
+    def take_number(self, policy: str, number: int) -> None:
+        """No version of ours will have this number."""
+        self._raise_to(self.assigned, policy, number)
+
     def assign(self, policy: str, tensors: list[Tensor]) -> StoredVersion:
         """A new version with the next number."""
         number = self.assigned.get(policy, 0) + 1
@@ -134,6 +150,10 @@ class VersionTable:
         stored = StoredVersion(policy, number, tensors)
         self.by_key[stored.key] = stored
         return stored
+
+    def uses(self, segment: str) -> bool:
+        """Whether a version lies in this segment: a restored one shares that of an older one."""
+        return any(each.segment == segment for each in self.by_key.values())
 
     def outdated(
         self, policy: str, *, keep_committed: int, keep_sealed: int

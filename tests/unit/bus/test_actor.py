@@ -94,7 +94,7 @@ async def test_the_last_turn_is_flushed_too() -> None:
     actor = echo.actor(flushes=True)
     actor.feed(echo.keep, "a")
     actor.stop("done")
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the flush comes at the end of this turn of the loop
     assert echo.done[-1] == "flushed a@100"
 
 

@@ -90,6 +90,26 @@ def test_links_are_not_followed(rules: FileRules) -> None:
             open_named(name, rules)
 
 
+@pytest.mark.parametrize("linked", ["a", "a/b", "a/b/c", "a/b/c/d.safetensors"])
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_link_in_place_of_any_component_is_refused(
+    rules: FileRules, linked: str, *, is_inside: bool
+) -> None:
+    """Also one that leads back below the root: what it leads to may change."""
+    whole = Path("a/b/c/d.safetensors")
+    root = rules.roots[0]
+    beyond = root / "real" if is_inside else root.parent / "outside/real"
+    for base in (root, beyond):
+        (base / whole).parent.mkdir(parents=True)
+        (base / whole).write_bytes(SECRET)
+    assert content(str(whole), rules) == SECRET
+    (root / linked).rename(root / "aside.safetensors")
+    (root / linked).symlink_to(beyond / linked)
+    assert (root / whole).read_bytes() == SECRET
+    with pytest.raises(Refused, match="cannot be opened"):
+        open_named(str(whole), rules)
+
+
 def test_only_regular_files_are_opened(rules: FileRules) -> None:
     root = rules.roots[0]
     os.mkfifo(root / "pipe.safetensors")

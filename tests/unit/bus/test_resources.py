@@ -7,7 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from bus.errors import SettingsError
-from bus.resources import ALARM_SHARE, RESERVE_FDS, WATCH_S, ResourceWatch, provide_fds
+from bus.resources import (
+    ALARM_SHARE,
+    RESERVE_FDS,
+    WATCH_S,
+    ResourceWatch,
+    is_scarce,
+    provide_fds,
+)
 
 N_OPEN = 200
 
@@ -59,3 +66,10 @@ def test_an_alarm_is_given_once_when_descriptors_grow_scarce(limit: tuple[int, i
             os.close(fd)
     assert not [each for each in quiet if "open files" in each]
     assert not [each for each in watch.look(3 * WATCH_S) if "open files" in each]
+
+
+def test_the_last_descriptors_are_the_reserve(limit: tuple[int, int]) -> None:
+    soft = n_open() + N_OPEN + RESERVE_FDS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limit[1]))
+    assert not is_scarce(soft - RESERVE_FDS - 1)
+    assert is_scarce(soft - RESERVE_FDS)

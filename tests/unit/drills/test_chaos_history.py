@@ -147,3 +147,40 @@ def test_request_of_a_killed_client_needs_no_outcome_but_a_right_one() -> None:
     assert (verdict.n_excused, verdict.n_violations) == (1, 0)
     wrong = _with(GOOD, tokens=SWAPPED)
     assert judge(lives_of([ASKED, wrong], is_excused=True)).wrong_tokens == [ASKED.op]
+
+
+DETACHED = msgspec.structs.replace(ASKED, is_detached=True)
+COLLECTED = _with(GOOD, at=20.0, is_collected=True)
+GONE = Ended(ASKED.op, 20.0, "failed", code="worker_lost", is_collected=True)
+
+
+def _inherited(*records: Record, owed: bool = True) -> Verdict:
+    """The verdict on what a killed client asked for and its successor found."""
+    lives = lives_of([DETACHED], is_excused=True)
+    for op, life in lives_of(records).items():
+        lives[op].join(life)
+    for life in lives.values():
+        life.is_owed = owed
+    return judge(lives)
+
+
+def test_end_that_a_successor_collects_is_the_request_s_own() -> None:
+    verdict = _inherited(COLLECTED)
+    assert (verdict.n_collected, verdict.n_violations) == (1, 0)
+    assert _inherited(_with(COLLECTED, tokens=SWAPPED)).wrong_tokens == [ASKED.op]
+
+
+def test_end_that_was_not_acknowledged_is_collected_again_but_not_another_one() -> None:
+    assert _inherited(COLLECTED, COLLECTED).n_violations == 0
+    other = _with(COLLECTED, tokens=SWAPPED)
+    assert ASKED.op in _inherited(COLLECTED, other).duplicated
+
+
+def test_detached_request_may_be_lost_only_with_those_who_held_it() -> None:
+    assert _inherited().lost == [ASKED.op]
+    assert _inherited(GONE).lost == [ASKED.op]
+    assert _inherited(GONE, owed=False).n_violations == 0
+
+
+def test_nobody_collects_what_a_living_client_waits_for() -> None:
+    assert _judge(DETACHED, GOOD, COLLECTED).duplicated == [ASKED.op]

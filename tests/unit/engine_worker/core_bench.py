@@ -125,8 +125,9 @@ class Bench:
             if len(self.said.sent("beat")) > n_beats:
                 self.lease()
 
-    def engine_beat(self) -> None:
-        self.host(Entry("engine_beat", body=pack(EngineBeat(self.steps, 0, 0, 0, self.version))))
+    def engine_beat(self, *, torn: bool = False) -> None:
+        beat = EngineBeat(self.steps, 0, 0, 0, self.version, torn)
+        self.host(Entry("engine_beat", body=pack(beat)))
 
     def command(
         self,

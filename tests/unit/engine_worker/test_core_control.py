@@ -7,7 +7,14 @@ from bus.messages.control import FlushCache, Flushed, Memory, Pause, Resume, Shu
 from bus.messages.endings import Done, Problem
 from bus.messages.host import EngineFailed, EngineReady
 from bus.messages.membership import Goodbye
-from bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
+from bus.messages.weights import (
+    CheckWeights,
+    Committed,
+    CommitUpdate,
+    GetWeights,
+    Prepared,
+    PrepareUpdate,
+)
 from engine_worker.effects import KillHost, StartHost
 from tests.unit.engine_worker.core_bench import Bench
 
@@ -244,3 +251,71 @@ def test_shutdown_without_drain_cancels_what_runs(bench: Bench) -> None:
     bench.command("shutdown", "c/2@w0", Shutdown(drain=False))
     assert bench.said.ending("c/1").kind == "cancelled"
     assert bench.said.ending("c/2@w0").kind == "finished"
+
+
+def torn(bench: Bench) -> None:
+    """An update in place breaks off in between."""
+    prepare = PrepareUpdate("default", 4, "ipc:///bulk", mode="in_place")
+    bench.command("prepare_update", "c/1@w0", prepare)
+    bench.host_ends("finished", "c/1@w0", Prepared(4, 10, "tcp", 1.0))
+    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 4, "in_place"))
+    assert bench.said.beat().state == "updating"
+    bench.engine_beat(torn=True)
+    assert bench.said.beat().state == "torn"
+    bench.host_ends("failed", "c/2@w0", Problem("deadline", "no bytes", "failed"))
+
+
+def test_torn_worker_attests_nothing_new_and_does_nothing_but_what_can_mend_it(
+    bench: Bench,
+) -> None:
+    torn(bench)
+    assert (bench.said.beat().state, bench.said.beat().version) == ("torn", 0)
+    bench.generate("c/3")
+    assert bench.said.problem("c/3")[:2] == ("refused", "not_ready")
+    forbidden = {
+        "check_weights": CheckWeights(),
+        "get_weights": GetWeights("w", 0, 1),
+        "pause": Pause("in_place"),
+        "flush_cache": FlushCache(),
+    }
+    for n, (kind, body) in enumerate(forbidden.items()):
+        bench.command(kind, f"c/{10 + n}@w0", body)
+        assert bench.said.problem(f"c/{10 + n}@w0")[:2] == ("refused", "not_ready"), kind
+    bench.command("sleep", "c/20@w0", Sleep(["kv_cache"]))
+    assert len(bench.said.to_host("sleep")) == 1
+
+
+def test_torn_worker_takes_even_the_version_that_it_had(bench: Bench) -> None:
+    bench.version = 4
+    bench.engine_beat()
+    bench.engine_beat(torn=True)
+    bench.command("prepare_update", "c/1@w0", PrepareUpdate("default", 4, "ipc:///bulk"))
+    assert len(bench.said.to_host("prepare_update")) == 1
+    bench.command("prepare_update", "c/2@w0", PrepareUpdate("default", 3, "ipc:///bulk"))
+    assert bench.said.problem("c/2@w0")[:2] == ("failed", "stale_version")
+
+
+def test_whole_version_makes_a_torn_worker_serve_again(bench: Bench) -> None:
+    torn(bench)
+    bench.command("commit_update", "c/3@w0", CommitUpdate("default", 5, "in_place"))
+    assert bench.said.beat().state == "torn"
+    bench.version = 5
+    bench.engine_beat()
+    bench.host_ends("finished", "c/3@w0", Committed(5, 1.5))
+    assert (bench.said.beat().state, bench.said.beat().version) == ("ready", 5)
+    bench.generate("c/4")
+    assert [e.rid for e in bench.said.to_host("generate")] == ["c/4"]
+
+
+def test_torn_worker_does_not_sleep_while_it_is_being_mended(bench: Bench) -> None:
+    torn(bench)
+    bench.command("commit_update", "c/3@w0", CommitUpdate("default", 5, "in_place"))
+    bench.command("sleep", "c/4@w0", Sleep(["weights"]))
+    assert bench.said.problem("c/4@w0")[:2] == ("refused", "update_in_progress")
+
+
+def test_new_engine_is_whole_again(bench: Bench) -> None:
+    torn(bench)
+    _dies(bench)
+    bench.join()
+    assert (bench.said.beat().state, bench.said.beat().version) == ("ready", 0)

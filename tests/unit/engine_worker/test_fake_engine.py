@@ -12,9 +12,10 @@ import pytest
 
 from bus.messages.generation import Prefix, Sampling
 from engine_worker.engine import Bytes, InFlight, PauseMode, Work
-from engine_worker.engines.fake_engine import FAKE_SPECS, FakeEngine
+from engine_worker.engines.fake_engine import FakeEngine
 from engine_worker.engines.fake_settings import FakeSettings
 from engine_worker.engines.fake_tokens import fake_logprob, fake_token
+from engine_worker.engines.fake_weights import FAKE_SPECS
 from engine_worker.engines.registry import build_engine
 from engine_worker.engines.step_loop import EngineBusy, EngineDied
 from tests.step_log import DEADLINE_S, StepLog, key

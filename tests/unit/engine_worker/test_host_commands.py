@@ -1,20 +1,37 @@
 """Control commands meet the fake engine: results, capabilities, typed failures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 import pytest
+import xxhash
 
 from bus.codec import pack
 from bus.entry import Entry
+from bus.errors import EngineFailed
+from bus.manifest import Bytes
 from bus.messages.control import FlushCache, Flushed, Memory, Pause, Resume, Sleep, WakeUp
 from bus.messages.endings import Done, Problem
-from bus.messages.weights import AbortUpdate, Committed, CommitUpdate, Prepared, PrepareUpdate
+from bus.messages.weights import (
+    AbortUpdate,
+    CheckedWeights,
+    CheckWeights,
+    Committed,
+    CommitUpdate,
+    GetWeights,
+    GotWeights,
+    Prepared,
+    PrepareUpdate,
+    TensorCheck,
+)
 from engine_worker.control import HOST_COMMANDS
-from engine_worker.engine import Step
+from engine_worker.engine import Step, TensorRange, TensorSpec
 from engine_worker.engines.fake_engine import FakeEngine
 from engine_worker.engines.fake_settings import FakeSettings
+from engine_worker.engines.fake_weights import FAKE_SPECS
 from engine_worker.host_commands import HostCommands
+from engine_worker.weights.active import PIECE_BYTES, ActiveWeights
 
 
 def ignore(_: Step) -> None:
@@ -22,10 +39,15 @@ def ignore(_: Step) -> None:
 
 
 @pytest.fixture
-def commands() -> Iterator[HostCommands]:
+def engine() -> Iterator[FakeEngine]:
     engine = FakeEngine(FakeSettings(), ignore)
-    yield HostCommands(engine, 5.0)
+    yield engine
     engine.close()
+
+
+@pytest.fixture
+def commands(engine: FakeEngine) -> HostCommands:
+    return HostCommands(engine, 5.0)
 
 
 async def do(commands: HostCommands, kind: str, body: msgspec.Struct) -> tuple[str, msgspec.Struct]:
@@ -71,3 +93,80 @@ async def test_commit_without_prepare_fails_with_a_hint(commands: HostCommands) 
 
 async def test_abort_of_an_update_that_was_never_prepared_is_fine(commands: HostCommands) -> None:
     assert await do(commands, "abort_update", AbortUpdate("default", 9)) == ("finished", Done())
+
+
+async def test_check_tells_the_digest_of_what_is_active(commands: HostCommands) -> None:
+    kind, checked = await do(commands, "check_weights", CheckWeights())
+    assert kind == "finished"
+    assert isinstance(checked, CheckedWeights)
+    assert checked.version == 0
+    assert checked.tensors == [
+        TensorCheck(spec.name, xxhash.xxh3_64_intdigest(bytes(spec.size_bytes)), 0, is_zero=True)
+        for spec in FAKE_SPECS
+    ]
+
+
+async def test_check_sees_one_wrong_byte_and_every_number_that_is_not_finite(
+    engine: FakeEngine, commands: HostCommands
+) -> None:
+    wrong = np.array([np.inf, 1.0, np.nan], np.float32).view(np.uint8)
+    engine.overwrite("head.weight", 4, wrong)
+    _, checked = await do(commands, "check_weights", CheckWeights(["head.weight"]))
+    assert isinstance(checked, CheckedWeights)
+    digest = xxhash.xxh3_64_intdigest(bytes(4) + wrong.tobytes())
+    assert checked.tensors == [TensorCheck("head.weight", digest, 2, is_zero=False)]
+
+
+async def test_get_brings_a_range_of_a_tensor(engine: FakeEngine, commands: HostCommands) -> None:
+    engine.overwrite("head.weight", 0, np.arange(16, dtype=np.uint8))
+    found = await do(commands, "get_weights", GetWeights("head.weight", 4, 3))
+    assert found == ("finished", GotWeights(0, "F32", (4,), 4, b"\x04\x05\x06"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        ("check_weights", CheckWeights(["nonsense"]), "names"),
+        ("get_weights", GetWeights("nonsense", 0, 1), "name"),
+        ("get_weights", GetWeights("head.weight", 10, 7), "offset"),
+    ],
+)
+async def test_what_is_not_there_is_named(
+    commands: HostCommands, kind: str, body: msgspec.Struct, field: str
+) -> None:
+    ended, problem = await do(commands, kind, body)
+    assert ended == "failed"
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.field) == ("bad_request", field)
+
+
+class ChangesMidway:
+    """A large tensor; after the second piece of it another version becomes active, `n` times."""
+
+    def __init__(self, n: int) -> None:
+        self.spec = TensorSpec("w", "U8", (3 * PIECE_BYTES,), 3 * PIECE_BYTES)
+        self._version, self._n_left, self._n_pieces = 1, n, 0
+
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        found = [np.full(each.size_bytes, self._version, np.uint8) for each in ranges]
+        version = self._version
+        self._n_pieces += len(ranges)
+        if self._n_left and self._n_pieces % 3 == 2:
+            self._version, self._n_left = self._version + 1, self._n_left - 1
+            self._n_pieces = 0
+        return version, found
+
+
+def test_a_check_never_mixes_versions() -> None:
+    engine = ChangesMidway(2)
+    checked = ActiveWeights(engine, [engine.spec]).check(CheckWeights())
+    content = np.full(engine.spec.size_bytes, 3, np.uint8)
+    digest = xxhash.xxh3_64_intdigest(content.data)
+    assert checked == CheckedWeights(3, [TensorCheck("w", digest, 0, is_zero=False)])
+
+
+def test_a_check_ends_even_if_versions_change_all_the_time() -> None:
+    engine = ChangesMidway(1000)
+    with pytest.raises(EngineFailed) as caught:
+        ActiveWeights(engine, [engine.spec]).check(CheckWeights())
+    assert caught.value.code == "busy"

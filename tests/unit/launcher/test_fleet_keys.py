@@ -7,7 +7,7 @@ import pytest
 
 from bus.errors import SettingsError
 from bus.security.allow_list import edit_allow_list, read_allow_list
-from bus.security.key_files import read_key_pair
+from bus.security.key_files import read_key_pair, read_public_key
 from launcher.fleet_keys import FleetKeys
 
 
@@ -27,6 +27,15 @@ def test_missing_keys_are_made_in_a_directory_of_this_users_own(directory: Path)
     assert roles(directory) == {"store": "store", "w0": "worker", "operator": "admin"}
     for name in ("router", "store", "w0", "operator"):
         assert read_key_pair(keys.security_of(name).key_file).name == name
+
+
+def test_everybody_is_told_where_the_routers_key_of_the_day_stands(directory: Path) -> None:
+    FleetKeys(directory).make({"w0": "worker"})
+    (directory / "router.pub").unlink()
+    keys = FleetKeys(directory)
+    keys.make({"w0": "worker"})
+    router = read_key_pair(directory / "router.key")
+    assert read_public_key(keys.security_of("w0").server_key_file) == router.public
 
 
 def test_second_start_keeps_what_is_there_and_adds_what_is_new(directory: Path) -> None:

@@ -79,6 +79,16 @@ def test_rotated_key_and_its_predecessor_are_let_in_until_the_old_one_is_revoked
     assert keys.allowed() == {said["new"]: "ann"}
 
 
+def test_rotation_edits_the_allow_list_beside_the_key(keys: Keys, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet"
+    fleet.mkdir()
+    old = keys.run("new", "w0", "--dir", "fleet")
+    keys.run("allow", old, "--name", "w0", "--role", "worker", "-l", "fleet/allow.json")
+    new = json.loads(keys.run("rotate", "fleet/w0.key"))["new"]
+    assert new in keys.run("show", "-l", "fleet/allow.json")
+    assert (fleet / "w0.pub").read_text().strip() == new
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

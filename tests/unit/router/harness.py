@@ -82,13 +82,20 @@ class Bus:
         """A client that has said hello."""
         return SimClient(self, name)
 
-    def worker(self, name: str = "w0", *, slots: int = 4, version: int = 0) -> "SimWorker":
+    def worker(
+        self,
+        name: str = "w0",
+        *,
+        slots: int = 4,
+        version: int = 0,
+        **facts: Any,  # noqa: ANN401 - fields of WorkerFacts
+    ) -> "SimWorker":
         """A worker that has said hello and beaten once."""
-        return SimWorker(self, name, slots, version)
+        return SimWorker(self, name, slots, version, facts)
 
-    def store(self, committed: dict[str, int] | None = None) -> "SimStore":
+    def store(self, committed: dict[str, int] | None = None, host: str = "") -> "SimStore":
         """A weight store that has said hello and beaten once."""
-        return SimStore(self, committed or {})
+        return SimStore(self, committed or {}, host)
 
 
 class SimPeer:
@@ -259,16 +266,20 @@ class SimMember(SimPeer):
 class SimWorker(SimMember):
     """A worker."""
 
-    def __init__(self, bus: Bus, name: str, slots: int, version: int) -> None:
+    def __init__(
+        self, bus: Bus, name: str, slots: int, version: int, facts: dict[str, Any]
+    ) -> None:
         super().__init__(bus, name)
         self.slots = slots
+        self.facts = facts
         self.version = version
         self.hello()
         self.beat()
 
     def hello(self, router_epoch: int = 0, router_instance: str = "") -> None:
         """Introduce itself, or come back."""
-        facts = WorkerFacts("default", "ipc:///s", self.slots, 4096, 100, "fake", ["generate"])
+        offered = ("default", "ipc:///s", self.slots, 4096, 100, "fake", ["generate"])
+        facts = WorkerFacts(*offered, **self.facts)
         hello = Hello(
             "worker",
             self.name,
@@ -284,9 +295,9 @@ class SimWorker(SimMember):
 class SimStore(SimMember):
     """A weight store."""
 
-    def __init__(self, bus: Bus, committed: dict[str, int]) -> None:
+    def __init__(self, bus: Bus, committed: dict[str, int], host: str) -> None:
         super().__init__(bus, "store")
-        facts = StoreFacts("tcp://127.0.0.1:9", committed)
+        facts = StoreFacts("tcp://127.0.0.1:9", committed, host)
         self.say(
             Entry("hello", body=pack(Hello("store", "store", self.boot, self.epoch, store=facts)))
         )

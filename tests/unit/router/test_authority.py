@@ -25,11 +25,11 @@ from tests.unit.router.harness import Bus, SimPeer
 
 WORKER_KEY = "ee" * 32
 SAID_BY_ROUTERS_STORES_AND_HOSTS = {
-    "abort_update", "chunk", "commit_update", "deltas", "dismissed", "engine_beat",
+    "abort_update", "chunk", "commit_update", "delta", "deltas", "dismissed", "engine_beat",
     "engine_failed", "engine_ready", "fenced", "idle", "lease", "lost", "manifest", "members",
-    "prepare_update", "queued", "record_commit", "session_moved", "welcome",
+    "prepare_update", "queued", "record_commit", "session_moved", "update_progress", "welcome",
 }  # fmt: skip
-SAID_TO_BULK_SOCKETS = {"pull_chunk", "pull_manifest", "push_chunk"}
+SAID_TO_BULK_SOCKETS = {"pull_chunk", "pull_delta", "pull_manifest", "push_chunk"}
 
 
 class KeyedPeer(SimPeer):
@@ -44,10 +44,12 @@ class KeyedPeer(SimPeer):
         core, now = self.bus.core, self.bus.now
         self.bus.apply(core.receive_signed(self.peer, self.principal, list(entries), now))
 
-    def hello(self, role: str = "client", name: str = "", served: str = "") -> None:
+    def hello(self, role: str = "client", name: str = "", served: str = "", bulk: str = "") -> None:
         facts = {
             "client": {},
-            "worker": {"worker": WorkerFacts("default", served, 4, 4096, 100, "fake", [])},
+            "worker": {
+                "worker": WorkerFacts("default", served, 4, 4096, 100, "fake", [], bulk=bulk)
+            },
             "store": {"store": StoreFacts(served)},
         }[role]
         hello = Hello(role, name or self.principal.name, "c" * 32, "c" * 32 + ".1", **facts)  # type: ignore[arg-type]
@@ -177,7 +179,10 @@ def test_worker_serves_an_endpoint_with_its_own_key_only(bus: Bus) -> None:
         peer = KeyedPeer(bus, principal("worker", "w0"))
         peer.hello("worker", served=served)
         assert peer.dismissal() == "forbidden"
-    peer.hello("worker", served=with_key("tcp://127.0.0.1:1", peer.principal.key))
+    own = with_key("tcp://127.0.0.1:1", peer.principal.key)
+    peer.hello("worker", served=own, bulk="tcp://127.0.0.1:2")
+    assert peer.dismissal() == "forbidden"
+    peer.hello("worker", served=own, bulk=own)
     assert peer.take("welcome")
 
 

@@ -21,8 +21,8 @@ from tests.unit.sizes import largest, sizes
 pytestmark = pytest.mark.timeout(300)
 
 N_NAMES = 30_000
-FEW = 20
-"""Things that are there without anybody."""
+FEW = 30
+"""Things that are there without anybody, such as the kinds of commands."""
 BOOT = "b" * 32
 
 

@@ -6,7 +6,7 @@ from bus.codec import pack, unpack_result
 from bus.entry import Entry, Placement
 from bus.messages.endings import Problem
 from bus.messages.generation import Attach, DetachedList, DetachedRequest, Generate, Sampling
-from bus.messages.membership import Goodbye
+from bus.messages.membership import ClientBeat, Goodbye
 from router.clients import Clients
 from router.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
 from router.followers import Followers
@@ -199,6 +199,17 @@ def test_client_that_died_as_it_was_told_of_the_loss_is_not_waited_for() -> None
     assert (again.rid, bytes(again.body)) == (command.rid, bytes(_BODY))
 
 
+def test_next_process_of_its_name_is_not_taken_for_the_one_that_was_told_of_the_loss() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    worker.is_alive = False
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("left"))))
+    _restarted(bus)
+    bus.advance(2)
+    (again,) = bus.worker("w1").take("generate")
+    assert again.rid == command.rid
+
+
 def test_client_that_lives_on_decides_by_itself_after_a_loss() -> None:
     bus = Bus()
     worker, _ = _running(bus)
@@ -231,6 +242,49 @@ def test_deadline_that_passed_unheard_is_told_upon_attaching_once() -> None:
     _attach(client, rid)
     assert client.ending() == ("expired", "deadline")
     assert _listed(client) == []
+
+
+def test_end_that_was_said_to_a_process_that_had_just_died_is_kept_for_the_next_one() -> None:
+    bus = Bus()
+    dead = bus.client()
+    rid = _submit(dead, deadline_s=1)
+    bus.advance(0.75)
+    dead.is_alive = False
+    bus.advance(1)
+    assert dead.ending() == ("expired", "deadline")  # nobody reads it
+    client = _restarted(bus)
+    assert _listed(client) == [DetachedRequest(rid, "ended", "prompt-9")]
+    _attach(client, rid)
+    assert client.ending() == ("expired", "deadline")
+    assert _listed(client) == []
+    bus.advance(3)
+    assert _listed(_restarted(bus)) == []
+
+
+def test_end_is_not_listed_where_it_was_said_and_forgotten_once_it_was_read() -> None:
+    bus = Bus()
+    client = bus.client()
+    rid = _submit(client, deadline_s=1)
+    bus.advance(1.25)
+    assert client.ending() == ("expired", "deadline")
+    assert _listed(client) == []
+    bus.advance(3)
+    fresh = _restarted(bus)
+    assert _listed(fresh) == []
+    _attach(fresh, rid)
+    assert fresh.problem().code == "unknown_request"
+
+
+def test_copy_of_a_beat_that_a_dead_client_had_sent_is_no_sign_of_life() -> None:
+    bus = Bus()
+    dead = bus.client()
+    rid = _submit(dead, deadline_s=1)
+    bus.advance(0.75)
+    dead.is_alive = False
+    bus.advance(3)
+    dead.say(Entry("client_beat", body=pack(ClientBeat(1))))
+    bus.advance(0.25)
+    assert _listed(_restarted(bus)) == [DetachedRequest(rid, "ended", "prompt-9")]
 
 
 def test_new_router_learns_detached_work_and_endings_from_beats() -> None:
@@ -267,6 +321,24 @@ def test_result_lost_with_its_worker_is_told_and_comes_back_with_it() -> None:
     worker.hello()
     worker.beat()
     assert _listed(client) == [DetachedRequest(command.rid, "ended", "prompt-9", "w0")]
+
+
+def test_result_acknowledged_while_its_worker_is_away_is_not_kept_when_it_is_back() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = next(each for each in bus.peers.values() if isinstance(each, SimClient))
+    _ends(worker, command)
+    ending = client.heard_one("finished")
+    worker.is_alive = False
+    bus.advance(3.5)
+    client.acknowledge(ending)
+    worker.lease_no += 1
+    worker.connect()
+    worker.hello()
+    worker.beat()
+    assert _listed(client) == []
+    worker.end(command)
+    assert [entry.rid for entry in client.take("finished")] == [command.rid]  # to be acked again
 
 
 def test_what_is_remembered_is_bounded_in_number_and_time() -> None:

@@ -1,7 +1,9 @@
 """Commands to members: one result from each, and who stayed silent."""
 
-from bus.messages.control import Pause, Resume
+from bus.messages.control import Pause, Resume, ServerInfo
 from bus.messages.endings import Done, Problem
+from bus.messages.limits import CHUNK_BYTES, MAX_BODY_BYTES
+from bus.messages.weights import Chunk
 from tests.unit.router.harness import Bus
 
 
@@ -55,6 +57,17 @@ def test_workers_own_refusal_is_a_result() -> None:
     problem = Problem("unsupported", "it cannot", "not_started")
     worker.end(worker.heard_one("pause"), "failed", problem)
     assert [each.kind for each in client.outcome().results] == ["failed"]
+
+
+def test_answers_that_no_frame_can_hold_fail_the_command() -> None:
+    bus = Bus()
+    workers = [bus.worker(f"w{n}") for n in range(2 * MAX_BODY_BYTES // CHUNK_BYTES)]
+    client = bus.client()
+    client.ask("server_info", ServerInfo(), "fleet")
+    for worker in workers:
+        content = Chunk(0, bytes(CHUNK_BYTES // 2))
+        worker.end(worker.heard_one("server_info"), body=content)
+    assert client.problem().code == "internal"
 
 
 def test_fleet_command_without_workers_finishes_empty() -> None:

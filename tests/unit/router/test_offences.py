@@ -40,6 +40,7 @@ def test_what_a_dismissed_peer_goes_on_to_say_is_not_read() -> None:
     client.beat()
     assert client.heard == []
     assert bus.counters["shunned"] == 2
+    assert client.peer not in bus.reachable, "what is not answered must not be remembered"
     client.is_alive = False
     bus.advance(SHUNNED_S + 1)
     client.hello()

@@ -83,6 +83,19 @@ def test_running_request_is_adopted_by_its_workers_beat() -> None:
     assert bus.counters["adopted"] == 1
 
 
+def test_client_that_was_told_to_wait_is_told_that_its_request_runs_after_all() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = _resend(client)
+    bus.advance(0.25)
+    assert client.take_body("queued").rids == [rid]
+
+    worker.running = [(rid, (1, 5), "trainer")]
+    worker.beat()
+
+    assert client.take_body("accepted").items == [(rid, (1, 5))]
+
+
 def test_running_request_is_adopted_before_its_client_comes_back() -> None:
     bus = Bus(recovered=False)
     worker = bus.worker()

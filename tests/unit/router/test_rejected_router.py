@@ -29,6 +29,18 @@ def test_router_rejected_by_a_member_or_a_client_says_who_told_it() -> None:
         assert f"{peer.name} obeys router router-z at epoch 3" in bus.core.context.superseded
 
 
+def test_a_client_cannot_end_a_router_that_has_members() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    _reject(client)
+    assert not bus.core.context.superseded
+    assert bus.counters["rejected"] == 1
+    client.generate(deadline_s=10)
+    assert len(worker.take("generate")) == 1
+    _reject(worker)
+    assert f"{worker.name} obeys" in bus.core.context.superseded
+
+
 def test_strangers_and_rejections_meant_for_others_change_nothing() -> None:
     bus = Bus()
     client = bus.client()

@@ -1,50 +1,30 @@
 """Weight updates as transactions."""
 
-from bus.codec import unpack_result
-from bus.messages.endings import Done, Problem
-from bus.messages.weights import Committed, Prepared, Published, PublishVersion
-from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
-
-FAILED = Problem("digest_mismatch", "a tensor differs", "failed")
-
-
-def _publish(client: SimClient, version: int = 1, require: str = "any") -> str:
-    body = PublishVersion("default", version, require=require)
-    return client.ask("publish_version", body, deadline_s=30)
-
-
-def _prepare(worker: SimWorker, version: int = 1) -> None:
-    worker.end(worker.heard_one("prepare_update"), body=Prepared(version, 1, "shm", 1.0))
-
-
-def _record(store: SimStore) -> None:
-    store.end(store.heard_one("record_commit"), body=Done())
-
-
-def _commit(worker: SimWorker, version: int = 1) -> None:
-    worker.version = version
-    worker.end(worker.heard_one("commit_update"), body=Committed(version, 2.5))
-
-
-def _published(client: SimClient) -> Published:
-    (entry,) = client.take("finished")
-    body = unpack_result("publish_version", entry)
-    assert isinstance(body, Published)
-    return body
+from bus.messages.weights import Offer, Prepared
+from tests.unit.router.harness import Bus
+from tests.unit.router.update_steps import (
+    FAILED,
+    commit,
+    fail_to_prepare,
+    prepare,
+    publish,
+    published,
+    record,
+)
 
 
 def test_update_prepares_records_and_commits_in_this_order() -> None:
     bus = Bus()
     store, worker, client = bus.store(), bus.worker(), bus.client()
-    _publish(client)
+    publish(client)
     assert store.take("record_commit") == []
-    _prepare(worker)
+    prepare(worker)
     assert worker.take("commit_update") == []
-    _record(store)
-    _commit(worker)
-    published = _published(client)
-    assert [(each.worker, each.is_active) for each in published.workers] == [("w0", True)]
-    assert published.workers[0].stall_ms == 2.5
+    record(store)
+    commit(worker)
+    result = published(client)
+    assert [(each.worker, each.is_active) for each in result.workers] == [("w0", True)]
+    assert result.workers[0].stall_ms == 2.5
     assert bus.core.status(bus.now).committed == {"default": 1}
 
 
@@ -52,10 +32,10 @@ def test_committed_worker_serves_the_new_version_at_once() -> None:
     bus = Bus()
     store, worker, client = bus.store(), bus.worker(), bus.client()
     client.generate("min:1")
-    _publish(client)
-    _prepare(worker)
-    _record(store)
-    _commit(worker)
+    publish(client)
+    prepare(worker)
+    record(store)
+    commit(worker)
     assert len(worker.take("generate")) == 1
 
 
@@ -63,12 +43,12 @@ def test_worker_that_failed_to_prepare_is_quarantined_and_the_others_go_on() -> 
     bus = Bus()
     store, good, bad = bus.store(), bus.worker("w0"), bus.worker("w1")
     client = bus.client()
-    _publish(client)
-    _prepare(good)
-    bad.end(bad.heard_one("prepare_update"), "failed", FAILED)
-    _record(store)
-    _commit(good)
-    active = {each.worker: each.is_active for each in _published(client).workers}
+    publish(client)
+    prepare(good)
+    fail_to_prepare(bad)
+    record(store)
+    commit(good)
+    active = {each.worker: each.is_active for each in published(client).workers}
     assert active == {"w0": True, "w1": False}
     for _ in range(4):
         client.generate()
@@ -79,9 +59,9 @@ def test_broken_rule_aborts_the_update_and_commits_nothing() -> None:
     bus = Bus()
     store, good, bad = bus.store(), bus.worker("w0"), bus.worker("w1")
     client = bus.client()
-    _publish(client, require="all")
-    _prepare(good)
-    bad.end(bad.heard_one("prepare_update"), "failed", FAILED)
+    publish(client, require="all")
+    prepare(good)
+    fail_to_prepare(bad)
     assert client.ending() == ("failed", "update_failed")
     assert len(good.take("abort_update")) == 1
     assert store.take("record_commit") == []
@@ -92,9 +72,9 @@ def test_quorum_needs_more_than_half() -> None:
     bus = Bus()
     bus.store()
     good, bad, client = bus.worker("w0"), bus.worker("w1"), bus.client()
-    _publish(client, require="quorum")
-    _prepare(good)
-    bad.end(bad.heard_one("prepare_update"), "failed", FAILED)
+    publish(client, require="quorum")
+    prepare(good)
+    fail_to_prepare(bad)
     assert client.ending() == ("failed", "update_failed")
 
 
@@ -102,21 +82,21 @@ def test_silent_worker_does_not_stop_an_update_that_needs_any() -> None:
     bus = Bus()
     store, good, dead = bus.store(), bus.worker("w0"), bus.worker("w1")
     client = bus.client()
-    _publish(client)
-    _prepare(good)
+    publish(client)
+    prepare(good)
     dead.is_alive = False
     bus.advance(4)
-    _record(store)
-    _commit(good)
-    problems = {each.worker: each.problem for each in _published(client).workers}
+    record(store)
+    commit(good)
+    problems = {each.worker: each.problem for each in published(client).workers}
     assert problems == {"w0": "", "w1": "silent during prepare_update"}
 
 
 def test_store_that_refuses_to_record_aborts_the_update() -> None:
     bus = Bus()
     store, worker, client = bus.store(), bus.worker(), bus.client()
-    _publish(client)
-    _prepare(worker)
+    publish(client)
+    prepare(worker)
     store.end(store.heard_one("record_commit"), "failed", FAILED)
     assert client.ending() == ("failed", "update_failed")
     assert len(worker.take("abort_update")) == 1
@@ -127,9 +107,10 @@ def test_version_below_the_committed_one_is_refused() -> None:
     bus.store({"default": 5})
     bus.worker(version=5)
     client = bus.client()
-    _publish(client, version=4)
+    publish(client, version=4)
     problem = client.problem()
     assert (problem.code, problem.field) == ("stale_version", "version")
+    assert "restore_version" in problem.message
 
 
 def test_second_update_of_a_policy_is_refused_while_one_runs() -> None:
@@ -137,8 +118,8 @@ def test_second_update_of_a_policy_is_refused_while_one_runs() -> None:
     bus.store()
     bus.worker()
     client = bus.client()
-    _publish(client, version=1)
-    _publish(client, version=2)
+    publish(client, version=1)
+    publish(client, version=2)
     assert client.problem().code == "update_in_progress"
 
 
@@ -146,8 +127,8 @@ def test_same_publish_again_starts_nothing() -> None:
     bus = Bus()
     bus.store()
     worker, client = bus.worker(), bus.client()
-    rid = _publish(client)
-    client.ask("publish_version", PublishVersion("default", 1), rid=rid)
+    rid = publish(client)
+    publish(client, rid=rid)
     assert len(worker.take("prepare_update")) == 1
     assert client.take("refused") == []
 
@@ -156,7 +137,7 @@ def test_update_without_a_store_is_refused() -> None:
     bus = Bus()
     bus.worker()
     client = bus.client()
-    _publish(client)
+    publish(client)
     bus.advance(12)
     assert client.ending() == ("refused", "no_store")
 
@@ -168,8 +149,8 @@ def test_worker_that_joins_late_catches_up_before_it_serves() -> None:
     client.generate(deadline_s=60)
     bus.advance(0.5)
     assert late.take("generate") == []
-    _prepare(late, 3)
-    _commit(late, 3)
+    prepare(late, 3)
+    commit(late, 3)
     assert len(late.take("generate")) == 1
 
 
@@ -178,6 +159,132 @@ def test_catch_up_that_failed_is_tried_again() -> None:
     bus.store({"default": 3})
     late = bus.worker(version=0)
     bus.advance(0.5)
-    late.end(late.heard_one("prepare_update"), "failed", FAILED)
+    fail_to_prepare(late)
     bus.advance(3)
     assert len({each.rid for each in late.take("prepare_update")}) == 1
+
+
+def test_worker_is_told_the_way_and_the_publisher_hears_which_it_was_and_why() -> None:
+    bus = Bus()
+    store = bus.store(host="host-a")
+    near = bus.worker("w0", host="host-a", transports=["shm", "tcp"])
+    far = bus.worker("w1", host="host-b", transports=["shm", "tcp"])
+    client = bus.client()
+    publish(client)
+    assert prepare(near).transport == "shm"
+    body = Prepared(1, 64, "tcp", 1.0, 64, "the link was slow")
+    far.end(far.heard_one("prepare_update"), body=body)
+    record(store)
+    commit(near)
+    commit(far)
+    first, second = published(client).workers
+    assert (first.transport, first.why) == ("shm", "it shares memory with the store")
+    assert (second.transport, second.moved_bytes, second.why) == ("tcp", 64, "the link was slow")
+
+
+def test_mode_and_in_flight_reach_the_workers() -> None:
+    bus = Bus()
+    store, worker, client = bus.store(), bus.worker(), bus.client()
+    publish(client, mode="in_place", in_flight="retract")
+    assert prepare(worker).mode == "in_place"
+    record(store)
+    command = worker.heard_one("commit_update")
+    assert b"retract" in bytes(command.body)
+
+
+def test_worker_started_after_version_7_serves_nothing_before_it_attests_it() -> None:
+    bus = Bus()
+    store, first, client = bus.store(), bus.worker(version=0), bus.client()
+    publish(client, 7)
+    prepare(first, 7)
+    record(store)
+    commit(first, 7)
+    first.state = "draining"
+    first.beat()
+    late = bus.worker("late")
+    client.generate(deadline_s=60)
+    bus.advance(0.5)
+    assert "has version 0; 7 is committed" in bus.core.status(bus.now).workers[1].problem
+    prepare(late, 7)
+    assert late.take("generate") == []
+    commit(late, 7)
+    assert len(late.take("generate")) == 1
+    assert bus.core.status(bus.now).workers[1].problem == ""
+
+
+def test_reason_of_a_quarantine_shows_until_the_worker_has_caught_up() -> None:
+    bus = Bus()
+    store, good, bad = bus.store(), bus.worker("w0"), bus.worker("w1")
+    client = bus.client()
+    publish(client)
+    prepare(good)
+    fail_to_prepare(bad)
+    record(store)
+    commit(good)
+    problems = {each.name: each.problem for each in bus.core.status(bus.now).workers}
+    assert problems == {"w0": "", "w1": "digest_mismatch: a tensor differs"}
+    bus.advance(1)
+    prepare(bad)
+    commit(bad)
+    assert {each.problem for each in bus.core.status(bus.now).workers} == {""}
+
+
+def test_torn_worker_is_brought_to_the_committed_version_without_a_delta() -> None:
+    bus = Bus()
+    bus.store({"default": 3}, host="host-a")
+    torn = bus.worker(version=2, host="host-b", transports=["delta", "tcp"])
+    torn.state = "torn"
+    torn.beat()
+    bus.advance(0.5)
+    assert prepare(torn, 3).transport == "tcp"
+
+
+def test_worker_that_is_behind_takes_a_delta_from_far_and_asks_its_like_first() -> None:
+    bus = Bus()
+    bus.store({"default": 3}, host="host-a")
+    ways = ["delta", "tcp"]
+    bus.worker("w0", version=3, host="host-b", transports=ways, bulk="tcp://w0:9")
+    late = bus.worker("w1", version=2, host="host-b", transports=ways)
+    bus.advance(0.5)
+    ask = prepare(late, 3)
+    assert (ask.transport, ask.sources) == ("delta", ["tcp://w0:9"])
+
+
+def test_version_that_falls_behind_while_it_waits_for_a_store_is_refused() -> None:
+    bus = Bus()
+    bus.worker()
+    client = bus.client()
+    publish(client, 4)
+    bus.store({"default": 5})
+    bus.advance(1)
+    assert client.ending() == ("refused", "stale_version")
+
+
+def test_group_that_lost_a_rank_is_not_used_for_the_next_try() -> None:
+    bus = Bus()
+    bus.store()
+    workers = [bus.worker(f"w{n}", transports=["collective", "tcp"]) for n in range(2)]
+    client = bus.client()
+    offer = Offer("collective", "10.0.0.1:7", backend="gloo")
+    publish(client, require="all", offers=[offer])
+    ask = prepare(workers[0])
+    assert (ask.transport, ask.rank, ask.world) == ("collective", 1, 3)
+    workers[1].is_alive = False
+    bus.advance(4)
+    assert prepare(workers[0]).transport == "tcp"
+
+
+def test_torn_worker_serves_nothing_and_is_mended_in_place_by_itself() -> None:
+    bus = Bus()
+    bus.store({"default": 3})
+    worker, client = bus.worker(version=3), bus.client()
+    worker.state = "torn"
+    worker.beat()
+    client.generate(deadline_s=60)
+    bus.advance(0.5)
+    assert worker.take("generate") == []
+    assert prepare(worker, 3).mode == "in_place"
+    worker.state = "ready"
+    commit(worker, 3)
+    worker.beat()
+    assert len(worker.take("generate")) == 1

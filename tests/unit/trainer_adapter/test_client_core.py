@@ -18,7 +18,8 @@ from bus.errors import (
 from bus.messages.control import FleetStatus, Pause, ServerFacts, Status
 from bus.messages.delivery import Queued
 from bus.messages.endings import Done
-from bus.messages.generation import Abort
+from bus.messages.generation import Abort, Generate, Sampling
+from bus.messages.limits import MAX_BODY_BYTES
 from bus.messages.membership import Dismissed, Lease
 from tests.unit.trainer_adapter.bench import Bench, Wire, generated, ints, problem
 from trainer_adapter.effects import Stopped
@@ -39,6 +40,14 @@ def test_a_generate_is_sent_placed_by_the_router_and_ends_with_its_rollout(bench
     assert rollout.logprobs.dtype == np.float32
     assert rollout.token_versions.tolist() == [0, 4, 4]
     assert (rollout.worker, rollout.n_attempts, rollout.n_resumed) == ("w0", 1, 0)
+
+
+def test_a_request_that_no_frame_can_hold_is_refused_and_never_sent(bench: Bench) -> None:
+    rid = bench.command("generate", Generate(bytes(MAX_BODY_BYTES), Sampling()))
+    error = bench.outcomes[rid]
+    assert isinstance(error, Refused)
+    assert (error.code, error.outcome) == ("bad_request", "not_started")
+    assert bench.take("generate") == []
 
 
 def test_rids_differ_between_processes_and_follow_the_protocol(bench: Bench) -> None:

@@ -4,7 +4,15 @@ import pytest
 
 from bus.entry import Placement
 from bus.errors import DeadlineExceeded, PeerLost, Refused
-from bus.messages.generation import Attach, Generate, Repair, Repaired, Sampling
+from bus.messages.generation import (
+    Attach,
+    DetachedList,
+    DetachedRequest,
+    Generate,
+    Repair,
+    Repaired,
+    Sampling,
+)
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
 from trainer_adapter.requests import Ask
 
@@ -45,6 +53,28 @@ def test_its_ending_is_left_for_whoever_attaches(bench: Bench) -> None:
     bench.pass_time(0.1)
     assert bench.acked() == [("worker:w0", rid, (1, 1))]
     assert bench.rollout(rid).tokens.tolist() == [5]
+
+
+def test_an_end_whose_acknowledgement_was_lost_is_acknowledged_again(bench: Bench) -> None:
+    rid = _detached(bench)
+    bench.finish(rid, (1, 1), generated(5))
+    bench.pass_time(0.1)
+    assert bench.acked() == [("worker:w0", rid, (1, 1))]
+    bench.welcome(epoch=2, instance="r2")
+    (asked,) = bench.take("list_detached")
+    listed = [DetachedRequest(each, "ended", worker="w0") for each in (OLD, rid)]
+    bench.say("finished", DetachedList(listed), rid=asked.rid)
+    assert [entry.rid for entry in bench.take("attach")] == [rid]
+    bench.finish(rid, (1, 1), generated(5))
+    bench.pass_time(0.1)
+    assert bench.acked() == [("worker:w0", rid, (1, 1))]
+
+
+def test_who_has_collected_nothing_asks_for_no_list(bench: Bench) -> None:
+    rid = bench.generate()
+    bench.finish(rid, (1, 1), generated(5))
+    bench.welcome(epoch=2, instance="r2")
+    assert bench.take("list_detached") == []
 
 
 def test_deadline_of_the_caller_leaves_it_running(bench: Bench) -> None:

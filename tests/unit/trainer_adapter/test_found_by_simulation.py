@@ -30,6 +30,19 @@ def test_an_execution_lost_again_takes_what_was_sent_since_with_it(bench: Bench)
     assert [entry.rid for entry in bench.take("generate")] == [rid]
 
 
+def test_a_request_that_only_its_stream_tells_of_is_sent_again_when_that_falls_silent(
+    bench: Bench,
+) -> None:
+    rid = bench.generate()
+    bench.say("queued", Queued([rid]))
+    bench.take("generate")
+    bench.idle(rid, (1, 1), 0)
+
+    bench.pass_time(6.0)
+
+    assert [entry.rid for entry in bench.take("generate")] == [rid]
+
+
 def test_a_request_is_not_sent_again_after_its_deadline(bench: Bench) -> None:
     rid = bench.generate(deadline_s=0.5)
     bench.take("generate")

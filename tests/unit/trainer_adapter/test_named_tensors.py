@@ -38,3 +38,13 @@ def test_a_cast_leaves_integers_alone() -> None:
     assert published_dtype(torch.zeros(1), torch.bfloat16) == torch.bfloat16
     assert published_dtype(torch.zeros(1, dtype=torch.int64), torch.bfloat16) == torch.int64
     assert published_dtype(torch.zeros(1, dtype=torch.float64), None) == torch.float64
+
+
+def test_a_tied_tensor_whose_first_name_is_dropped_keeps_its_second() -> None:
+    found = named_tensors(Tied(), lambda name: None if name == "embed.weight" else name)
+    assert [name for name, _ in found] == ["head.weight"]
+
+
+def test_two_tensors_that_are_given_one_name_are_refused() -> None:
+    with pytest.raises(SettingsError, match="'same'"):
+        named_tensors({"a": torch.zeros(2), "b": torch.zeros(2)}, lambda _: "same")

@@ -64,3 +64,17 @@ def test_client_is_back_at_its_router_after_a_rejection(bench: Bench) -> None:
     bench.take("generate")
     bench.welcome()
     assert [entry.rid for entry in bench.take("generate")] == [rid]
+
+
+def test_a_rejected_router_that_stays_is_followed_once_its_own_is_silent(bench: Bench) -> None:
+    rid = bench.generate()
+    _answered(bench)
+    _reconnect(bench)
+    bench.take("generate")
+    give_up_at = bench.clock.now() + 60.0
+    while not bench.take("generate"):
+        bench.say("welcome", Welcome(2, "r2", 1, [], up_ms=60_000))
+        bench.pass_time(0.2)
+        assert bench.clock.now() < give_up_at, "it was never followed"
+    assert len(bench.bodies("rejected", Rejected)) > 1
+    assert rid not in bench.outcomes

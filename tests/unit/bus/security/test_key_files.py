@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from bus.errors import SettingsError
-from bus.security.key_files import public_file, read_key_pair, write_key_pair
+from bus.security.key_files import (
+    public_file,
+    read_key_pair,
+    read_public_key,
+    router_key_beside,
+    write_key_pair,
+    write_public_key,
+)
 from bus.security.keys import KeyPair
 from bus.security.zmq_curve import new_key_pair
 
@@ -98,3 +105,31 @@ def test_secret_shows_in_no_text_of_the_pair(pair: KeyPair) -> None:
     for text in (repr(pair), str(pair), f"{pair}", f"{[pair]}"):
         assert secret.hex() not in text
         assert repr(secret) not in text
+
+
+def test_public_key_is_read_back_and_replaced_in_one_piece(tmp_path: Path) -> None:
+    file = tmp_path / "router.pub"
+    assert router_key_beside(tmp_path / "ann.key") == ""
+    for name in ("old", "new"):
+        key = new_key_pair(name).public
+        write_public_key(file, key)
+        assert read_public_key(file) == key
+    assert router_key_beside(tmp_path / "ann.key") == str(file)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_public_key_that_others_may_write_is_not_used(tmp_path: Path, pair: KeyPair) -> None:
+    file = tmp_path / "router.pub"
+    write_public_key(file, pair.public)
+    file.chmod(0o664)
+    with pytest.raises(SettingsError, match="able to write"):
+        read_public_key(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"zz", b"\xff" * 64, b"a" * 65])
+def test_file_without_a_public_key_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "router.pub"
+    file.write_bytes(content)
+    file.chmod(0o644)
+    with pytest.raises(SettingsError, match="64 hexadecimal digits"):
+        read_public_key(file)

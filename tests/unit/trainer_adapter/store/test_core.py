@@ -1,11 +1,11 @@
 import pytest
 
 from bus.errors import LocalProtocolError
-from bus.manifest import lay_out
 from bus.messages.endings import Done, Problem
 from bus.messages.limits import CHUNK_BYTES
 from bus.messages.weights import (
     Manifest,
+    Offer,
     PullChunk,
     PullManifest,
     PushChunk,
@@ -15,8 +15,17 @@ from bus.messages.weights import (
     SealVersion,
     Tensor,
 )
-from trainer_adapter.store.askers import BulkAsker, MemberAsker
-from trainer_adapter.store.core import StoreCommand, StoreCore
+from tests.unit.trainer_adapter.store.desk import (
+    CLIENT,
+    DIGESTS,
+    PULLER,
+    SIZE_BYTES,
+    TENSORS,
+    Desk,
+    answer_of,
+    code_of,
+    released,
+)
 from trainer_adapter.store.effects import (
     Allocate,
     Answer,
@@ -24,80 +33,11 @@ from trainer_adapter.store.effects import (
     Persist,
     Release,
     SendChunk,
-    StoreEffect,
     Verify,
     WriteChunk,
 )
 from trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
-from trainer_adapter.store.settings import StoreSettings
 from trainer_adapter.store.versions import VERSION_LIFE, StoredVersion, VersionTable
-
-TENSORS = lay_out([("a", "F32", (4, 4)), ("b", "BF16", (8,))])
-SIZE_BYTES = 64 + 16
-DIGESTS = [11, 22]
-CLIENT = MemberAsker(("trainer/1@store", (1, 1)))  # type: ignore[arg-type]
-PULLER = BulkAsker(b"\x01" * 16, "1")  # type: ignore[arg-type]
-
-
-class Desk:
-    """A core, a clock, and a shell that succeeds at everything."""
-
-    def __init__(self, **settings: float) -> None:
-        self.settings = StoreSettings(router="ipc:///router", directory="", **settings)  # type: ignore[arg-type]
-        self.table = VersionTable()
-        self.core = StoreCore(self.settings, "host", self.table)
-        self.now = 100.0
-        self.n_segments = 0
-        self.records: list[object] = []
-        self.mismatch = ""
-
-    def say(self, command: StoreCommand, *, by_bulk: bool = False) -> list[StoreEffect]:
-        return self.settle(self.core.handle(PULLER if by_bulk else CLIENT, command, self.now))
-
-    def settle(self, effects: list[StoreEffect]) -> list[StoreEffect]:
-        """Carries out what the shell would; returns all effects in order."""
-        done: list[StoreEffect] = []
-        for effect in effects:
-            done.append(effect)
-            match effect:
-                case Persist(record):
-                    self.records.append(record)
-                case Allocate(key):
-                    self.n_segments += 1
-                    name = f"segment{self.n_segments}"
-                    done += self.settle(self.core.allocated(key, name, self.now))
-                case Verify(key):
-                    done += self.settle(self.core.verified(key, self.mismatch, self.now))
-                case _:
-                    pass
-        return done
-
-    def publish(self, policy: str = "default") -> int:
-        """Reserve, seal and commit; returns the version."""
-        version = self.seal(policy)
-        assert answer_of(self.say(RecordCommit(policy, version))) == Done()
-        return version
-
-    def seal(self, policy: str = "default") -> int:
-        reserved = answer_of(self.say(ReserveVersion(policy, TENSORS)))
-        assert isinstance(reserved, Reserved)
-        assert answer_of(self.say(SealVersion(policy, reserved.version, DIGESTS))) == Done()
-        return reserved.version
-
-
-def answer_of(effects: list[StoreEffect]) -> object:
-    (answer,) = [each.body for each in effects if isinstance(each, Answer)]
-    return answer
-
-
-def code_of(effects: list[StoreEffect]) -> str:
-    problem = answer_of(effects)
-    assert isinstance(problem, Problem)
-    return problem.code
-
-
-def released(effects: list[StoreEffect]) -> list[str]:
-    return [each.segment for each in effects if isinstance(each, Release)]
 
 
 def test_version_numbers_are_written_down_before_anyone_sees_them() -> None:
@@ -283,3 +223,13 @@ def test_a_step_that_is_not_in_the_table_raises_and_changes_nothing() -> None:
     assert stored.state == "reserving"
     states = set(VERSION_LIFE)
     assert {after for row in VERSION_LIFE.values() for after in row.values()} <= states
+
+
+def test_a_manifest_says_what_was_offered_with_the_seal() -> None:
+    desk = Desk()
+    desk.say(ReserveVersion("default", TENSORS))
+    offer = Offer("cuda_ipc", "GPU-1", "host")
+    desk.say(SealVersion("default", 1, DIGESTS, [offer]))
+    manifest = answer_of(desk.say(PullManifest("default", 1), by_bulk=True))
+    assert isinstance(manifest, Manifest)
+    assert manifest.offers == [offer]

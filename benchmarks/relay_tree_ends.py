@@ -1,0 +1,121 @@
+"""The processes of `benchmarks.relay_tree`: the trainer on one host, the receivers on the other.
+
+Each is told what to do by lines of JSON on standard input, and answers with one line each.
+"""
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import uvloop
+
+from bus.allocator import keep_freed_memory
+from bus.errors import RequestError
+from bus.manifest import bytes_of, digest_of, lay_out
+from bus.messages.weights import PrepareUpdate, Reserved, ReserveVersion, SealVersion, Tensor
+from bus.ref import STORE
+from bus.security.zmq_dialer import dialer_of
+from bus.shm import SegmentWriter
+from engine_worker.engine import TensorSpec
+from engine_worker.weights.receiver import WeightReceiver
+from engine_worker.weights.relay import open_relay
+from engine_worker.weights.ways import ways_of_this_host
+from launcher.fleet_keys import FleetKeys
+from rolloutbus import RolloutClient
+from trainer_adapter.rollout import FleetResult
+from trainer_adapter.settings import ClientSettings
+
+DEADLINE_S = 120.0
+TENSOR_ROWS = 2048
+"""A tensor is float32 [2048, 512]: 4 MiB."""
+
+
+def shapes(n_mib: int) -> list[Tensor]:
+    """The model: tensors of 4 MiB, and a scalar so that chunks and tensors do not coincide."""
+    names = [("scale", "F32", ()), *((f"layer{i}", "F32", (2048, 512)) for i in range(n_mib // 4))]
+    return lay_out(names)
+
+
+async def run_trainer(router: str, keys: str, link: str, n_mib: int) -> None:
+    """Seal a version of random bytes for each `seal`; say what has left by `link` for the rest."""
+    security = FleetKeys(Path(keys)).security_of("operator")
+    settings = ClientSettings("operator", router, security=security)
+    device = Path("/sys/class/net") / link
+    writer = SegmentWriter()
+    async with RolloutClient(settings) as client:
+        _say(ready=True)
+        async for told in _lines():
+            if told == "seal":
+                _say(version=await _seal(client, writer, n_mib))
+            else:
+                _say(sent=_sent(device))
+
+
+async def _seal(client: RolloutClient, writer: SegmentWriter, n_mib: int) -> int:
+    tensors = shapes(n_mib)
+    reserved = await _told(client, ReserveVersion("default", tensors))
+    assert isinstance(reserved, Reserved)
+    content = writer.content(reserved.segment, reserved.size_bytes)
+    content[:] = np.frombuffer(secrets.token_bytes(reserved.size_bytes), np.uint8)
+    digests = [digest_of(bytes_of(content, each)) for each in tensors]
+    await _told(client, SealVersion("default", reserved.version, digests))
+    return reserved.version
+
+
+async def _told(client: RolloutClient, body: msgspec.Struct) -> object:
+    ended = await client.ref(STORE).ask(body, deadline_s=DEADLINE_S)
+    assert isinstance(ended, FleetResult)
+    (result,) = ended.by_worker.values()
+    return result
+
+
+async def run_receiver(name: str, keys: str, address: str, n_mib: int) -> None:
+    """Serve at `address` what was pulled; pull for each `prepare_update` that comes."""
+    security = FleetKeys(Path(keys)).security_of(name)
+    dialer = dialer_of(security)
+    specs = [TensorSpec(t.name, t.dtype, t.shape, t.size_bytes) for t in shapes(n_mib)]
+    async with open_relay(f"tcp://{address}:0", security) as relay:
+        receiver = WeightReceiver(specs, ways_of_this_host(relay, dialer), dialer, relay)
+        _say(bulk=relay.bulk)
+        async for told in _lines():
+            ask = msgspec.json.decode(told, type=PrepareUpdate)
+            began = time.monotonic()
+            try:
+                prepared = await receiver.prepare(ask, timeout_s=DEADLINE_S)
+            except RequestError as error:
+                _say(problem=str(error))
+                continue
+            _say(seconds=time.monotonic() - began, moved_bytes=prepared.moved_bytes)
+            receiver.drop(ask.version)  # as if it were active now
+        receiver.close()
+
+
+def _sent(device: Path) -> int:
+    return int((device / "statistics/tx_bytes").read_text())
+
+
+async def _lines() -> AsyncGenerator[str]:
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        yield line.strip()
+
+
+def _say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def main() -> None:
+    """`trainer ROUTER KEYS LINK MIB` or `receiver NAME KEYS ADDRESS MIB`."""
+    role, first, keys, where, n_mib = sys.argv[1:]
+    keep_freed_memory()
+    run = run_trainer if role == "trainer" else run_receiver
+    uvloop.run(run(first, keys, where, int(n_mib)))
+
+
+if __name__ == "__main__":
+    main()

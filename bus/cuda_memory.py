@@ -1,0 +1,125 @@
+"""GPU memory that processes of one host share: a few calls of the CUDA runtime.
+
+PyTorch can share its own memory too, but counts readers in a file whose name travels with the
+handle, and memory whose readers died is never free again. Here a handle is what the driver makes
+of an allocation, 64 bytes that mean nothing elsewhere; who reads is told by `bus.loans`.
+
+Everything acts on the thread's current device.
+"""
+
+import ctypes
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HANDLE_BYTES = 64
+BLOCK_BYTES = 2 << 20
+"""Allocations are multiples of this: a smaller one would share its block with its neighbours."""
+_MAPS = Path("/proc/self/maps")
+_PEER_ACCESS = 1
+
+
+class CudaError(Exception):
+    """A call failed; the text says which and why."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
+
+
+@dataclass(frozen=True)
+class DeviceBytes:
+    """Bytes at an address of a device; `torch.as_tensor` makes a tensor of them, without a copy."""
+
+    address: int
+    size_bytes: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """As numba, CuPy and PyTorch agree on it."""
+        return {
+            "shape": (self.size_bytes,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "version": 3,
+        }
+
+
+class CudaMemory:
+    """Allocates, exports and opens; the CUDA runtime is the one that this process has loaded."""
+
+    def __init__(self) -> None:
+        """Raises CudaError where no CUDA runtime is loaded: import torch first."""
+        self._runtime = ctypes.CDLL(_loaded("libcudart"))
+        self._driver = ctypes.CDLL(_loaded("libcuda"))
+        self._runtime.cudaGetErrorString.restype = ctypes.c_char_p
+        pointer, result = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+        self._runtime.cudaMalloc.argtypes = (result, ctypes.c_size_t)
+        self._runtime.cudaFree.argtypes = (pointer,)
+        self._runtime.cudaIpcGetMemHandle.argtypes = (ctypes.POINTER(_Handle), pointer)
+        self._runtime.cudaIpcOpenMemHandle.argtypes = (result, _Handle, ctypes.c_uint)
+        self._runtime.cudaIpcCloseMemHandle.argtypes = (pointer,)
+
+    def allocate(self, size_bytes: int) -> int:
+        """Address of at least so many bytes, not initialised."""
+        address = ctypes.c_void_p()
+        rounded = -(-max(1, size_bytes) // BLOCK_BYTES) * BLOCK_BYTES
+        self._call("cudaMalloc", ctypes.byref(address), rounded)
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        """Give an allocation back; waits until nothing uses it on this device."""
+        self._call("cudaFree", address)
+
+    def export(self, address: int) -> bytes:
+        """Handle of an allocation for other processes."""
+        handle = _Handle()
+        self._call("cudaIpcGetMemHandle", ctypes.byref(handle), address)
+        return bytes(handle)
+
+    def open(self, handle: bytes, size_bytes: int) -> int:
+        """Address in this process of what another one exported; to be closed.
+
+        Raises:
+            CudaError: it is not a handle of memory that can be had here, or of less than
+                `size_bytes`.
+        """
+        if len(handle) != HANDLE_BYTES:
+            raise CudaError(f"a handle has {HANDLE_BYTES} bytes, not {len(handle)}")
+        address = ctypes.c_void_p()
+        given = _Handle.from_buffer_copy(handle)
+        self._call("cudaIpcOpenMemHandle", ctypes.byref(address), given, _PEER_ACCESS)
+        found = address.value or 0
+        room = self._size_of(found)
+        if room < size_bytes:
+            self.close(found)
+            raise CudaError(f"the handle leads to {room} bytes, not to {size_bytes}")
+        return found
+
+    def close(self, address: int) -> None:
+        """Undo `open`; nothing may use the memory any more."""
+        self._call("cudaIpcCloseMemHandle", address)
+
+    def _size_of(self, address: int) -> int:
+        """Bytes from `address` to the end of its allocation; 0 if there is none."""
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        status: int = self._driver.cuMemGetAddressRange_v2(
+            ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address)
+        )
+        return base.value + size.value - address if status == 0 else 0
+
+    def _call(self, name: str, *arguments: Any) -> None:  # noqa: ANN401 - ctypes converts them
+        status: int = getattr(self._runtime, name)(*arguments)
+        if status != 0:
+            self._runtime.cudaGetLastError()  # forgotten, or torch would raise it later
+            text: bytes = self._runtime.cudaGetErrorString(status)
+            raise CudaError(f"{name}: {text.decode()} ({status})")
+
+
+def _loaded(name: str) -> str:
+    """Path of a shared library that is part of this process already."""
+    found = re.search(rf"/\S*/{name}\.so[^\s/]*", _MAPS.read_text())
+    if found is None:
+        raise CudaError(f"{name} is not loaded in this process")
+    return found.group()

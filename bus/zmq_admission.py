@@ -1,0 +1,48 @@
+"""Connections are turned away while descriptors are scarce, so that they never run out.
+
+Without any left, libzmq can neither take a connection nor refuse it: it tries again at once, for
+ever, on a whole core. And to stop listening would end the links that exist. So whoever comes in too
+late is taken and cut off, which the system tells the peer at once.
+"""
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+import zmq
+
+from bus.ports import PortCounters
+from bus.resources import is_scarce
+from bus.zmq_monitor import LinkEvent, Monitor
+
+
+class Admission:
+    """Watches over one listening socket, from when it is bound."""
+
+    def __init__(self, listener: zmq.Socket[bytes], counters: PortCounters) -> None:
+        self._counters = counters
+        self._monitor = Monitor(listener, zmq.EVENT_ACCEPTED, self._accepted)
+
+    def close(self) -> None:
+        """Watch no more; before the socket is closed."""
+        self._monitor.close()
+
+    def _accepted(self, events: Sequence[LinkEvent]) -> None:
+        for event in events:
+            if is_scarce(event.value):
+                self._counters.turned_away += 1
+                _hang_up(event.value)
+
+
+def _hang_up(fd: int) -> None:
+    """End the connection; the descriptor stays libzmq's to close.
+
+    If that was quicker, the number may be somebody else's by now: a later connection's, which must
+    go as well, one of our own, which comes back by itself, or a file's, which cannot be hung up.
+    """
+    with suppress(OSError):
+        link = socket.socket(fileno=fd)
+        try:
+            link.shutdown(socket.SHUT_RDWR)
+        finally:
+            link.detach()

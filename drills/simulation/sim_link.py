@@ -1,0 +1,63 @@
+"""The connection of a simulated process: each one replaces the last, which is never heard again."""
+
+from collections.abc import Callable
+
+from bus.entry import Entry
+from bus.memory_ports import MemoryLink, MemoryNet
+from drills.simulation.process import Process
+
+
+class SimLink:
+    """What a process says to its router and hears from it, in whatever state the process is."""
+
+    def __init__(
+        self,
+        process: Process,
+        net: MemoryNet,
+        endpoint: str,
+        on_batch: Callable[[list[Entry]], None],
+        on_down: Callable[[], None],
+    ) -> None:
+        self._process, self._net, self._endpoint = process, net, endpoint
+        self._on_batch, self._on_down = on_batch, on_down
+        self._link: MemoryLink | None = None
+
+    def connect(self) -> None:
+        """Drop the connection, if there is one, and make a fresh one."""
+        self.close()
+        self._link = self._net.link(
+            self._endpoint, self._process.name, self._arrived, self._went_down
+        )
+
+    def send(self, entry: Entry) -> None:
+        """Queue for the end of this moment; lost without a connection."""
+        if self._link is not None:
+            self._link.send(entry)
+
+    def flush(self) -> None:
+        """The end of this moment."""
+        if self._link is not None:
+            self._link.flush()
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._link is not None:
+            self._link.close()
+
+    def _arrived(self, entries: list[Entry]) -> None:
+        process = self._process
+        if process.is_alive and process.time.now >= process.frozen_until:
+            self._on_batch(entries)
+        else:
+            process.hear(self._read_late, self._link, entries)
+
+    def _read_late(self, link: MemoryLink, entries: list[Entry]) -> None:
+        if link is self._link:
+            self._on_batch(entries)
+
+    def _went_down(self) -> None:
+        self._process.hear(self._down_late, self._link)
+
+    def _down_late(self, link: MemoryLink) -> None:
+        if link is self._link:
+            self._on_down()

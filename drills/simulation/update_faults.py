@@ -1,0 +1,60 @@
+"""Whoever takes part in a weight update dies once in each of its phases, by each transport."""
+
+from dataclasses import replace
+from typing import get_args
+
+import msgspec
+
+from bus.messages.weights import Transport, UpdateMode
+from drills.simulation.ambush import PHASES
+from drills.simulation.scenario import SMALL, publication_by
+from drills.simulation.verdict import judge
+from drills.simulation.watch import UpdatePhase
+from drills.simulation.world import World
+
+SEED = 1
+WAYS: tuple[tuple[Transport, UpdateMode], ...] = (
+    *((transport, "staged") for transport in get_args(Transport)),
+    ("shm", "in_place"),
+    ("tcp", "in_place"),
+)
+VICTIMS = {
+    "trainer": "restart_client",
+    "store": "restart_store",
+    "worker": "kill_worker",
+    "engine host": "kill_host",
+    "router": "restart_router",
+}
+"""Who dies -> how."""
+
+
+class UpdateFault(msgspec.Struct, frozen=True):
+    """Who dies when, and what follows."""
+
+    victim: str
+    phase: UpdatePhase
+    transport: Transport
+    mode: UpdateMode
+    has_struck: bool
+    violations: list[str]
+
+
+def run_update_fault(
+    victim: str, phase: UpdatePhase, transport: Transport, mode: UpdateMode
+) -> UpdateFault:
+    """One short run with this one fault."""
+    publication = msgspec.structs.replace(publication_by(transport), mode=mode)
+    world = World(SEED, replace(SMALL, publication=publication))
+    world.ambushes.lay_at(phase, VICTIMS[victim])
+    world.run()
+    report = judge(world)
+    has_struck = report.sometimes[f"hit_{phase}"] == 1
+    violations = [str(each) for each in report.violations]
+    return UpdateFault(victim, phase, transport, mode, has_struck, violations)
+
+
+def run_update_faults(transport: Transport, mode: UpdateMode) -> list[UpdateFault]:
+    """All victims in all phases."""
+    return [
+        run_update_fault(victim, phase, transport, mode) for victim in VICTIMS for phase in PHASES
+    ]

@@ -1,0 +1,1 @@
+"""Kills everybody who takes part in a weight update, in each of its phases."""

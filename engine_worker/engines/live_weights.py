@@ -1,0 +1,183 @@
+"""The weights that an engine samples with: replaced, read and overwritten between its steps.
+
+How a kind of engine keeps its tensors is left to a `WeightMemory`.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
+from engine_worker.engines.step_loop import TORN, EngineBusy, StepLoop
+from engine_worker.engines.stepper import Stepper
+from engine_worker.weights.raw_tensor import RawTensor
+
+
+class WeightMemory(Protocol):
+    """Tensors by name. Only the loop's thread calls it, or any while the loop is torn."""
+
+    @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """All tensors."""
+        ...
+
+    @property
+    def are_aside(self) -> bool:
+        """Whether they are where no step can use them."""
+        ...
+
+    def check(self, tensors: Mapping[str, RawTensor]) -> None:
+        """Judge all tensors of a version without touching anything; any thread may.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        ...
+
+    def write(self, name: str, offset: int, raw: RawTensor) -> None:
+        """Overwrite a tensor's bytes from `offset` on."""
+        ...
+
+    def read(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """Copy of a tensor's bytes, uint8 [size_bytes]."""
+        ...
+
+    def settle(self) -> None:
+        """Return when all that was written is there, on a device too."""
+        ...
+
+
+class VersionedStepper(Stepper, Protocol):
+    """A stepper whose weights change under it."""
+
+    def change_weights(self, version: int) -> None:
+        """From now on steps are of `version`, and no new request shares KV of older weights."""
+        ...
+
+
+class LiveWeights:
+    """Implements `WeightSink`, `WeightSource`, `WeightRanges` and `InPlaceSink`."""
+
+    def __init__(self, memory: WeightMemory, batch: VersionedStepper, loop: StepLoop) -> None:
+        self._memory = memory
+        self._batch = batch
+        self._loop = loop
+        self._sizes = {spec.name: spec.size_bytes for spec in memory.specs}
+        self._torn_at = 0.0
+        """When steps stopped for the overwriting under way."""
+        self._cost = (0, 0)
+        """Requests retracted and aborted for it."""
+
+    def weight_specs(self) -> Sequence[TensorSpec]:
+        """See `WeightSink`."""
+        return self._memory.specs
+
+    def install(
+        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
+    ) -> WeightSwap:
+        """See `WeightSink`.
+
+        `abort` ends running requests and leaves queued ones, which start on the new weights.
+
+        Raises:
+            ValueError: tensors do not fit, by name; nothing was touched.
+            EngineBusy: the weights are asleep, or `finish_old` was asked for while halted with
+                requests running, which would never end.
+        """
+        self._memory.check(tensors)
+        return self._loop.call(
+            lambda: self._swap(version, tensors, in_flight), when_idle=in_flight == "finish_old"
+        )
+
+    def read_weights(self, names: Sequence[str]) -> tuple[int, Mapping[str, Bytes]]:
+        """See `WeightSource`."""
+        wholes = [TensorRange(name, 0, self._size_of(name)) for name in names]
+        version, copies = self.read_ranges(wholes)
+        return version, dict(zip(names, copies, strict=True))
+
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        """See `WeightRanges`."""
+        for each in ranges:
+            self._require(each)
+        return self._loop.call(
+            lambda: (self._whole_version(), [self._memory.read(*each) for each in ranges])
+        )
+
+    def begin_overwrite(self, in_flight: InFlight) -> None:
+        """See `InPlaceSink`.
+
+        Raises:
+            EngineBusy: as of `install`; the weights are whole.
+        """
+        self._loop.call(lambda: self._tear(in_flight), when_idle=in_flight == "finish_old")
+
+    def overwrite(self, name: str, offset: int, raw: RawTensor) -> None:
+        """See `InPlaceSink`."""
+        self._require(TensorRange(name, offset, raw.nbytes))
+        self._memory.write(name, offset, raw)
+
+    def overwritten(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """See `InPlaceSink`."""
+        self._require(TensorRange(name, offset, size_bytes))
+        return self._memory.read(name, offset, size_bytes)
+
+    def end_overwrite(self, version: int) -> WeightSwap:
+        """See `InPlaceSink`."""
+        return self._loop.call(lambda: self._mend(version, self._torn_at, *self._cost))
+
+    def _swap(
+        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
+    ) -> WeightSwap:
+        began = time.perf_counter()
+        cost = self._make_way(in_flight)
+        for name, raw in tensors.items():
+            self._memory.write(name, 0, raw)
+        return self._mend(version, began, *cost)
+
+    def _tear(self, in_flight: InFlight) -> None:
+        began = time.perf_counter()
+        self._cost = self._make_way(in_flight)
+        self._torn_at = began
+        self._loop.halt(TORN)
+
+    def _mend(self, version: int, began: float, n_retracted: int, n_aborted: int) -> WeightSwap:
+        self._memory.settle()
+        self._batch.change_weights(version)
+        self._loop.lift(TORN)
+        stall_ms = (time.perf_counter() - began) * 1e3
+        return WeightSwap(version, stall_ms, n_retracted, n_aborted)
+
+    def _make_way(self, in_flight: InFlight) -> tuple[int, int]:
+        """Do with running requests as asked; how many were retracted and aborted."""
+        if self._memory.are_aside:
+            raise EngineBusy("the weights are asleep: wake them up before an update")
+        match in_flight:
+            case "abort":
+                return 0, self._loop.end_running()
+            case "retract":
+                return self._loop.retract(), 0
+            case "in_place":
+                # A request's first run of tokens tells which weights its prompt's KV is of, so
+                # a prompt that is half computed starts again.
+                self._loop.retract(without_tokens_only=True)
+            case "finish_old":
+                if self._batch.n_running:
+                    raise EngineBusy("halted with requests running: finish_old would never end")
+        return 0, 0
+
+    def _whole_version(self) -> int:
+        if self._loop.is_torn:
+            raise EngineBusy("the weights are half overwritten: they are of no version")
+        return self._batch.version
+
+    def _size_of(self, name: str) -> int:
+        if name not in self._sizes:
+            raise ValueError(f"there is no tensor {name!r}")
+        return self._sizes[name]
+
+    def _require(self, asked: TensorRange) -> None:
+        name, offset, size_bytes = asked
+        if not 0 <= offset <= offset + size_bytes <= self._size_of(name):
+            raise ValueError(
+                f"tensor {name!r} has {self._size_of(name)} bytes, not {offset} + {size_bytes}"
+            )

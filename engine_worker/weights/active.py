@@ -1,0 +1,134 @@
+"""What the active weights hold: read piece by piece between steps, all pieces of one version."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import xxhash
+
+from bus.errors import EngineFailed, Refused
+from bus.manifest import Bytes
+from bus.messages.endings import Problem
+from bus.messages.limits import CHUNK_BYTES
+from bus.messages.weights import CheckedWeights, CheckWeights, GetWeights, GotWeights, TensorCheck
+from engine_worker.engine import TensorRange, TensorSpec, WeightRanges
+from engine_worker.weights.soundness import is_zero, n_not_finite
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""Copied between two steps: about a millisecond."""
+MAX_TRIES = 8
+"""Versions that may become active while all tensors are read."""
+
+Result = TypeVar("Result")
+
+
+class _Changed(Exception):
+    """Another version became active meanwhile."""
+
+
+class ActiveWeights:
+    """Answers questions about one engine's weights; its methods block, in any thread."""
+
+    def __init__(self, engine: WeightRanges, specs: Sequence[TensorSpec]) -> None:
+        self._engine = engine
+        self._specs = {spec.name: spec for spec in specs}
+
+    def check(self, ask: CheckWeights) -> CheckedWeights:
+        """Digests and more of the tensors that are asked for.
+
+        Raises:
+            Refused: there is no such tensor.
+            EngineFailed: `busy`: versions change faster than they can be read.
+        """
+        specs = [self._spec(name, "names") for name in ask.names or self._specs]
+        return _again(lambda: self._check(specs))
+
+    def get(self, ask: GetWeights) -> GotWeights:
+        """A range of one tensor.
+
+        Raises:
+            Refused: there is no such tensor or range, or it is too large.
+        """
+        spec = self._spec(ask.name, "name")
+        if ask.offset + ask.size_bytes > spec.size_bytes:
+            raise _refused("offset", f"tensor {ask.name!r} has {spec.size_bytes} bytes")
+        if ask.size_bytes > CHUNK_BYTES:
+            raise _refused("size_bytes", f"at most {CHUNK_BYTES} bytes at once")
+        asked = TensorRange(ask.name, ask.offset, ask.size_bytes)
+        version, [raw] = self._engine.read_ranges([asked])
+        return GotWeights(version, spec.dtype, spec.shape, ask.offset, raw.tobytes())
+
+    def is_zero(self, name: str) -> bool:
+        """Whether every byte of this tensor is 0 now."""
+        return all(
+            is_zero(piece)
+            for ranges in _batches([self._specs[name]])
+            for piece in self._engine.read_ranges(ranges)[1]
+        )
+
+    def _check(self, specs: Sequence[TensorSpec]) -> CheckedWeights:
+        sums = {spec.name: _Sum(spec.dtype) for spec in specs}
+        version, _ = self._engine.read_ranges([])
+        for ranges in _batches(specs):
+            now, pieces = self._engine.read_ranges(ranges)
+            if now != version:
+                raise _Changed
+            for asked, piece in zip(ranges, pieces, strict=True):
+                sums[asked.name].add(piece)
+        return CheckedWeights(version, [each.of(name) for name, each in sums.items()])
+
+    def _spec(self, name: str, field: str) -> TensorSpec:
+        if name not in self._specs:
+            raise _refused(field, f"the engine has no tensor {name!r}")
+        return self._specs[name]
+
+
+class _Sum:
+    """What is known of a tensor of which the pieces come in order."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self._hasher = xxhash.xxh3_64()
+        self._n_not_finite = 0
+        self._is_zero = True
+
+    def add(self, piece: Bytes) -> None:
+        self._hasher.update(piece.data)
+        self._n_not_finite += n_not_finite(piece, self._dtype)
+        self._is_zero = self._is_zero and is_zero(piece)
+
+    def of(self, name: str) -> TensorCheck:
+        return TensorCheck(name, self._hasher.intdigest(), self._n_not_finite, self._is_zero)
+
+
+def pieces_of(spec: TensorSpec) -> Iterator[TensorRange]:
+    """All of a tensor, at most PIECE_BYTES at a time."""
+    for offset in range(0, spec.size_bytes, PIECE_BYTES):
+        yield TensorRange(spec.name, offset, min(PIECE_BYTES, spec.size_bytes - offset))
+
+
+def _batches(specs: Sequence[TensorSpec]) -> Iterator[list[TensorRange]]:
+    """All of these tensors in order: small ones together, for each read waits for a step."""
+    batch: list[TensorRange] = []
+    size_bytes = 0
+    for piece in (piece for spec in specs for piece in pieces_of(spec)):
+        if batch and size_bytes + piece.size_bytes > PIECE_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(piece)
+        size_bytes += piece.size_bytes
+    if batch:
+        yield batch
+
+
+def _again(call: Callable[[], Result]) -> Result:
+    for _ in range(MAX_TRIES):
+        try:
+            return call()
+        except _Changed:
+            continue
+    message = f"{MAX_TRIES} versions became active while the weights were read"
+    raise EngineFailed(Problem("busy", message, "not_started", retry_after_ms=1000))
+
+
+def _refused(field: str, message: str) -> Refused:
+    return Refused(Problem("bad_request", message, "not_started", field=field))

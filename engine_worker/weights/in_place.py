@@ -1,0 +1,182 @@
+"""`mode` `in_place`: a version is written over the active weights, of which no copy is left.
+
+Everything that can be judged beforehand is judged in prepare. From the first byte that is written
+until all digests are right the engine is torn; if that breaks, the next whole version mends it.
+Spec: docs/protocol.md, "Weights", 7.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import xxhash
+
+from bus.bulk import BulkLink
+from bus.errors import EngineFailed
+from bus.host import host_id
+from bus.manifest import Bytes, bytes_of, total_bytes
+from bus.messages.endings import Problem
+from bus.messages.limits import CHUNK_BYTES
+from bus.messages.weights import (
+    Committed,
+    CommitUpdate,
+    Manifest,
+    Prepared,
+    PrepareUpdate,
+    PullChunk,
+    Tensor,
+)
+from bus.security.zmq_dialer import Dialer
+from bus.shm import PinnedSegment, SegmentGone, SegmentReader
+from engine_worker.engine import InPlaceSink
+from engine_worker.weights.asking import ask_chunk, ask_manifest
+from engine_worker.weights.soundness import n_not_finite
+from engine_worker.weights.verify import wrong_bytes
+
+Result = TypeVar("Result")
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""Read back at once, to be verified."""
+
+
+class _Agreed(NamedTuple):
+    ask: PrepareUpdate
+    manifest: Manifest
+    transport: str
+
+
+class InPlace:
+    """Overwrites one engine's weights; all methods on one event loop."""
+
+    def __init__(
+        self, engine: InPlaceSink, dialer: Dialer | None = None, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        """`dialer`: the keys to connect with, if any; `chunk_bytes`: pulled at once."""
+        self._engine = engine
+        self._dialer = dialer
+        self._chunk_bytes = chunk_bytes
+        self._reader = SegmentReader()
+        self._agreed: dict[int, _Agreed] = {}
+
+    def agree(self, ask: PrepareUpdate, manifest: Manifest) -> Prepared:
+        """The manifest fits the engine; nothing is taken or written before `commit`."""
+        is_near = ask.transport == "shm" and manifest.host == host_id()
+        transport, size_bytes = "shm" if is_near else "tcp", total_bytes(manifest.tensors)
+        self._agreed.clear()  # whoever prepares another version has given this one up
+        self._agreed[ask.version] = _Agreed(ask, manifest, transport)
+        why = "" if transport == ask.transport else f"in place it comes by {transport}"
+        # What a commit will move is told now: its own result has no place for it.
+        moved_bytes = 0 if is_near else size_bytes
+        return Prepared(ask.version, size_bytes, transport, 0.0, moved_bytes, why)
+
+    def has(self, version: int) -> bool:
+        """Whether `commit` knows this version."""
+        return version in self._agreed
+
+    def drop(self, version: int) -> None:
+        """Nobody wants the version any more. Idempotent."""
+        self._agreed.pop(version, None)
+
+    async def commit(self, body: CommitUpdate, timeout_s: float) -> Committed:
+        """Overwrite all weights, verify what was written, and let the engine go on.
+
+        Raises:
+            EngineBusy: the engine cannot stop for it; its weights are whole.
+            EngineFailed, PeerLost, RemoteProtocolError: before anything was written; or, if the
+                engine's stats say that it is torn, in between.
+        """
+        ask, manifest, transport = self._agreed[body.version]
+        # Not patient: the store may come back elsewhere, and the router knows where.
+        async with BulkLink(ask.bulk, self._dialer, is_patient=False) as store:
+            # Whoever has nothing to write must not tear what is whole.
+            manifest = await _in_time(ask_manifest(store, ask), timeout_s)
+            pin = self._pin(manifest) if transport == "shm" else None
+            # Without a limit: it may wait for requests to end, and cannot be called off.
+            await asyncio.to_thread(self._engine.begin_overwrite, body.in_flight)
+            if pin is not None:
+                await self._copy(manifest, pin)
+            else:
+                await _in_time(self._pull(store, ask, manifest), timeout_s)
+        await asyncio.to_thread(self._verify, manifest)
+        swap = await asyncio.to_thread(self._engine.end_overwrite, body.version)
+        self.drop(body.version)
+        return Committed(swap.version, swap.stall_ms, swap.n_retracted, swap.n_aborted)
+
+    def close(self) -> None:
+        """Unmap everything."""
+        self._agreed.clear()
+        self._reader.forget()
+
+    def _pin(self, manifest: Manifest) -> PinnedSegment | None:
+        """The store's segment; None if its bytes have to be pulled after all."""
+        try:
+            return self._reader.pin(manifest.segment, total_bytes(manifest.tensors))
+        except SegmentGone:
+            return None
+
+    async def _copy(self, manifest: Manifest, pin: PinnedSegment) -> None:
+        def copy() -> None:
+            for tensor in manifest.tensors:
+                self._engine.overwrite(tensor.name, 0, bytes_of(pin.content, tensor))
+
+        try:
+            await asyncio.to_thread(copy)
+        finally:
+            pin.release()
+
+    async def _pull(self, store: BulkLink, ask: PrepareUpdate, manifest: Manifest) -> None:
+        await store.ask_all(self._chunks(store, ask, manifest.tensors))
+
+    def _chunks(
+        self, store: BulkLink, ask: PrepareUpdate, tensors: Sequence[Tensor]
+    ) -> Iterator[Callable[[], Awaitable[None]]]:
+        end = total_bytes(tensors)
+        starts = [each.offset for each in tensors]
+        for offset in range(0, end, self._chunk_bytes):
+            size_bytes = min(self._chunk_bytes, end - offset)
+            first = max(0, bisect_right(starts, offset) - 1)
+            after = bisect_right(starts, offset + size_bytes - 1)
+            chunk = PullChunk(ask.policy, ask.version, offset, size_bytes)
+            yield partial(self._pull_chunk, store, chunk, tensors[first:after])
+
+    async def _pull_chunk(self, store: BulkLink, ask: PullChunk, tensors: Sequence[Tensor]) -> None:
+        content = np.frombuffer(await ask_chunk(store, ask), np.uint8)
+        for tensor in tensors:
+            start = max(tensor.offset, ask.offset)
+            end = min(tensor.offset + tensor.size_bytes, ask.offset + ask.size_bytes)
+            if start < end:
+                part = content[start - ask.offset : end - ask.offset]
+                # Here and not in a thread, which could outlast this update and spoil the next.
+                self._engine.overwrite(tensor.name, start - tensor.offset, part)
+
+    def _verify(self, manifest: Manifest) -> None:
+        for tensor in manifest.tensors:
+            hasher = xxhash.xxh3_64()
+            for piece in self._written(tensor):
+                if n_not_finite(piece, tensor.dtype):
+                    raise EngineFailed(_not_finite(tensor))
+                hasher.update(piece.data)
+            if hasher.intdigest() != tensor.digest:
+                raise wrong_bytes(tensor.name)
+
+    def _written(self, tensor: Tensor) -> Iterator[Bytes]:
+        for offset in range(0, tensor.size_bytes, PIECE_BYTES):
+            size_bytes = min(PIECE_BYTES, tensor.size_bytes - offset)
+            yield self._engine.overwritten(tensor.name, offset, size_bytes)
+
+
+async def _in_time(call: Awaitable[Result], timeout_s: float) -> Result:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except TimeoutError as error:
+        message = f"the version's bytes were not here after {timeout_s:g} s"
+        raise EngineFailed(Problem("deadline", message, "failed")) from error
+
+
+def _not_finite(tensor: Tensor) -> Problem:
+    message = f"tensor {tensor.name!r} holds infinity or NaN"
+    return Problem("bad_request", message, "failed", field=f"tensors.{tensor.name}")

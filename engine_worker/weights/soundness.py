@@ -1,0 +1,101 @@
+"""Whether bytes can be weights: a diverged trainer's hold infinity, a lost gather's are zero.
+
+Judged when a version is staged, so that such a version fails in prepare and is installed nowhere.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bus.errors import EngineFailed
+from bus.manifest import Bytes
+from bus.messages.endings import Problem
+from bus.messages.weights import Tensor
+from engine_worker.weights.raw_tensor import RawTensor
+
+_CHUNK = 1 << 18
+"""Elements whose masks stay in the cache."""
+
+
+class FloatBits(NamedTuple):
+    """How to read the bits of a floating-point type."""
+
+    kind: type[np.unsignedinteger[Any]]
+    not_finite: int
+    """Bits that are all set in infinity and NaN, and in nothing else."""
+
+
+FLOATS = {
+    "F64": FloatBits(np.uint64, 0x7FF0_0000_0000_0000),
+    "F32": FloatBits(np.uint32, 0x7F80_0000),
+    "C64": FloatBits(np.uint32, 0x7F80_0000),
+    "BF16": FloatBits(np.uint16, 0x7F80),
+    "F16": FloatBits(np.uint16, 0x7C00),
+    "F8_E5M2": FloatBits(np.uint8, 0x7C),
+    "F8_E4M3": FloatBits(np.uint8, 0x7F),
+}
+"""By the safetensors name of the type; others are always finite."""
+
+
+def n_not_finite(raw: Bytes, dtype: str) -> int:
+    """Numbers in `raw`, uint8 [whole elements], that are infinite or NaN."""
+    if dtype not in FLOATS:
+        return 0
+    kind, ones = FLOATS[dtype]
+    bits, mask = np.ascontiguousarray(raw).view(kind), kind(ones)
+    found = 0
+    for chunk in _chunks(bits):
+        masked = chunk & mask
+        if masked.max() == mask:  # hardly ever; and cheaper than counting
+            found += int(np.count_nonzero(masked == mask))
+    return found
+
+
+def is_zero(raw: Bytes) -> bool:
+    """Whether every byte is 0; quick where the first bytes are not."""
+    return not any(chunk.any() for chunk in _chunks(raw))
+
+
+def require_sound(
+    tensors: Mapping[str, RawTensor],
+    manifest: Iterable[Tensor],
+    is_zero_now: Callable[[str], bool],
+) -> None:
+    """Judge a version that is about to be staged.
+
+    Args:
+        tensors: its raw bytes by name; what is on a device is judged there.
+        manifest: what they are.
+        is_zero_now: whether the active tensor of that name is all zero: then it may stay so.
+
+    Raises:
+        EngineFailed: `bad_request`; `.field` names the tensor.
+    """
+    for tensor in manifest:
+        raw = tensors[tensor.name]
+        wrong, wiped = judge(raw, tensor.dtype)
+        if wrong:
+            raise _unsound(tensor.name, f"{wrong} of its numbers are infinite or NaN")
+        if wiped and tensor.size_bytes and not is_zero_now(tensor.name):
+            raise _unsound(tensor.name, "it is all zero, and the active one is not")
+
+
+def judge(raw: RawTensor, dtype: str) -> tuple[int, bool]:
+    """How many numbers are infinite or NaN, and whether every byte is 0."""
+    if isinstance(raw, np.ndarray):
+        return n_not_finite(raw, dtype), is_zero(raw)
+    # Torch takes seconds to import, and host memory does without.
+    from engine_worker.weights.gpu_soundness import judge_on_device  # noqa: PLC0415
+
+    return judge_on_device(raw, dtype)
+
+
+def _chunks(bits: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    for start in range(0, len(bits), _CHUNK):
+        yield bits[start : start + _CHUNK]
+
+
+def _unsound(tensor: str, why: str) -> EngineFailed:
+    message = f"tensor {tensor!r}: {why}"
+    return EngineFailed(Problem("bad_request", message, "failed", field=f"tensors.{tensor}"))

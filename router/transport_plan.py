@@ -1,0 +1,139 @@
+"""By which way each worker takes a new version: judged from where everybody is, with the reason.
+
+Whether the way then leads there is the worker's to find out; it falls back to `tcp` by itself.
+Spec: docs/protocol.md, "Transports".
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bus.messages.membership import StoreFacts, WorkerFacts
+from bus.messages.weights import Offer, PublishVersion, Transport
+
+NEAREST_FIRST: tuple[tuple[Transport, str], ...] = (
+    ("cuda_ipc", "the publisher's copy is on its GPU"),
+    ("shm", "it shares memory with the store"),
+    ("collective", "the publisher offers a group"),
+    ("disk", "it can read the files of the version"),
+    ("delta", "the store is on another host, and it has older weights"),
+    ("tcp", "the store is on another host, and it has no older weights"),
+)
+"""What `auto` tries, and why it takes what it takes."""
+FAN_OUT = 2
+"""Workers that pull from one source: each link carries a version so often at most."""
+
+
+class Target(NamedTuple):
+    """A worker that is to take a version."""
+
+    name: str
+    facts: WorkerFacts
+    has_base: bool = False
+    """Its weights are whole, and the store knows them: a delta can be applied."""
+    is_able: bool = True
+    """It can begin at once: a group waits for each of its ranks."""
+
+
+class Way(NamedTuple):
+    """How one worker is told to take it; see `PrepareUpdate`."""
+
+    transport: Transport
+    why: str
+    sources: tuple[str, ...] = ()
+    rank: int = 0
+    world: int = 0
+
+
+def plan_ways(
+    targets: Sequence[Target],
+    store: StoreFacts,
+    body: PublishVersion,
+    holders: Sequence[WorkerFacts] = (),
+) -> dict[str, Way]:
+    """A way for each target, by its name; `holders` have the version already."""
+    ways = {target.name: _way_of(target, store, body) for target in targets}
+    ranked = [name for name, way in ways.items() if way.transport == "collective"]
+    for rank, name in enumerate(ranked, start=1):
+        ways[name] = ways[name]._replace(rank=rank, world=len(ranked) + 1)
+    far = [
+        target
+        for target in targets
+        if ways[target.name].transport in {"tcp", "delta"} and not _is_near(target.facts, store)
+    ]
+    for name, sources in _tree(far, holders).items():
+        ways[name] = ways[name]._replace(sources=sources)
+    return ways
+
+
+def _way_of(target: Target, store: StoreFacts, body: PublishVersion) -> Way:
+    if body.transport == "auto":
+        for transport, why in NEAREST_FIRST[:-1]:
+            if not _obstacle(transport, target, store, body.offers):
+                return Way(transport, why)
+        transport, why = NEAREST_FIRST[-1]
+        if _is_near(target.facts, store):
+            why = "it cannot take weights by shm"
+        elif target.has_base:
+            why = "the store is on another host, and it cannot take deltas"
+        return Way(transport, why)
+    obstacle = _obstacle(body.transport, target, store, body.offers)
+    if obstacle:
+        return Way("tcp", f"{body.transport}: {obstacle}")
+    return Way(body.transport, "the publisher asked for it")
+
+
+def _obstacle(
+    transport: Transport, target: Target, store: StoreFacts, offers: Sequence[Offer]
+) -> str:
+    """Why this worker cannot take it that way; empty if it can."""
+    if transport == "tcp":
+        return ""
+    if transport not in target.facts.transports:
+        return "this worker cannot take weights that way"
+    if transport == "shm":
+        return "" if _is_near(target.facts, store) else "the store is on another host"
+    if transport == "delta":
+        return "" if target.has_base else "it has no weights that a delta could be applied to"
+    if transport == "disk" and store.has_files:
+        return ""
+    obstacle = "the publisher does not offer it"
+    for offer in offers:
+        if offer.transport == transport:
+            obstacle = _obstacle_to_offer(offer, target)
+            if not obstacle:
+                break
+    return obstacle
+
+
+def _obstacle_to_offer(offer: Offer, target: Target) -> str:
+    facts = target.facts
+    if offer.host not in {"", facts.host}:
+        return "it is offered on another host"
+    if offer.transport == "collective":
+        if not target.is_able:
+            return "it cannot begin now, and a group waits for nobody"
+        is_missing_gpu = offer.backend == "nccl" and not facts.gpus
+        return "it has no GPU for nccl" if is_missing_gpu else ""
+    if offer.transport == "cuda_ipc" and offer.at not in facts.gpus:
+        return "it is offered on a GPU that is not one of its"
+    return ""
+
+
+def _is_near(facts: WorkerFacts, store: StoreFacts) -> bool:
+    """Whether it can share memory with the store."""
+    return facts.host != "" and facts.host == store.host
+
+
+def _tree(far: Sequence[Target], holders: Sequence[WorkerFacts]) -> dict[str, tuple[str, ...]]:
+    """Whom to ask before the store; each asks its parent, which begins to serve while it pulls.
+
+    Workers that serve nobody become leaves.
+    """
+    held = [facts.bulk for facts in holders if facts.bulk]
+    ordered = sorted(far, key=lambda target: not target.facts.bulk)
+    sources: dict[str, tuple[str, ...]] = {}
+    for index, target in enumerate(ordered):
+        parent = ordered[(index - 1) // FAN_OUT].facts.bulk if index else ""
+        asked = [parent] if parent else held[:FAN_OUT]
+        sources[target.name] = tuple(bulk for bulk in asked if bulk != target.facts.bulk)
+    return sources

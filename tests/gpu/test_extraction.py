@@ -1,0 +1,54 @@
+"""Tensors on a GPU are copied to the host as they were when their publication began."""
+
+import numpy as np
+import pytest
+import torch
+
+from bus.manifest import digest_of
+from trainer_adapter.host_copy import PINNED_BYTES, put
+from trainer_adapter.tensor_source import HeldTensors
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+N = 3 * PINNED_BYTES // 4 + 13
+"""float32 elements: more than two buffers full, and an odd rest."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_gpu_tensor_arrives_cast_and_digested(
+    dtype: torch.dtype, is_turned: bool, seed: int
+) -> None:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    tensor = torch.randn(N, generator=generator, device="cuda")
+    if is_turned:
+        tensor = tensor[: N // 7 * 7].view(-1, 7).t()
+    place = np.zeros(tensor.numel() * dtype.itemsize, np.uint8)
+    judged = put(place, dtype, tensor)
+    wanted = tensor.to(dtype).cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    assert np.array_equal(place, wanted)
+    assert judged.digest == digest_of(wanted)
+    assert judged.is_finite
+
+
+def test_what_is_not_finite_is_found_on_the_way() -> None:
+    tensor = torch.zeros(N, device="cuda")
+    tensor[-1] = float("inf")
+    place = np.zeros(tensor.nbytes, np.uint8)
+    assert not put(place, torch.float32, tensor).is_finite
+
+
+def test_work_that_was_queued_before_is_waited_for() -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        tensor = torch.zeros(N, device="cuda")
+        for _ in range(200):
+            tensor += 1.0
+        source = HeldTensors({"w": tensor})
+    [[held]] = source.buckets()
+    place = np.zeros(tensor.nbytes, np.uint8)
+    put(place, torch.float32, held)
+    assert np.array_equal(place.view(np.float32), np.full(N, 200.0, np.float32))

@@ -1,0 +1,99 @@
+"""A worker on a GPU samples with exactly the weights that a trainer on a GPU published."""
+
+# pyright: reportUnknownMemberType=false
+# torch's and transformers' stubs leave parameters untyped.
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import rolloutbus
+from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from tests.gpu.takers import DEADLINE_S
+from tests.integration.reference import Reference
+from trainer_adapter.offers.collective import CollectiveOffering
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+PROMPT = [5, 6, 7, 8]
+SAMPLING = Sampling(max_new_tokens=48, ignore_eos=True)
+TOLERANCE = 2e-3
+"""Between a GPU's and a CPU's float32; other weights are off by a hundred times as much."""
+ENGINE: dict[str, object] = {"device": "cuda", "slots": 4, "kv_tokens": 4096, "max_context": 512}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def second_gpu() -> Iterator[None]:
+    """Workers that are started meanwhile see the second GPU alone; this process sees both."""
+    torch.cuda.init()
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    yield
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    if before is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+async def assert_truth(
+    client: RolloutClient, publisher: WeightPublisher, reference: Reference, transport: str
+) -> None:
+    """Three versions by that transport, which `auto` or the caller's wish leads to."""
+    wish = "auto" if transport == "cuda_ipc" else "collective"
+    for step in range(3):
+        reference.perturb(seed=step)
+        on_gpu = {name: each.cuda() for name, each in reference.model.named_parameters()}
+        published = await publisher.publish(
+            on_gpu, transport=wish, require="all", deadline_s=DEADLINE_S
+        )
+        reference.keep(published.version)
+        assert set(published.transport.values()) == {transport}, published.why
+        rollout = await client.generate(PROMPT, SAMPLING, versions="latest", deadline_s=DEADLINE_S)
+        assert {int(each) for each in rollout.token_versions} == {published.version}
+        truth = reference.fresh(PROMPT, rollout, 1.0)
+        assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
+    publisher.forget()
+
+
+async def test_over_cuda_ipc(model: Path, tmp_path: Path) -> None:
+    up = rolloutbus.up(
+        model=model, workers=1, engine="transformers", engine_options=ENGINE, run_dir=tmp_path / "r"
+    )
+    async with up as fleet, rolloutbus.connect(fleet.address, name="trainer") as client:
+        await assert_truth(client, WeightPublisher(client), Reference(model), "cuda_ipc")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+@pytest.mark.usefixtures("second_gpu")
+async def test_over_nccl(model: Path, tmp_path: Path) -> None:
+    up = rolloutbus.up(
+        model=model, workers=1, engine="transformers", engine_options=ENGINE, run_dir=tmp_path / "r"
+    )
+    async with up as fleet, rolloutbus.connect(fleet.address, name="trainer") as client:
+        publisher = WeightPublisher(client)
+        publisher.offer("collective", CollectiveOffering("nccl"))
+        await assert_truth(client, publisher, Reference(model), "collective")

@@ -1,0 +1,104 @@
+"""A worker's way to weights on a GPU, in a process of its own: a line of JSON in, one out, each.
+
+python -m tests.gpu.weight_taker cuda_ipc|collective GPU_UUID
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import torch
+
+from bus.bulk import BulkLink
+from bus.errors import EngineFailed
+from bus.manifest import digest_of
+from bus.messages.weights import Manifest, PrepareUpdate
+from bus.rendezvous import RankReport
+from engine_worker.weights.buckets import offer_of
+from engine_worker.weights.buffers import SpareBuffer
+from engine_worker.weights.collective import Collective
+from engine_worker.weights.cuda_ipc import CudaIpc
+from engine_worker.weights.landing import GpuLanding
+from engine_worker.weights.meeting import Meeting
+from engine_worker.weights.staged import CannotFetch, Fetcher, Staged
+
+
+class HalfMeeting(Meeting):
+    """Receives one bucket, says so, and is not heard of again."""
+
+    def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:
+        super().receive(pieces[:1], backend)
+        say(half=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Taker:
+    """Does as it is told."""
+
+    def __init__(self, transport: str, gpu: str) -> None:
+        self._gpu = gpu
+        self._way: Fetcher = (
+            CudaIpc(gpu) if transport == "cuda_ipc" else Collective(SpareBuffer(), (gpu,))
+        )
+        self._staged: Staged | None = None
+
+    def obey(self, order: dict[str, Any]) -> None:
+        """One order, one answer."""
+        match order["do"]:
+            case "take":
+                say(**asyncio.run(self._take(order)))
+            case "look":
+                say(digests=self._digests())
+            case "release":
+                assert self._staged is not None
+                self._staged.release()
+                self._staged = None
+                say(released=True)
+            case "half":
+                self._half(order)
+            case other:
+                raise ValueError(other)
+
+    async def _take(self, order: dict[str, Any]) -> dict[str, Any]:
+        manifest = msgspec.json.decode(order["manifest"], type=Manifest)
+        rank, world = order.get("rank", 0), order.get("world", 0)
+        ask = PrepareUpdate("default", manifest.version, "", rank=rank, world=world)
+        try:
+            self._staged = await self._way.fetch(ask, manifest, cast("BulkLink", None))
+        except (CannotFetch, EngineFailed) as error:
+            return {"error": type(error).__name__, "text": str(error)}
+        return {"digests": self._digests(), "moved_bytes": self._staged.moved_bytes}
+
+    def _digests(self) -> dict[str, int]:
+        assert self._staged is not None
+        tensors = cast("dict[str, torch.Tensor]", self._staged.tensors())
+        assert all(each.is_cuda for each in tensors.values())
+        return {name: digest_of(each.cpu().numpy()) for name, each in tensors.items()}
+
+    def _half(self, order: dict[str, Any]) -> None:
+        manifest = msgspec.json.decode(order["manifest"], type=Manifest)
+        offer = offer_of(manifest, "collective")
+        meeting = HalfMeeting(offer.at, (order["rank"], order["world"]))
+        landing = GpuLanding((self._gpu,), offer.buckets)
+        meeting.join(RankReport(gpu=self._gpu))
+        meeting.receive(landing.pieces, offer.backend)
+
+
+def say(**report: object) -> None:
+    print(json.dumps(report), flush=True)
+
+
+def main() -> None:
+    taker = Taker(sys.argv[1], sys.argv[2])
+    say(ready=True)
+    for line in sys.stdin:
+        taker.obey(json.loads(line))
+
+
+if __name__ == "__main__":
+    main()

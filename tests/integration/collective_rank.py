@@ -1,0 +1,84 @@
+"""Worker ranks of broadcasts, in a process of their own: one line of JSON in, one out, each."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import torch
+
+from bus.bulk import BulkLink
+from bus.errors import EngineFailed
+from bus.manifest import digest_of
+from bus.messages.weights import Manifest, PrepareUpdate
+from bus.rendezvous import RankReport
+from engine_worker.weights.buckets import offer_of
+from engine_worker.weights.buffers import SpareBuffer
+from engine_worker.weights.collective import Collective
+from engine_worker.weights.landing import HostLanding
+from engine_worker.weights.meeting import Meeting
+from engine_worker.weights.staged import CannotFetch
+
+
+class HalfMeeting(Meeting):
+    """Receives one bucket, says so, and is not heard of again."""
+
+    def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:
+        super().receive(pieces[:1], backend)
+        print(json.dumps({"half": True}), flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+async def take(way: Collective, order: dict[str, Any]) -> dict[str, Any]:
+    manifest = msgspec.json.decode(order["manifest"], type=Manifest)
+    ask = PrepareUpdate(
+        "default", manifest.version, "", "collective", rank=order["rank"], world=order["world"]
+    )
+    try:
+        staged = await way.fetch(ask, manifest, cast("BulkLink", None))
+    except (CannotFetch, EngineFailed) as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    digests = {name: digest_of(np.asarray(each)) for name, each in staged.tensors().items()}
+    staged.release()
+    return {"digests": digests, "moved_bytes": staged.moved_bytes}
+
+
+def take_half(order: dict[str, Any]) -> None:
+    manifest = msgspec.json.decode(order["manifest"], type=Manifest)
+    offer = offer_of(manifest, "collective")
+    meeting = HalfMeeting(offer.at, (order["rank"], order["world"]))
+    landing = HostLanding(np.empty(manifest.size_bytes, np.uint8), manifest, offer.buckets)
+    meeting.join(RankReport())
+    meeting.receive(landing.pieces, offer.backend)
+
+
+def count(kind: str) -> int:
+    """Descriptors or threads of this process, those of libraries among them."""
+    return sum(1 for _ in Path(f"/proc/self/{kind}").iterdir())
+
+
+def main() -> None:
+    way = Collective(SpareBuffer())
+    print(json.dumps({"ready": torch.distributed.is_available()}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order.get("half"):
+            take_half(order)
+            continue
+        report = asyncio.run(take(way, order))
+        for each in threading.enumerate():
+            if each.name.startswith("rolloutbus"):
+                each.join()  # its result was there a moment before its end
+        report["held"] = [count(each) for each in ("fd", "task")]
+        print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()

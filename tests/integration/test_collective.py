@@ -1,0 +1,227 @@
+"""A trainer broadcasts to workers in other processes, over gloo."""
+
+# pyright: reportUnknownMemberType=false
+# The stubs of torch leave parameters untyped.
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from bus.manifest import digest_of, lay_out, total_bytes
+from bus.messages.weights import Manifest, Offer
+from tests.integration.drills import DEADLINE_S
+from tests.integration.store_harness import ROOT
+from trainer_adapter.offers.collective import CollectiveOffering
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+BUCKET_BYTES = 1 << 20
+SHORT_S = 5.0
+
+
+class Version:
+    """Random weights of several dtypes, 5 MiB, so that there are several buckets."""
+
+    def __init__(self, number: int, seed: int) -> None:
+        torch.manual_seed(seed + number)
+        self.number = number
+        self.tensors = [
+            torch.randn(301, 1027),
+            torch.randn(7, 33).bfloat16(),
+            torch.randn(640, 1024).t(),
+            torch.tensor(0.5, dtype=torch.float64),
+            torch.randn(0, 4),
+            torch.randn(257, 1031).bfloat16(),
+        ]
+        names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64"}
+        self.layout = lay_out(
+            (f"t{i}", names[each.dtype], tuple(each.shape)) for i, each in enumerate(self.tensors)
+        )
+        raws = [each.contiguous().view(-1).view(torch.uint8).numpy() for each in self.tensors]
+        self.digests = [digest_of(raw) for raw in raws]
+
+    def manifest(self, offers: list[Offer]) -> str:
+        tensors = [
+            msgspec.structs.replace(each, digest=digest)
+            for each, digest in zip(self.layout, self.digests, strict=True)
+        ]
+        size = total_bytes(self.layout)
+        return msgspec.json.encode(
+            Manifest("default", self.number, "", "", size, tensors, offers)
+        ).decode()
+
+    @property
+    def expected(self) -> dict[str, int]:
+        return {each.name: digest for each, digest in zip(self.layout, self.digests, strict=True)}
+
+
+def n_descriptors() -> int:
+    """Of the trainer: this process."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+class Rank:
+    """A worker's process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    def tell(self, **order: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{json.dumps(order)}\n".encode())
+
+    async def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(DEADLINE_S):
+            return json.loads(await self.process.stdout.readline())
+
+
+@asynccontextmanager
+async def ranks(n: int) -> AsyncGenerator[list[Rank]]:
+    started: list[Rank] = []
+    try:
+        for _ in range(n):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "tests.integration.collective_rank"),
+                cwd=ROOT,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            started.append(Rank(process))
+        for each in started:
+            assert await each.hear() == {"ready": True}
+        yield started
+    finally:
+        for each in started:
+            if each.process.returncode is None:
+                each.process.kill()
+            await each.process.wait()
+
+
+async def broadcast(
+    offering: CollectiveOffering, version: Version, workers: list[Rank], world: int = 0
+) -> list[dict[str, Any]]:
+    offers = await offering.prepare(version.layout, version.tensors)
+    manifest = version.manifest(offers)
+    for rank, each in enumerate(workers, 1):
+        each.tell(manifest=manifest, rank=rank, world=world or len(workers) + 1)
+    async with asyncio.timeout(DEADLINE_S):
+        await offering.serve()
+    await offering.close()
+    return [await each.hear() for each in workers]
+
+
+@pytest.mark.parametrize("n_workers", [2, 3])
+async def test_every_worker_gets_every_byte_version_after_version(
+    n_workers: int, seed: int
+) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES)
+    held: list[list[list[int]]] = []
+    async with ranks(n_workers) as workers:
+        for number in (1, 2, 3):
+            version = Version(number, seed)
+            got = await broadcast(offering, version, workers)
+            assert offering.problem == ""
+            assert [each["digests"] for each in got] == [version.expected] * n_workers
+            assert {each["moved_bytes"] for each in got} == {total_bytes(version.layout)}
+            held.append([[n_descriptors()], *(each["held"] for each in got)])
+    assert held[1] == held[2]
+
+
+async def test_a_rank_that_is_killed_half_way_ends_it_for_all_and_the_next_one_works(
+    seed: int,
+) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES)
+    async with ranks(3) as workers:
+        doomed, others = workers[0], workers[1:]
+        first = Version(1, seed)
+        manifest = first.manifest(await offering.prepare(first.layout, first.tensors))
+        doomed.tell(manifest=manifest, rank=1, world=4, half=True)
+        for rank, each in enumerate(others, 2):
+            each.tell(manifest=manifest, rank=rank, world=4)
+        serving = asyncio.create_task(offering.serve())
+        assert await doomed.hear() == {"half": True}
+        doomed.process.kill()
+        # Far from the timeout: a broken link is noticed at once.
+        async with asyncio.timeout(DEADLINE_S / 2):
+            got = [await each.hear() for each in others]
+            await serving
+        await offering.close()
+        # Who had everything already keeps it.
+        for each in got:
+            assert each.get("error") == "CannotFetch" or each["digests"] == first.expected
+        assert offering.problem
+        second = Version(2, seed)
+        got = await broadcast(offering, second, others)
+        assert [each["digests"] for each in got] == [second.expected] * 2
+
+
+async def test_a_rank_that_hangs_half_way_ends_it_within_the_timeout(seed: int) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES, timeout_s=SHORT_S)
+    async with ranks(2) as (hanging, other):
+        version = Version(1, seed)
+        manifest = version.manifest(await offering.prepare(version.layout, version.tensors))
+        hanging.tell(manifest=manifest, rank=1, world=3, half=True)
+        other.tell(manifest=manifest, rank=2, world=3)
+        async with asyncio.timeout(DEADLINE_S):
+            await offering.serve()
+            await offering.close()
+            await other.hear()
+        assert offering.problem
+
+
+async def test_a_rank_that_never_comes_sends_the_others_another_way(seed: int) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES, timeout_s=SHORT_S)
+    async with ranks(1) as workers:
+        (got,) = await broadcast(offering, Version(1, seed), workers, world=3)
+    assert got["error"] == "CannotFetch"
+    assert "rank 2" in offering.problem
+
+
+async def test_a_trainer_that_gives_up_releases_those_who_wait(seed: int) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES)
+    version = Version(1, seed)
+    async with ranks(1) as (worker,):
+        manifest = version.manifest(await offering.prepare(version.layout, version.tensors))
+        worker.tell(manifest=manifest, rank=1, world=2)
+        await offering.close()
+        got = await worker.hear()
+        worker.tell(manifest=manifest, rank=1, world=2)
+        late = await worker.hear()
+    assert (got["error"], late["error"]) == ("CannotFetch", "CannotFetch")
+
+
+async def test_two_workers_cannot_have_one_rank(seed: int) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES)
+    version = Version(1, seed)
+    async with ranks(2) as workers:
+        manifest = version.manifest(await offering.prepare(version.layout, version.tensors))
+        for each in workers:
+            each.tell(manifest=manifest, rank=1, world=2)
+        await offering.serve()
+        await offering.close()
+        got = [await each.hear() for each in workers]
+    assert [each["digests"] for each in got if "digests" in each] == [version.expected]
+    assert [each["error"] for each in got if "error" in each] == ["CannotFetch"]
+
+
+async def test_bytes_that_are_not_those_of_the_manifest_are_refused(seed: int) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES)
+    version = Version(1, seed)
+    version.digests[3] ^= 1
+    async with ranks(1) as workers:
+        (got,) = await broadcast(offering, version, workers)
+    assert got["error"] == "EngineFailed"
+    assert "t3" in got["text"]
+    assert "t3" in offering.problem

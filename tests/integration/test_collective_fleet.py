@@ -1,0 +1,50 @@
+"""A whole fleet takes its weights from the trainer's broadcast."""
+
+import pytest
+import torch
+
+from launcher.settings import UpOptions
+from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from tests.integration.drills import DEADLINE_S
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+WORKERS = ["w0", "w1"]
+FLEET: UpOptions = {
+    "workers": len(WORKERS),
+    "engine": "fake",
+    "engine_options": {"slots": 4, "step_s": 0.005},
+}
+SIZE_BYTES = 128 + 16
+
+
+def weights(value: float) -> dict[str, torch.Tensor]:
+    return {"embed.weight": torch.full((8, 4), value), "head.weight": torch.full((4,), value)}
+
+
+async def test_all_workers_take_version_after_version_from_the_broadcast(
+    client: RolloutClient,
+) -> None:
+    publisher = WeightPublisher(client)
+    for step in (1.0, 2.0):
+        published = await publisher.publish(
+            weights(step), transport="collective", require="all", deadline_s=DEADLINE_S
+        )
+        assert published.transport == dict.fromkeys(WORKERS, "collective"), published.why
+        assert published.moved_bytes == dict.fromkeys(WORKERS, SIZE_BYTES)
+        ended = await client.generate(
+            [1, 2, 3], Sampling(max_new_tokens=4), deadline_s=DEADLINE_S, versions="latest"
+        )
+        assert [version for version, _ in ended.versions] == [published.version]
+    publisher.forget()
+
+
+async def test_nobody_waits_for_a_broadcast_that_was_not_asked_for(client: RolloutClient) -> None:
+    published = await WeightPublisher(client).publish(
+        weights(3.0), require="all", deadline_s=DEADLINE_S
+    )
+    assert published.transport == dict.fromkeys(WORKERS, "shm")

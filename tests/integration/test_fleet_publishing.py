@@ -1,0 +1,120 @@
+"""Publishing to a live fleet: from plain scripts, back to old content, after a trainer's death."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+
+import pytest
+import torch
+
+import rolloutbus
+from launcher.settings import UpOptions
+from rolloutbus import Fleet, RolloutClient, SyncWeightPublisher, WeightPublisher
+from rolloutbus.errors import EngineFailed, RequestCancelled
+from tests.integration.doomed_trainer import WEIGHTS
+from tests.integration.drills import DEADLINE_S, status_when
+from tests.integration.store_harness import ROOT
+from trainer_adapter.transfer import TransferProgress
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+WORKERS = {"w0", "w1"}
+FLEET: UpOptions = {"workers": len(WORKERS), "engine": "fake"}
+
+
+async def all_serve(client: RolloutClient) -> int:
+    """The committed version, once every worker serves it."""
+    status = await status_when(
+        client,
+        lambda status: (
+            {worker.name for worker in status.workers} == WORKERS
+            and all(
+                (worker.version, worker.state) == (status.committed.get("default", 0), "ready")
+                for worker in status.workers
+            )
+        ),
+    )
+    return status.committed.get("default", 0)
+
+
+def publish_plainly(address: str) -> tuple[list[int], list[TransferProgress]]:
+    """What a script without `asyncio` does."""
+    with rolloutbus.connect_sync(address, name="plain") as client:
+        publisher = SyncWeightPublisher(client)
+        first = publisher.publish(WEIGHTS, require="all", deadline_s=DEADLINE_S)
+        transfer = publisher.start(WEIGHTS, require="all", deadline_s=DEADLINE_S)
+        transfer.copied()
+        changes = list(transfer.changes())
+        second = transfer.result()
+        assert set(second.stall_ms) == set(second.transport) == WORKERS
+        assert transfer.is_done
+        assert not transfer.cancel()
+        third = publisher.restore(first.version, require="all", deadline_s=DEADLINE_S)
+        publisher.forget()
+        return [first.version, second.version, third.version], changes
+
+
+async def test_a_plain_script_publishes_watches_and_goes_back(
+    fleet: Fleet, client: RolloutClient
+) -> None:
+    before = await all_serve(client)
+    versions, changes = await asyncio.to_thread(publish_plainly, fleet.address)
+    assert versions == [before + 1, before + 2, before + 3]
+    last = changes[-1]
+    assert (last.phase, last.version) == ("committed", before + 2)
+    assert (last.n_targets, last.n_prepared, last.n_active) == (2, 2, 2)
+    assert await all_serve(client) == before + 3
+
+
+async def test_a_killed_trainers_version_is_never_given_to_another(
+    fleet: Fleet, client: RolloutClient
+) -> None:
+    command = [sys.executable, "-m", "tests.integration.doomed_trainer", fleet.address]
+    trainer = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert trainer.stdout is not None
+    async with asyncio.timeout(DEADLINE_S):
+        lost = int(await trainer.stdout.readline())
+        trainer.kill()
+        await trainer.wait()
+    published = await WeightPublisher(client).publish(WEIGHTS, require="all", deadline_s=DEADLINE_S)
+    assert published.version > lost
+    assert await all_serve(client) == published.version
+
+
+async def test_cancel_ends_an_update_that_waits_for_a_worker(
+    fleet: Fleet, client: RolloutClient
+) -> None:
+    before = await all_serve(client)
+    os.kill(fleet.pids["w1"], signal.SIGSTOP)  # it cannot answer, so the update must wait for it
+    try:
+        weights = {name: 2 * each for name, each in WEIGHTS.items()}
+        handle = WeightPublisher(client).start(weights, require="all", deadline_s=DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            async for progress in handle.changes():
+                if progress.n_prepared == 1:
+                    break
+        # On a slow machine the stopped worker may be given up first, which fails the update.
+        with contextlib.suppress(EngineFailed):
+            assert await handle.cancel()
+    finally:
+        os.kill(fleet.pids["w1"], signal.SIGCONT)
+    with pytest.raises((RequestCancelled, EngineFailed)):
+        await handle
+    assert await all_serve(client) == before
+
+
+async def test_what_is_not_finite_changes_nothing(client: RolloutClient) -> None:
+    before = await all_serve(client)
+    weights = WEIGHTS | {"head.weight": torch.tensor([1.0, float("nan"), 1.0, 1.0])}
+    with pytest.raises(rolloutbus.errors.Refused) as caught:
+        await WeightPublisher(client).publish(weights, deadline_s=DEADLINE_S)
+    assert caught.value.field == "tensors.head.weight"
+    assert await all_serve(client) == before

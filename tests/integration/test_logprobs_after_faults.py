@@ -1,0 +1,144 @@
+"""A real model's logprobs are those of the version they name, also where a host died mid-commit."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from bus.messages.weights import Transport
+from drills.chaos.proxy import ProxyLink
+from drills.weights.cases import Case
+from drills.weights.gates import Gates
+from drills.weights.orders import Order, Told
+from launcher.fleet import Fleet
+from launcher.plan import STORE
+from launcher.settings import FleetSettings
+from rolloutbus import FleetStatus, RolloutClient, Sampling, WeightPublisher, connect
+from tests.integration.conftest import MAX_CONTEXT
+from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when
+from tests.integration.reference import Reference
+from trainer_adapter.transfer import WeightTransferHandle
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+WORKERS = ["w0", "w1"]
+N_STREAMS, N_TOKENS = 8, 20
+TOLERANCE = 1e-4
+TEMPERATURE = 0.8
+PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_STREAMS)]
+LONG = Sampling(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
+
+
+class LocalTrainer:
+    """Implements `Trainer` in this process, with weights that are known here."""
+
+    def __init__(self, client: RolloutClient, reference: Reference) -> None:
+        self._publisher = WeightPublisher(client)
+        self._reference = reference
+        self._handle: WeightTransferHandle | None = None
+
+    def publish(self, order: Order) -> None:
+        self._reference.perturb(seed=int(order.value))
+        self._handle = self._publisher.start(
+            self._reference.model.state_dict(),
+            transport=order.transport,
+            in_flight=order.in_flight,
+            deadline_s=DEADLINE_S,
+        )
+
+    async def reached(self, is_so: Callable[[Told], bool], timeout_s: float) -> bool:
+        del timeout_s  # the publication has its own deadline
+        assert self._handle is not None
+        async for now in self._handle.changes():
+            if is_so(Told(now.phase, now.version, now.n_prepared, now.n_active)):
+                return True
+        return False
+
+    async def outcome(self, timeout_s: float) -> Told:
+        del timeout_s
+        assert self._handle is not None
+        published = await self._handle
+        self._reference.keep(published.version)
+        return Told("committed", published.version, outcome="committed", by=published.transport)
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model: Path) -> Reference:
+    return Reference(tiny_model)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def links() -> AsyncIterator[dict[str, ProxyLink]]:
+    async with AsyncExitStack() as stack:
+        yield {name: await stack.enter_async_context(ProxyLink()) for name in (*WORKERS, STORE)}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tiny_model: Path, links: dict[str, ProxyLink]) -> AsyncIterator[Fleet]:
+    """Its members' links can be held."""
+
+    def wire(name: str, backend: str) -> str:
+        links[name].upstream = backend
+        return links[name].endpoint
+
+    options = {"threads": 1, "slots": N_STREAMS, "kv_tokens": N_STREAMS * MAX_CONTEXT}
+    settings = FleetSettings(
+        workers=len(WORKERS), model=tiny_model, engine_options=options, transport="tcp"
+    )
+    async with Fleet(settings, wiring=wire) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(fleet: Fleet) -> AsyncIterator[RolloutClient]:
+    async with connect(fleet.address, name="logprobs-after-faults") as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
+    fleet: Fleet,
+    links: dict[str, ProxyLink],
+    client: RolloutClient,
+    reference: Reference,
+    transport: Transport,
+    seed: int,
+) -> None:
+    ahead = seed % len(WORKERS)
+    victim = WORKERS[1 - ahead]
+    case = Case("host", "committing", transport, "staged", "retract", "any", ahead, False)  # noqa: FBT003
+    trainer, gates = LocalTrainer(client, reference), Gates(fleet, links)
+    streams = [Streamed(client, prompt, LONG) for prompt in PROMPTS]
+    for streamed in streams:
+        await streamed.reached(N_TOKENS)
+    try:
+        order = Order(float(seed % 1000), transport, in_flight="retract")
+        assert await gates.bring_to(case, trainer, order), "the update was over too soon"
+        struck = [streamed for streamed in streams if streamed.worker == victim]
+        fleet.kill_engine_host(victim)
+    finally:
+        gates.open_all()
+    told = await trainer.outcome(DEADLINE_S)
+    await status_when(client, lambda status: _all_serve(status, told.version))
+    for streamed in streams:
+        await streamed.grown_by(N_TOKENS)
+    rollouts = [await streamed.cut() for streamed in streams]
+
+    assert told.by[WORKERS[ahead]] == transport
+    assert struck, "nothing ran on the victim: the test tested nothing"
+    assert all(len(rollout.versions) > 1 for rollout in rollouts)
+    for prompt, rollout in zip(PROMPTS, rollouts, strict=True):
+        truth = reference.fresh(prompt, rollout, TEMPERATURE)
+        assert np.abs(truth - rollout.logprobs).max() < TOLERANCE, rollout.versions
+
+
+def _all_serve(status: FleetStatus, version: int) -> bool:
+    rows = [(each.version, each.state) for each in status.workers]
+    return rows == [(version, "ready")] * len(WORKERS)

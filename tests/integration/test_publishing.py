@@ -1,0 +1,312 @@
+"""Publishing in the background: when tensors may change, what is seen of it, how it is ended."""
+
+import asyncio
+import threading
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.bulk import BulkLink
+from bus.errors import Refused, RequestCancelled, SettingsError
+from bus.manifest import digest_of
+from bus.messages.weights import Bucket, Manifest, Offer, PullManifest, Tensor
+from tests.integration.drills import DEADLINE_S
+from tests.integration.store_harness import StoreHarness, store_harness
+from trainer_adapter.publisher import WeightPublisher
+from trainer_adapter.tensor_source import HeldTensors
+from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+Weights = dict[str, torch.Tensor]
+
+
+def weights(seed: int) -> Weights:
+    generator = torch.Generator().manual_seed(seed)
+    return {f"w{i}": torch.randn(64, 32, generator=generator) for i in range(4)}
+
+
+def digests_of(tensors: Weights) -> dict[str, int]:
+    return {
+        name: digest_of(each.contiguous().view(-1).view(torch.uint8).numpy().copy())
+        for name, each in tensors.items()
+    }
+
+
+async def digests_kept(harness: StoreHarness, version: int) -> dict[str, int]:
+    async with BulkLink(harness.bulk) as link:
+        manifest = await link.ask("pull_manifest", PullManifest("default", version))
+    assert isinstance(manifest, Manifest)
+    return {each.name: each.digest for each in manifest.tensors}
+
+
+class SlowTensors(HeldTensors):
+    """Are not to be had before `go` is set."""
+
+    def __init__(self, tensors: Weights) -> None:
+        super().__init__(tensors)
+        self.go = threading.Event()
+
+    def buckets(self) -> Generator[Sequence[torch.Tensor]]:
+        assert self.go.wait(DEADLINE_S)
+        yield from super().buckets()
+
+
+async def phase_comes(handle: WeightTransferHandle, phase: str) -> TransferProgress:
+    async with asyncio.timeout(DEADLINE_S):
+        async for progress in handle.changes():
+            if progress.phase == phase:
+                return progress
+    raise AssertionError(f"it ended without {phase}")
+
+
+async def test_tensors_may_change_as_soon_as_they_are_copied(tmp_path: Path, seed: int) -> None:
+    model = weights(seed)
+    as_published = digests_of(model)
+    async with store_harness(tmp_path) as harness:
+        harness.connection.decides.clear()
+        handle = WeightPublisher(harness).start(model, deadline_s=DEADLINE_S)
+        await handle.copied()
+        for each in model.values():
+            each.zero_()
+        assert not handle.is_done
+        harness.connection.decides.set()
+        published = await handle
+        assert await digests_kept(harness, published.version) == as_published
+
+
+async def test_every_listener_sees_the_way_to_the_end(tmp_path: Path, seed: int) -> None:
+    async def phases(handle: WeightTransferHandle) -> list[TransferProgress]:
+        return [progress async for progress in handle.changes()]
+
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        handle = WeightPublisher(harness).start(model, deadline_s=DEADLINE_S)
+        listeners = [asyncio.create_task(phases(handle)) for _ in range(2)]
+        waiters = [asyncio.create_task(result_of(handle)) for _ in range(2)]
+        async with asyncio.timeout(DEADLINE_S):
+            versions = {await each for each in waiters}
+            seen = [await each for each in listeners]
+    assert versions == {1}
+    order = ["copying", "sealing", "preparing", "committed"]
+    for each in seen:
+        assert [phase for phase in order if phase in {one.phase for one in each}] == order
+        last = each[-1]
+        assert (last.phase, last.version) == ("committed", 1)
+        assert last.copied_bytes == sum(one.nbytes for one in model.values())
+        assert (last.n_targets, last.n_prepared) == (2, 1)
+
+
+async def result_of(handle: WeightTransferHandle) -> int:
+    return (await handle).version
+
+
+async def test_cancelling_who_waits_leaves_the_version_on_its_way(
+    tmp_path: Path, seed: int
+) -> None:
+    async with store_harness(tmp_path) as harness:
+        harness.connection.decides.clear()
+        handle = WeightPublisher(harness).start(weights(seed), deadline_s=DEADLINE_S)
+        waiter = asyncio.create_task(result_of(handle))
+        await phase_comes(handle, "preparing")
+        waiter.cancel()
+        await asyncio.wait((waiter,))
+        harness.connection.decides.set()
+        assert (await handle).version == 1
+        assert harness.connection.committed == [1]
+
+
+async def test_cancel_while_tensors_are_copied_publishes_nothing(tmp_path: Path, seed: int) -> None:
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        slow = SlowTensors(weights(seed))
+        handle = publisher.start(slow, deadline_s=DEADLINE_S)
+        await phase_comes(handle, "copying")
+        handle.stop()
+        slow.go.set()
+        assert await handle.cancel()
+        assert handle.progress.phase == "aborted"
+        with pytest.raises(RequestCancelled):
+            await handle.copied()
+        await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
+        assert len(harness.connection.published) == 1
+
+
+async def test_cancel_before_its_turn_publishes_nothing(tmp_path: Path, seed: int) -> None:
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        slow = SlowTensors(weights(seed))
+        first = publisher.start(slow, deadline_s=DEADLINE_S)
+        second = publisher.start(weights(seed), deadline_s=DEADLINE_S)
+        third = publisher.start(weights(seed), deadline_s=DEADLINE_S)
+        assert await second.cancel()
+        slow.go.set()
+        assert [(await first).version, (await third).version] == [1, 2]
+
+
+async def test_cancel_before_the_commit_is_recorded_ends_the_update(
+    tmp_path: Path, seed: int
+) -> None:
+    async with store_harness(tmp_path) as harness:
+        harness.connection.decides.clear()
+        publisher = WeightPublisher(harness)
+        handle = publisher.start(weights(seed), deadline_s=DEADLINE_S)
+        await phase_comes(handle, "preparing")
+        assert await handle.cancel()
+        harness.connection.decides.set()
+        assert (await publisher.publish(weights(seed), deadline_s=DEADLINE_S)).version == 2
+        assert harness.connection.committed == [2]
+
+
+async def test_cancel_after_the_commit_says_that_it_is_too_late(tmp_path: Path, seed: int) -> None:
+    async with store_harness(tmp_path) as harness:
+        handle = WeightPublisher(harness).start(weights(seed), deadline_s=DEADLINE_S)
+        await phase_comes(handle, "committed")
+        assert not await handle.cancel()
+        assert (await handle).version == 1
+
+
+async def test_a_cancelled_publish_cancels_its_update(tmp_path: Path, seed: int) -> None:
+    async with store_harness(tmp_path) as harness:
+        harness.connection.decides.clear()
+        publisher = WeightPublisher(harness)
+        publishing = asyncio.create_task(publisher.publish(weights(seed), deadline_s=DEADLINE_S))
+        async with asyncio.timeout(DEADLINE_S):
+            await harness.connection.asked.wait()
+        publishing.cancel()
+        await asyncio.wait((publishing,))
+        harness.connection.decides.set()
+        await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
+        assert harness.connection.committed == [2]
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+async def test_a_diverged_model_is_refused_before_anybody_gets_it(
+    tmp_path: Path, seed: int, wrong: float
+) -> None:
+    model = weights(seed)
+    model["w2"][63, 31] = wrong
+    async with store_harness(tmp_path) as harness:
+        with pytest.raises(Refused) as caught:
+            await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)
+        assert caught.value.field == "tensors.w2"
+        assert harness.connection.published == []
+        anyway = WeightPublisher(harness, check="off")
+        assert (await anyway.publish(model, deadline_s=DEADLINE_S)).version == 2
+
+
+async def test_a_cast_that_overflows_is_refused(tmp_path: Path) -> None:
+    async with store_harness(tmp_path) as harness:
+        with pytest.raises(Refused):
+            await WeightPublisher(harness, dtype=torch.float16).publish(
+                {"w": torch.full((3,), 1e6)}, deadline_s=DEADLINE_S
+            )
+
+
+async def test_zeros_are_refused_only_where_there_were_values(tmp_path: Path, seed: int) -> None:
+    model = weights(seed) | {"adapter": torch.zeros(8)}
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        for _ in range(2):
+            await publisher.publish(model, deadline_s=DEADLINE_S)
+        model["w1"].zero_()
+        with pytest.raises(Refused) as caught:
+            await publisher.publish(model, deadline_s=DEADLINE_S)
+    assert caught.value.field == "tensors.w1"
+
+
+async def test_the_engine_gets_its_own_names_and_only_what_it_is_given(
+    tmp_path: Path, seed: int
+) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(
+            harness, rename=lambda name: None if name == "w3" else f"model.{name}"
+        )
+        version = (await publisher.publish(model, deadline_s=DEADLINE_S)).version
+        kept = await digests_kept(harness, version)
+    wanted = {f"model.{name}": each for name, each in digests_of(model).items() if name != "w3"}
+    assert kept == wanted
+
+
+async def test_a_lone_shard_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    class Shard(torch.Tensor):
+        def full_tensor(self) -> torch.Tensor:
+            raise NotImplementedError
+
+        def to_local(self) -> torch.Tensor:
+            return torch.zeros(1)
+
+    async with store_harness(tmp_path) as harness:
+        with pytest.raises(SettingsError, match="ShardedSource"):
+            WeightPublisher(harness).start({"w": torch.zeros(2).as_subclass(Shard)})
+
+
+async def test_what_is_asked_for_reaches_the_router(tmp_path: Path, seed: int) -> None:
+    async with store_harness(tmp_path) as harness:
+        await WeightPublisher(harness).publish(
+            weights(seed),
+            in_flight="retract",
+            require="at-least:2",
+            transport="tcp",
+            mode="in_place",
+            floor=3,
+            deadline_s=DEADLINE_S,
+        )
+    [body] = harness.connection.published
+    assert (body.in_flight, body.require, body.transport) == ("retract", "at-least:2", "tcp")
+    assert (body.mode, body.floor) == ("in_place", 3)
+
+
+@pytest.mark.parametrize("require", ["most", "at-least:0", "at-least:", "", "at-least:-1"])
+async def test_a_rule_that_is_none_is_refused_before_anything_is_copied(
+    tmp_path: Path, seed: int, require: str
+) -> None:
+    async with store_harness(tmp_path) as harness:
+        with pytest.raises(Refused) as caught:
+            WeightPublisher(harness).start(weights(seed), require=require)
+    assert caught.value.field == "require"
+
+
+class Window:
+    """An offering that shows what became of it."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    async def prepare(
+        self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
+    ) -> list[Offer]:
+        assert [each.size_bytes for each in layout] == [each.nbytes for each in tensors]
+        self.steps.append("prepared")
+        return [Offer("collective", at="127.0.0.1:1", buckets=[Bucket(0, 8, 5)])]
+
+    async def serve(self) -> None:
+        self.steps.append("serving")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.steps.append("stopped")
+
+    async def close(self) -> None:
+        self.steps.append("closed")
+
+    def forget(self) -> None:
+        self.steps.append("forgotten")
+
+
+async def test_an_offer_is_served_while_the_router_publishes_and_closed_after_it(
+    tmp_path: Path, seed: int
+) -> None:
+    window = Window()
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        publisher.offer("collective", window)
+        await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
+        assert window.steps == []
+        await publisher.publish(weights(seed), transport="collective", deadline_s=DEADLINE_S)
+        publisher.forget()
+    assert window.steps == ["prepared", "serving", "stopped", "closed", "forgotten"]
+    assert harness.connection.published[1].offers == [Offer("collective", at="127.0.0.1:1")]

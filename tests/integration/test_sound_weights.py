@@ -1,0 +1,121 @@
+"""What cannot be weights fails when it is staged, and what is active stays."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from bus.codec import pack
+from bus.entry import Entry
+from bus.messages.endings import Problem
+from bus.messages.weights import (
+    Committed,
+    CommitUpdate,
+    Prepared,
+    PrepareUpdate,
+    Transport,
+    UpdateMode,
+)
+from engine_worker.engine import Step
+from engine_worker.engines.fake_engine import FakeEngine
+from engine_worker.engines.fake_settings import FakeSettings
+from engine_worker.host_commands import HostCommands
+from tests.integration.drills import DEADLINE_S
+from tests.integration.relay_family import put
+from tests.integration.store_harness import StoreHarness, store_harness
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+Model = dict[str, torch.Tensor]
+
+
+def model(fill: float) -> Model:
+    return {"embed.weight": torch.full((8, 4), fill), "head.weight": torch.full((4,), fill)}
+
+
+def ignore(_: Step) -> None:
+    """Nobody reads the tokens."""
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine(FakeSettings(), ignore)
+    yield engine
+    engine.close()
+
+
+class Worker:
+    """The commands of one engine host."""
+
+    def __init__(self, store: StoreHarness, engine: FakeEngine) -> None:
+        self._store = store
+        self._commands = HostCommands(engine, DEADLINE_S)
+
+    async def prepare(
+        self, tensors: Model, transport: Transport = "shm", mode: UpdateMode = "staged"
+    ) -> tuple[int, msgspec.Struct]:
+        version = await put(self._store, tensors)
+        ask = PrepareUpdate("default", version, self._store.bulk, transport, mode=mode)
+        return version, await self._do("prepare_update", ask)
+
+    async def commit(self, version: int) -> msgspec.Struct:
+        return await self._do("commit_update", CommitUpdate("default", version, "in_place"))
+
+    async def take(self, tensors: Model, mode: UpdateMode = "staged") -> int:
+        version, prepared = await self.prepare(tensors, mode=mode)
+        assert isinstance(prepared, Prepared)
+        assert isinstance(await self.commit(version), Committed)
+        return version
+
+    async def _do(self, kind: str, body: msgspec.Struct) -> msgspec.Struct:
+        return (await self._commands.carry_out(Entry(kind, "c/1", body=pack(body))))[1]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+async def test_a_version_of_a_diverged_trainer_is_not_staged(
+    tmp_path: Path, engine: FakeEngine, transport: Transport, bad: float
+) -> None:
+    async with store_harness(tmp_path) as store:
+        worker = Worker(store, engine)
+        good = await worker.take(model(1.0))
+        held = dict(engine.weights)
+        tensors = model(2.0)
+        tensors["head.weight"][3] = bad
+        version, problem = await worker.prepare(tensors, transport)
+        assert isinstance(problem, Problem)
+        assert (problem.code, problem.field) == ("bad_request", "tensors.head.weight")
+        assert isinstance(await worker.commit(version), Problem)
+        assert (engine.stats().version, dict(engine.weights)) == (good, held)
+        assert await worker.take(model(3.0)) > version
+
+
+async def test_a_tensor_that_became_all_zero_is_refused_by_name(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    async with store_harness(tmp_path) as store:
+        worker = Worker(store, engine)
+        half = {**model(1.0), "head.weight": torch.zeros(4)}
+        await worker.take(half)  # it was zero before
+        _, problem = await worker.prepare({**model(1.0), "embed.weight": torch.zeros(8, 4)})
+        assert isinstance(problem, Problem)
+        assert (problem.code, problem.field) == ("bad_request", "tensors.embed.weight")
+        await worker.take(half)
+
+
+async def test_a_version_goes_over_the_old_one_and_needs_no_room_beside_it(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    async with store_harness(tmp_path) as store:
+        worker = Worker(store, engine)
+        await worker.take(model(1.0))
+        version = await worker.take(model(2.0), "in_place")
+        assert engine.stats().version == version
+        assert engine.weights["head.weight"] == model(2.0)["head.weight"].numpy().tobytes()
+        misfit = {**model(3.0), "head.weight": torch.ones(5)}
+        _, problem = await worker.prepare(misfit, mode="in_place")
+        assert isinstance(problem, Problem)
+        assert problem.field == "tensors.head.weight"
+        assert not engine.stats().is_torn

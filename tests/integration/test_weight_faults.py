@@ -1,0 +1,34 @@
+"""Whoever dies in whatever phase of a weight update, no token is mixed up and everybody is back.
+
+Times are printed, and only whatever stood still until its deadline is wrong here: the others
+depend on who else uses this machine. `make weight-faults` runs the whole matrix and judges them.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from drills.weights.run import run_weight_faults
+from drills.weights.settings import WeightDrillSettings
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+N_KILLS = 60
+
+
+async def test_sixty_deaths_mix_up_nothing_and_leave_nothing_behind(
+    tmp_path: Path, seed: int
+) -> None:
+    settings = WeightDrillSettings(seed=seed, cases=N_KILLS, directory=str(tmp_path / "run"))
+    report = await run_weight_faults(settings, print)
+    repeat = f"python -m drills.weights --seed {seed} --first NUMBER --cases 1"
+    print(f"served again: p50 {report.served_p50_s} s, max {report.served_max_s} s")
+    print(f"settled: max {report.settled_max_s} s; late: {report.late}; load: {os.getloadavg()}")
+    wrong = (report.lost, report.duplicated, report.wrong_tokens, report.stale, report.failed)
+    assert wrong == (0, 0, 0, 0, 0), "\n".join(report.stories)
+    assert report.poisoned == 0, "a request was blamed for what was done to its worker"
+    assert report.problems == [], repeat
+    assert report.settled_max_s < settings.update_deadline_s, repeat
+    assert report.crossed > 0, "no request met an update: the test tested nothing"
+    assert report.n_struck > N_KILLS / 2, "updates were over before anybody died"

@@ -1,0 +1,115 @@
+"""A fleet takes deltas and files, goes back to old weights, and outlives its machine's memory.
+
+That a worker takes a delta shows what it holds: on another base the digests would not come out.
+"""
+
+# pyright: reportUnknownVariableType=false
+# The stubs of safetensors leave parameters untyped.
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rolloutbus
+from launcher.settings import UpOptions
+from rolloutbus import FleetStatus, RolloutClient, WeightPublisher
+from tests.integration.drills import (
+    DEADLINE_S,
+    assert_fake_rollout,
+    fake_sampling,
+    status_when,
+)
+from trainer_adapter.published import Published, PublishOptions
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+WORKERS = ["w0", "w1"]
+PROMPT = [4, 5, 6]
+ALL: PublishOptions = {"require": "all", "deadline_s": DEADLINE_S}
+BY_DELTA: PublishOptions = {**ALL, "transport": "delta"}
+BY_DISK: PublishOptions = {**ALL, "transport": "disk"}
+
+
+def described(weights_dir: Path) -> UpOptions:
+    return {"workers": len(WORKERS), "engine": "fake", "weights_dir": weights_dir}
+
+
+def weights(head: float) -> dict[str, torch.Tensor]:
+    return {"embed.weight": torch.ones(8, 4), "head.weight": torch.full((4,), head)}
+
+
+def all_serve(version: int) -> Callable[[FleetStatus], bool]:
+    return lambda status: (
+        status.committed == {"default": version}
+        and [(each.version, each.state) for each in status.workers]
+        == [(version, "ready")] * len(WORKERS)
+    )
+
+
+def by(published: Published, transport: str) -> bool:
+    """Whether everybody got it so."""
+    return published.transport == dict.fromkeys(WORKERS, transport)
+
+
+async def sample(client: RolloutClient, version: int) -> None:
+    rollout = await client.generate(
+        PROMPT, fake_sampling(5), versions="latest", deadline_s=DEADLINE_S
+    )
+    assert rollout.versions == [(version, 5)]
+    assert_fake_rollout(PROMPT, rollout, 5)
+
+
+async def test_an_old_version_becomes_active_again_under_a_new_number(tmp_path: Path) -> None:
+    async with (
+        rolloutbus.up(**described(tmp_path)) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        publisher = WeightPublisher(client)
+        for head in (1.0, 2.0):
+            await publisher.publish(weights(head), **ALL)
+        restored = await publisher.restore(1, **ALL)
+        assert (restored.version, restored.quarantined) == (3, {})
+        await sample(client, 3)
+        step = await publisher.publish(weights(3.0), **BY_DELTA)
+        assert by(step, "delta"), step.why
+        await sample(client, 4)
+
+
+async def test_the_next_fleet_begins_with_the_last_version_of_this_one(tmp_path: Path) -> None:
+    async with (
+        rolloutbus.up(**described(tmp_path)) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        publisher = WeightPublisher(client)
+        await publisher.publish(weights(1.0), **ALL)
+        filed = await publisher.publish(weights(2.0), **BY_DISK)
+        assert by(filed, "disk"), filed.why
+    async with (
+        rolloutbus.up(**described(tmp_path)) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        await status_when(client, all_serve(2))
+        await sample(client, 2)
+        publisher = WeightPublisher(client)
+        step = await publisher.publish(weights(3.0), **BY_DELTA)
+        assert (step.version, by(step, "delta")) == (3, True), step.why
+
+
+async def test_a_real_model_takes_what_a_step_changed(tiny_model: Path, seed: int) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    tensors = load_file(tiny_model / "model.safetensors")
+    async with (
+        rolloutbus.up(model=tiny_model, workers=1) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        publisher = WeightPublisher(client)
+        await publisher.publish(tensors, **ALL)
+        for each in tensors.values():
+            changed = torch.randint(each.numel(), (1 + each.numel() // 1000,), generator=chance)
+            each.view(-1)[changed] *= 1.01
+        step = await publisher.publish(tensors, **BY_DELTA)
+        assert step.transport == {"w0": "delta"}, step.why
+        assert step.moved_bytes["w0"] < sum(each.nbytes for each in tensors.values()) / 50

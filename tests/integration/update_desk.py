@@ -1,0 +1,71 @@
+"""Stands in for a router where versions are published: it brings them to nobody, and says so."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from bus.errors import RequestCancelled
+from bus.messages.endings import Problem
+from bus.messages.weights import Published, PublishVersion, RecordCommit, UpdateProgress
+from bus.ref import STORE
+from trainer_adapter.control import FleetRef
+from trainer_adapter.effects import Result
+from trainer_adapter.requests import Ask
+
+
+class UpdateDesk:
+    """Updates are decided as soon as `decides` is set; until then they may be aborted."""
+
+    def __init__(self, ref: Callable[[str], FleetRef]) -> None:
+        """`ref` gives out the store's."""
+        self._ref = ref
+        self._n_asked = 0
+        self._updates: dict[str, asyncio.Task[Result]] = {}
+        self.published: list[PublishVersion] = []
+        """What this router was told to publish."""
+        self.asked = asyncio.Event()
+        """Set when it has been."""
+        self.committed: list[int] = []
+        self.decides = asyncio.Event()
+        self.decides.set()
+
+    def submit(
+        self,
+        ask: Ask,
+        deadline_s: float,
+        listener: Callable[[UpdateProgress], None] | None = None,
+    ) -> tuple[str, asyncio.Future[Result]]:
+        assert isinstance(ask.body, PublishVersion)
+        assert listener is not None
+        self._n_asked += 1
+        rid = f"test/{self._n_asked}"
+        listener(UpdateProgress(ask.body.version, "preparing", n_targets=2, n_prepared=1))
+        self._updates[rid] = asyncio.create_task(self._update(ask.body, deadline_s))
+        return rid, asyncio.ensure_future(self._ending_of(rid))
+
+    def abort(self, rids: Sequence[str]) -> int:
+        """Too late for those that are decided."""
+        held = [rid for rid in rids if rid in self._updates and not self.decides.is_set()]
+        for rid in held:
+            self._updates[rid].cancel()
+        return len(held)
+
+    def forget(self, rid: str) -> None:
+        self._updates.pop(rid, None)
+
+    async def _update(self, body: PublishVersion, deadline_s: float) -> Result:
+        self.published.append(body)
+        self.asked.set()
+        await self.decides.wait()
+        commit = RecordCommit(body.policy, body.version)
+        await self._ref(STORE).ask(commit, deadline_s=deadline_s)
+        self.committed.append(body.version)
+        return Published(version=body.version, workers=[])
+
+    async def _ending_of(self, rid: str) -> Result:
+        update = self._updates[rid]
+        try:
+            return await asyncio.shield(update)
+        except asyncio.CancelledError:
+            if not update.cancelled():
+                raise
+            raise RequestCancelled(Problem("cancelled", "aborted", "unknown"), rid=rid) from None

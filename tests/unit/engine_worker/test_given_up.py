@@ -1,0 +1,26 @@
+"""A version that nobody wants any more while it is on its way to a worker."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bus.errors import EngineFailed
+from bus.messages.weights import PrepareUpdate
+from engine_worker.weights.receiver import WeightReceiver
+from engine_worker.weights.ways import ways_of_this_host
+
+
+def test_transfer_ends_at_once_when_its_version_is_given_up(tmp_path: Path) -> None:
+    async def give_up() -> str:
+        receiver = WeightReceiver([], ways_of_this_host())
+        ask = PrepareUpdate("default", 1, f"ipc://{tmp_path}/nobody")
+        transfer = asyncio.create_task(receiver.prepare(ask, timeout_s=600))
+        await asyncio.sleep(0)  # it asks for the manifest, and nobody answers
+        receiver.give_up(1)
+        with pytest.raises(EngineFailed) as failure:
+            await transfer
+        receiver.close()
+        return failure.value.problem.message
+
+    assert asyncio.run(asyncio.wait_for(give_up(), 30)) == "version 1 was given up on its way"

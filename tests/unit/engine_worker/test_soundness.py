@@ -1,0 +1,84 @@
+"""What a diverged trainer or a lost gather leaves in a version is found before it is installed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bus.errors import EngineFailed
+from bus.manifest import Bytes, lay_out
+from engine_worker.weights.soundness import is_zero, n_not_finite, require_sound
+
+
+def raw(values: Any, dtype: Any) -> Bytes:  # noqa: ANN401 - whatever numpy takes
+    return np.array(values, dtype).view(np.uint8)
+
+
+def bf16(values: list[float]) -> Bytes:
+    return (np.array(values, np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "content"),
+    [
+        ("F64", raw([1.0, INF, -INF, NAN, -1e300], np.float64)),
+        ("F32", raw([1.0, INF, -INF, NAN, -3e38], np.float32)),
+        ("C64", raw([complex(1.0, INF), complex(-INF, 0.0), complex(0.0, NAN)], np.complex64)),
+        ("F16", raw([1.0, INF, -INF, NAN, -65504.0], np.float16)),
+        ("BF16", bf16([1.0, INF, -INF, NAN, -3e38])),
+        ("F8_E5M2", np.array([0x7C, 0xFC, 0x7F, 0x7B, 0x00], np.uint8)),
+        ("F8_E4M3", np.array([0x7F, 0xFF, 0x7F, 0x7E, 0xFE], np.uint8)),
+    ],
+)
+def test_infinity_and_nan_are_counted_in_every_type(dtype: str, content: Bytes) -> None:
+    assert n_not_finite(content, dtype) == 3
+
+
+def test_integers_are_always_finite() -> None:
+    assert n_not_finite(raw([-1, 0, 2**31 - 1], np.int32), "I32") == 0
+
+
+@pytest.mark.parametrize("at", [0, 1 << 18, (1 << 19) + 5])
+def test_one_bad_number_is_found_wherever_it_is(at: int) -> None:
+    values = np.zeros((1 << 19) + 6, np.float32)
+    assert is_zero(values.view(np.uint8))
+    values[at] = NAN
+    assert n_not_finite(values.view(np.uint8), "F32") == 1
+    assert not is_zero(values.view(np.uint8))
+
+
+def test_unaligned_bytes_are_judged_too() -> None:
+    shifted = np.frombuffer(b"x" + raw([1.0, NAN], np.float32).tobytes(), np.uint8)[1:]
+    assert n_not_finite(shifted, "F32") == 1
+
+
+def judged(content: Bytes, *, was_zero: bool = False) -> None:
+    manifest = lay_out([("w", "F32", (2,))])
+    require_sound({"w": content}, manifest, lambda _: was_zero)
+
+
+def test_the_tensor_that_is_not_sound_is_named() -> None:
+    for content in (raw([1.0, INF], np.float32), raw([0.0, 0.0], np.float32)):
+        with pytest.raises(EngineFailed) as caught:
+            judged(content)
+        assert (caught.value.code, caught.value.field) == ("bad_request", "tensors.w")
+
+
+def test_zeros_may_follow_zeros() -> None:
+    judged(raw([0.0, 0.0], np.float32), was_zero=True)
+    judged(raw([0.0, 1.0], np.float32))
+
+
+def test_memory_of_a_device_is_judged_alike() -> None:
+    torch = pytest.importorskip("torch")
+    manifest = lay_out([("w", "BF16", (3,))])
+    for values, is_sound in (([1.0, 0.0, -2.0], True), ([1.0, NAN, 0.0], False)):
+        content = torch.tensor(values, dtype=torch.bfloat16).view(torch.uint8)
+        if is_sound:
+            require_sound({"w": content}, manifest, lambda _: False)
+        else:
+            with pytest.raises(EngineFailed):
+                require_sound({"w": content}, manifest, lambda _: False)

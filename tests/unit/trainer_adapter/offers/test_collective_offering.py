@@ -1,0 +1,48 @@
+# pyright: reportUnknownMemberType=false
+# The stubs of torch leave parameters untyped.
+
+import asyncio
+
+import torch
+
+from bus.host import host_id
+from bus.manifest import lay_out
+from trainer_adapter.offers.collective import CollectiveOffering
+
+LAYOUT = lay_out([("a", "F32", (4,))])
+TENSORS = [torch.arange(4.0)]
+
+
+async def test_an_offer_on_loopback_is_for_this_host_alone() -> None:
+    offering = CollectiveOffering()
+    (offer,) = await offering.prepare(LAYOUT, TENSORS)
+    await offering.close()
+    assert (offer.host, offer.backend) == (host_id(), "gloo")
+    assert offer.at.startswith("127.0.0.1:")
+
+
+async def test_an_address_that_is_not_ours_is_not_offered() -> None:
+    offering = CollectiveOffering(host="192.0.2.1")
+    assert await offering.prepare(LAYOUT, TENSORS) == []
+    assert "192.0.2.1" in offering.problem
+    await offering.serve()
+    await offering.close()
+
+
+async def test_tensors_on_a_cpu_are_not_offered_over_nccl() -> None:
+    assert await CollectiveOffering("nccl").prepare(LAYOUT, TENSORS) == []
+
+
+async def test_an_offer_that_nobody_takes_is_withdrawn_at_once() -> None:
+    offering = CollectiveOffering()
+    for _ in range(2):
+        await offering.prepare(LAYOUT, TENSORS)
+        serving = asyncio.create_task(offering.serve())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30.0):
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            await offering.close()
+            await offering.close()
+        assert offering.problem == "no worker has asked for it"
+    offering.forget()

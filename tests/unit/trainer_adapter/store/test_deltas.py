@@ -1,0 +1,146 @@
+import pytest
+
+from bus.messages.endings import Problem
+from bus.messages.weights import Delta, DeltaPart, PullChunk, PullDelta, RecordCommit
+from tests.unit.trainer_adapter.store.desk import (
+    PULLER,
+    SIZE_BYTES,
+    Desk,
+    answer_of,
+    code_of,
+    released,
+)
+from trainer_adapter.store.askers import BulkAsker
+from trainer_adapter.store.deltas import IDLE_S, MAX_IN_THE_MAKING
+from trainer_adapter.store.effects import (
+    Answer,
+    ForgetDelta,
+    MakeDelta,
+    SendDeltaChunk,
+    StoreEffect,
+)
+
+PARTS = [DeltaPart(0, "xor", 0, 8)]
+
+
+def ask(desk: Desk, version: int, base: int) -> list[StoreEffect]:
+    return desk.say(PullDelta("default", version, base), by_bulk=True)
+
+
+def n_made(effects: list[StoreEffect]) -> int:
+    return len([each for each in effects if isinstance(each, MakeDelta)])
+
+
+def forgotten(effects: list[StoreEffect]) -> list[tuple[str, int, int]]:
+    return [each.key for each in effects if isinstance(each, ForgetDelta)]
+
+
+def test_a_delta_is_made_once_and_answered_to_all() -> None:
+    desk = Desk()
+    desk.publish(n=2)
+    first = ask(desk, 2, 1)
+    assert n_made(first) == 1
+    assert answer_of(first) == Delta("default", 2, 1, 8, PARTS)
+    second = ask(desk, 2, 1)
+    assert (n_made(second), answer_of(second)) == (0, answer_of(first))
+
+
+def test_who_asks_while_it_is_made_waits_for_the_same_one() -> None:
+    desk = Desk()
+    desk.holds_deltas = True
+    desk.publish(n=2)
+    assert n_made(ask(desk, 2, 1)) == 1
+    other = BulkAsker(b"\x02" * 16, "9")  # type: ignore[arg-type]
+    assert desk.core.handle(other, PullDelta("default", 2, 1), desk.now) == []
+    answers = desk.core.delta_made(("default", 2, 1), PARTS, 8, desk.now)
+    assert [each.asker for each in answers if isinstance(each, Answer)] == [PULLER, other]
+
+
+def test_versions_that_are_being_compared_are_kept() -> None:
+    desk = Desk(keep_committed=1)
+    desk.holds_deltas = True
+    desk.publish()
+    desk.seal()
+    ask(desk, 2, 1)
+    assert released(desk.say(RecordCommit("default", 2))) == []
+    desk.core.delta_made(("default", 2, 1), PARTS, 8, desk.now)
+    assert released(desk.core.tick(desk.now)) == ["segment1"]
+
+
+@pytest.mark.parametrize(("version", "base"), [(2, 7), (7, 1), (2, 2), (2, 0)])
+def test_there_is_no_delta_without_both_versions(version: int, base: int) -> None:
+    desk = Desk()
+    desk.publish(n=2)
+    assert code_of(ask(desk, version, base)) == "version_unavailable"
+
+
+def test_a_delta_that_would_be_no_smaller_is_refused_and_not_tried_again() -> None:
+    desk = Desk()
+    desk.holds_deltas = True
+    desk.publish(n=2)
+    ask(desk, 2, 1)
+    assert code_of(desk.core.delta_made(("default", 2, 1), None, 0, desk.now)) == "no_delta"
+    again = ask(desk, 2, 1)
+    assert (n_made(again), code_of(again)) == (0, "no_delta")
+
+
+def test_chunks_that_name_a_base_come_from_the_delta() -> None:
+    desk = Desk()
+    desk.publish(n=2)
+    ask(desk, 2, 1)
+    effects = desk.say(PullChunk("default", 2, 0, 8, 1), by_bulk=True)
+    assert effects == [SendDeltaChunk(PULLER, ("default", 2, 1), 0, 8)]
+    outside = answer_of(desk.say(PullChunk("default", 2, 4, 8, 1), by_bulk=True))
+    assert isinstance(outside, Problem)
+    assert (outside.code, outside.field) == ("bad_request", "offset")
+    unasked = desk.say(PullChunk("default", 1, 0, 8, 2), by_bulk=True)
+    assert code_of(unasked) == "version_unavailable"
+
+
+def test_a_delta_that_nobody_asks_for_is_forgotten() -> None:
+    desk = Desk()
+    desk.publish(n=2)
+    ask(desk, 2, 1)
+    desk.now += IDLE_S
+    desk.say(PullChunk("default", 2, 0, 8, 1), by_bulk=True)
+    desk.now += IDLE_S
+    assert forgotten(desk.core.tick(desk.now)) == []
+    desk.now += 1.0
+    assert forgotten(desk.core.tick(desk.now)) == [("default", 2, 1)]
+
+
+def test_deltas_to_a_version_go_with_it() -> None:
+    desk = Desk(keep_committed=1)
+    desk.publish()
+    desk.seal()
+    ask(desk, 2, 1)
+    desk.say(RecordCommit("default", 2))
+    # The base may go first: who has it can still be brought to the newer one.
+    assert answer_of(ask(desk, 2, 1)) == Delta("default", 2, 1, 8, PARTS)
+    assert forgotten(desk.say(RecordCommit("default", desk.seal()))) == [("default", 2, 1)]
+
+
+def test_deltas_have_together_no_more_bytes_than_one_version() -> None:
+    desk = Desk(keep_committed=9)
+    desk.holds_deltas = True
+    desk.publish(n=5)
+    for base, n_bytes in ((1, 40), (2, 30)):
+        ask(desk, 5, base)
+        desk.now += 1.0
+        assert forgotten(desk.core.delta_made(("default", 5, base), PARTS, n_bytes, desk.now)) == []
+    desk.now += 1.0
+    ask(desk, 5, 1)
+    ask(desk, 5, 3)
+    made = desk.core.delta_made(("default", 5, 3), PARTS, SIZE_BYTES - 40, desk.now)
+    assert forgotten(made) == [("default", 5, 2)]
+
+
+def test_only_some_deltas_are_made_at_a_time_and_others_are_refused() -> None:
+    desk = Desk(keep_committed=9)
+    desk.holds_deltas = True
+    desk.publish(n=5)
+    for base in range(1, MAX_IN_THE_MAKING + 1):
+        ask(desk, 5, base)
+    assert code_of(ask(desk, 5, 4)) == "busy"
+    desk.core.delta_made(("default", 5, 1), PARTS, 8, desk.now)
+    assert n_made(ask(desk, 5, 4)) == 1

@@ -1,0 +1,167 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from bus.manifest import bytes_of, digest_of, first_mismatch, lay_out, total_bytes
+from bus.messages.weights import Offer
+from bus.tensor_files import shard_name
+from trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
+from trainer_adapter.store.segments import SegmentPool
+from trainer_adapter.store.shelf import Shelf
+
+LAYOUT = lay_out([("a", "F32", (16, 4)), ("b", "BF16", (8,))])
+SIZE_BYTES = total_bytes(LAYOUT)
+
+
+class Host:
+    """A machine: its shared memory, its disk, and the stores that ran on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.disk = root / "disk"
+        self._root = root
+        (root / "shm").mkdir()
+        self._left_behind: list[SegmentPool] = []
+        self.shelf = self.start()
+
+    def start(self, directory: str = "store") -> Shelf:
+        """A store starts on what is there."""
+        self.shelf = Shelf(self._root / directory, self._root / "shm", str(self.disk))
+        return self.shelf
+
+    def crash(self) -> None:
+        """The store dies; shared memory outlives it."""
+        self.shelf.ledger.close()
+        self._left_behind.append(self.shelf.pool)
+
+    def reboot(self) -> None:
+        """Shared memory is gone, too."""
+        self.shelf.close()
+
+    def close(self) -> None:
+        self.shelf.close()
+        for pool in self._left_behind:
+            pool.close()
+
+    def publish(self, version: int, seed: int, *, is_on_disk: bool = True) -> Sealed:
+        """A version, sealed and committed."""
+        shelf = self.shelf
+        segment = shelf.pool.take(SIZE_BYTES)
+        content = shelf.pool.content(segment)
+        chance = np.random.default_rng(seed + version)
+        content[:SIZE_BYTES] = chance.integers(0, 256, SIZE_BYTES, np.uint8)
+        tensors = [
+            msgspec.structs.replace(each, digest=digest_of(bytes_of(content, each)))
+            for each in LAYOUT
+        ]
+        shelf.pool.freeze(segment)
+        if is_on_disk:
+            assert shelf.files is not None
+            shelf.files.write(("p", version), tensors, content)
+        return self.record(Sealed("p", version, segment, tensors))
+
+    def record(self, sealed: Sealed) -> Sealed:
+        self.shelf.ledger.append(Assigned("p", sealed.version))
+        self.shelf.ledger.append(sealed)
+        self.shelf.ledger.append(Committed("p", sealed.version))
+        return sealed
+
+    def held(self) -> list[int]:
+        """Versions whose bytes are here, and right."""
+        pool = self.shelf.pool
+        return [
+            each.number
+            for each in self.shelf.table.pullable()
+            if first_mismatch(pool.content(each.segment), each.tensors) is None
+        ]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path)
+    yield host
+    host.close()
+
+
+def test_a_crashed_store_leaves_its_versions_to_the_next(host: Host, seed: int) -> None:
+    host.publish(1, seed)
+    host.publish(2, seed, is_on_disk=False)
+    host.crash()
+    host.start()
+    assert host.held() == [1, 2]
+
+
+def test_versions_that_share_a_segment_still_share_it(host: Host, seed: int) -> None:
+    old = host.publish(1, seed)
+    host.record(Sealed("p", 2, old.segment, old.tensors))
+    host.crash()
+    shelf = host.start()
+    assert host.held() == [1, 2]
+    assert len({each.segment for each in shelf.table.pullable()}) == 1
+
+
+def test_after_a_reboot_the_last_committed_version_comes_back_from_disk(
+    host: Host, seed: int
+) -> None:
+    host.publish(1, seed)
+    host.publish(2, seed)
+    host.reboot()
+    shelf = host.start()
+    assert host.held() == [2]
+    assert shelf.table.committed == {"p": 2}
+    assert [each.offers for each in shelf.table.pullable()] == [[Offer("disk", "p/2")]]
+    # Of what cannot be had any more, no files are left behind.
+    assert [each.name for each in (host.disk / "p").iterdir()] == ["2"]
+
+
+def test_damaged_files_are_not_read_back(
+    host: Host, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.publish(1, seed)
+    path = host.disk / "p/1" / shard_name(1)
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    host.reboot()
+    shelf = host.start()
+    assert host.held() == []
+    assert shelf.table.assigned == {"p": 1}
+    assert path.exists()
+    assert "tensor 'b' is damaged" in capsys.readouterr().err
+
+
+def test_without_files_a_reboot_leaves_only_the_numbers(host: Host, seed: int) -> None:
+    host.publish(1, seed, is_on_disk=False)
+    host.reboot()
+    shelf = host.start()
+    assert (host.held(), shelf.table.assigned) == ([], {"p": 1})
+
+
+def test_files_of_a_version_that_was_retired_are_deleted(host: Host, seed: int) -> None:
+    host.publish(1, seed)
+    host.publish(2, seed)
+    host.shelf.ledger.append(Retired("p", 1))
+    host.crash()
+    host.start()
+    assert [each.name for each in (host.disk / "p").iterdir()] == ["2"]
+
+
+def test_a_store_that_has_lost_its_ledger_takes_no_number_that_has_files(
+    host: Host, seed: int
+) -> None:
+    host.publish(7, seed)
+    host.reboot()
+    shelf = host.start("elsewhere")
+    assert shelf.table.assigned == {"p": 7}
+    assert (host.disk / "p/7").is_dir()
+
+
+def test_what_a_crashed_store_was_writing_is_deleted(host: Host, seed: int) -> None:
+    host.publish(1, seed)
+    unfinished = host.disk / f".{host.shelf.pool.owner}-p-2"
+    unfinished.mkdir()
+    host.crash()
+    host.start()
+    assert [each.name for each in host.disk.iterdir()] == ["p"]

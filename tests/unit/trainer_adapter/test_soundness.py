@@ -1,0 +1,43 @@
+"""What may be published is judged against the version before."""
+
+import pytest
+
+from bus.errors import Refused
+from bus.manifest import lay_out
+from trainer_adapter.host_copy import Judgement
+from trainer_adapter.soundness import Soundness
+
+LAYOUT = lay_out([("a", "F32", (2,)), ("b", "F32", (2,))])
+FINE = Judgement(1, is_finite=True, is_zero=False)
+ZERO = Judgement(2, is_finite=True, is_zero=True)
+BROKEN = Judgement(3, is_finite=False, is_zero=False)
+
+
+def test_what_is_not_finite_is_named() -> None:
+    with pytest.raises(Refused) as caught:
+        Soundness().require(LAYOUT, [FINE, BROKEN])
+    assert (caught.value.field, caught.value.outcome) == ("tensors.b", "not_started")
+
+
+def test_zeros_may_come_first_but_not_after_values() -> None:
+    soundness = Soundness()
+    soundness.require(LAYOUT, [FINE, ZERO])
+    soundness.sealed(LAYOUT, [FINE, ZERO])
+    soundness.require(LAYOUT, [FINE, ZERO])
+    with pytest.raises(Refused) as caught:
+        soundness.require(LAYOUT, [ZERO, ZERO])
+    assert caught.value.field == "tensors.a"
+
+
+def test_a_version_that_was_refused_is_not_what_the_next_is_compared_with() -> None:
+    soundness = Soundness()
+    soundness.sealed(LAYOUT, [FINE, FINE])
+    for _ in range(2):
+        with pytest.raises(Refused):
+            soundness.require(LAYOUT, [ZERO, FINE])
+
+
+def test_nothing_is_checked_when_it_is_off() -> None:
+    soundness = Soundness("off")
+    soundness.sealed(LAYOUT, [FINE, FINE])
+    soundness.require(LAYOUT, [ZERO, BROKEN])

@@ -1,0 +1,265 @@
+"""One version on its way: reserved, written and sealed in the store, then the router's update."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Protocol, Self, TypeVar
+
+import msgspec
+import torch
+
+from bus.bulk import BulkLink
+from bus.errors import DeadlineExceeded, PeerLost, RemoteProtocolError
+from bus.manifest import lay_out, total_bytes
+from bus.messages.endings import Done
+from bus.messages.weights import (
+    Offer,
+    PublishVersion,
+    Reserved,
+    ReserveVersion,
+    Restored,
+    RestoreVersion,
+    SealVersion,
+    Tensor,
+    UpdateProgress,
+)
+from bus.messages.weights import Published as PublishedByRouter
+from bus.ref import STORE
+from bus.security.zmq_dialer import Dialer
+from trainer_adapter.control import FleetRef
+from trainer_adapter.effects import Result
+from trainer_adapter.named_tensors import DTYPE_NAMES
+from trainer_adapter.offers.offering import Offering
+from trainer_adapter.published import UPDATE_DEADLINE_S, PublishOptions, publish_command
+from trainer_adapter.requests import Ask
+from trainer_adapter.rollout import FleetResult
+from trainer_adapter.soundness import Soundness
+from trainer_adapter.tensor_source import TensorSource
+from trainer_adapter.transfer import TransferLog
+from trainer_adapter.weight_writer import CopyWatch, WeightWriter
+
+STORE_TRIES = 3
+"""Commands to the store may be repeated; so often when it is lost under way."""
+
+ResultT = TypeVar("ResultT", bound=msgspec.Struct)
+
+
+class Courier(Protocol):
+    """Carries the router's command; a client's connection is one."""
+
+    def submit(
+        self,
+        ask: Ask,
+        deadline_s: float,
+        listener: Callable[[UpdateProgress], None] | None = None,
+    ) -> tuple[str, asyncio.Future[Result]]:
+        """Open a request: its rid, and the future of its result."""
+        ...
+
+    def abort(self, rids: Sequence[str]) -> int:
+        """Stop requests; each still ends by itself."""
+        ...
+
+    def forget(self, rid: str) -> None:
+        """Nobody waits for it any more."""
+        ...
+
+
+class Publishing(Protocol):
+    """What a publisher needs of a client."""
+
+    @property
+    def bulk(self) -> str:
+        """Endpoint of the weight store's bulk socket; empty while there is no store."""
+        ...
+
+    @property
+    def dialer(self) -> Dialer | None:
+        """The keys it connects with, if any."""
+        ...
+
+    @property
+    def connection(self) -> Courier:
+        """By which the router is told to publish."""
+        ...
+
+    def ref(self, address: str) -> FleetRef:
+        """The router (empty) or the `store`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What all publications of one publisher share."""
+
+    client: Publishing
+    name: str
+    dtype: torch.dtype | None
+    """What floating-point tensors are cast to; None: not at all."""
+    writer: WeightWriter
+    soundness: Soundness
+    offerings: Mapping[str, Offering] = field(default_factory=dict[str, Offering])
+    """Transport -> who offers it."""
+
+
+class Publication:
+    """One version; every step once, in order. An async context manager."""
+
+    def __init__(self, policy: Policy, options: PublishOptions, log: TransferLog) -> None:
+        """The deadline runs from now on.
+
+        Raises:
+            Refused: an option is no valid value.
+        """
+        self._policy = policy
+        self._options = options
+        self._log = log
+        self._deadline_at = time.monotonic() + options.get("deadline_s", UPDATE_DEADLINE_S)
+        self._command = publish_command(policy.name, 0, options)
+        self._rid = ""
+        self._offerings: list[Offering] = []
+        self._offers: list[Offer] = []
+        self.version = 0
+        """0 until it is written or restored."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._log.copied.set()
+        async with AsyncExitStack() as closing:
+            for offering in self._offerings:
+                closing.push_async_callback(offering.close)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least a hundredth."""
+        return max(0.01, self._deadline_at - time.monotonic())
+
+    async def write(self, source: TensorSource) -> None:
+        """Copy all tensors into the store and seal them there.
+
+        Raises:
+            RequestError: the store has no room, or the tensors are not sound.
+            DeadlineExceeded: nothing was published.
+        """
+        try:
+            async with asyncio.timeout(self.left_s):
+                await self._write(source)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                "writing the weights took too long", outcome="not_started"
+            ) from error
+
+    async def restore(self, version: int) -> None:
+        """Take the content of a version that the store still keeps instead of tensors.
+
+        Raises:
+            RequestError: it does not.
+        """
+        body = RestoreVersion(policy=self._policy.name, version=version)
+        self.version = (await self._ask_store(Restored, body)).version
+        self._log.enter("sealing", version=self.version)
+        self._log.copied.set()
+
+    async def publish(self) -> PublishedByRouter:
+        """Let the router bring the sealed version to the workers.
+
+        Raises:
+            As `WeightPublisher.publish`.
+        """
+        bare = [msgspec.structs.replace(each, buckets=[]) for each in self._offers]
+        command = msgspec.structs.replace(self._command, version=self.version, offers=bare)
+        serving = [asyncio.create_task(each.serve()) for each in self._offerings]
+        try:
+            result = await self._ask_router(command)
+        finally:
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+        self._log.enter("committed")
+        return result
+
+    def stop(self) -> bool:
+        """Have the router end it, if the router has it. False: it has not."""
+        if self._rid:
+            self._policy.client.connection.abort([self._rid])
+        return bool(self._rid)
+
+    async def _write(self, source: TensorSource) -> None:
+        policy = self._policy
+        layout = _layout(source, policy.dtype)
+        self._log.enter("copying", size_bytes=total_bytes(layout))
+        body = ReserveVersion(policy=policy.name, tensors=layout)
+        reserved = await self._ask_store(Reserved, body)
+        self._log.enter("copying", version=reserved.version)
+        watch = CopyWatch(self._log.copied_so_far)
+        written = await policy.writer.copy(reserved, layout, source, watch)
+        policy.soundness.require(layout, written.judgements)
+        await self._prepare_offers(layout, source)
+        self._log.enter("sealing")
+        self._log.copied.set()
+        if written.content is not None:
+            bulk = BulkLink(policy.client.bulk, policy.client.dialer)
+            await policy.writer.push(written.content, reserved, policy.name, bulk)
+        digests = [judged.digest for judged in written.judgements]
+        await self._ask_store(
+            Done, SealVersion(policy.name, reserved.version, digests, self._offers)
+        )
+        policy.soundness.sealed(layout, written.judgements)
+        self.version = reserved.version
+
+    async def _prepare_offers(self, layout: Sequence[Tensor], source: TensorSource) -> None:
+        """Where the tensors are not all at hand, the store is the only way."""
+        if not source.held:
+            return
+        for offering in _wanted(self._policy.offerings, self._command, source.held):
+            self._offerings.append(offering)
+            self._offers += await offering.prepare(layout, source.held)
+
+    async def _ask_router(self, command: PublishVersion) -> PublishedByRouter:
+        courier = self._policy.client.connection
+        ask = Ask("publish_version", command)
+        self._rid, future = courier.submit(ask, self.left_s, self._log.routed)
+        try:
+            result = await future
+        finally:
+            courier.forget(self._rid)
+        if not isinstance(result, PublishedByRouter):
+            raise RemoteProtocolError(f"publish_version ended with {type(result).__name__}")
+        return result
+
+    async def _ask_store(self, expected: type[ResultT], body: msgspec.Struct) -> ResultT:
+        store = self._policy.client.ref(STORE)
+        n_tries = 1
+        while True:
+            try:
+                result = await store.ask_for(FleetResult, body, deadline_s=self.left_s)
+                return result.only(expected)
+            except PeerLost:
+                if n_tries == STORE_TRIES:
+                    raise
+                n_tries += 1
+
+
+def _layout(source: TensorSource, dtype: torch.dtype | None) -> list[Tensor]:
+    return lay_out(
+        (
+            each.name,
+            DTYPE_NAMES[dtype if dtype and each.dtype.is_floating_point else each.dtype],
+            each.shape,
+        )
+        for each in source.tensors
+    )
+
+
+def _wanted(
+    offerings: Mapping[str, Offering], command: PublishVersion, held: Sequence[torch.Tensor]
+) -> list[Offering]:
+    """A GPU's memory is offered by itself, a group only to who asks for one."""
+    wanted = command.transport
+    if wanted == "auto" and any(each.is_cuda for each in held):
+        wanted = "cuda_ipc"
+    return [offerings[wanted]] if wanted in offerings else []

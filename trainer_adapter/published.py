@@ -1,0 +1,96 @@
+"""What a publication is asked for, and what comes of it."""
+
+import re
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from bus.errors import Refused
+from bus.messages.endings import Problem
+from bus.messages.weights import (
+    InFlight,
+    PublishVersion,
+    TransportChoice,
+    UpdateMode,
+)
+from bus.messages.weights import Published as PublishedByRouter
+
+UPDATE_DEADLINE_S = 120.0
+_RULE = re.compile(r"all|quorum|any|at-least:[1-9][0-9]{0,8}")
+
+
+class PublishOptions(TypedDict, total=False):
+    """Everything about a publication besides its tensors; all optional."""
+
+    in_flight: InFlight
+    """What becomes of running requests: `finish_old`, `in_place` (if absent: keep the KV cache),
+    `retract` (keep tokens, recompute the KV cache) or `abort`."""
+    require: str
+    """How many workers must have it staged: `all`, `quorum`, `any` (if absent) or `at-least:N`."""
+    transport: TransportChoice
+    """How the bytes reach the workers; `auto` (if absent): each by its locality."""
+    mode: UpdateMode
+    """`staged` (if absent): held beside the old weights first; `in_place`: written over them."""
+    floor: int
+    """Workers that go on serving while others swap; 0 (if absent): all swap at once."""
+    deadline_s: float
+    """For everything, seconds from now; 120 if absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that is committed: new requests are served with it."""
+
+    version: int
+    stall_ms: dict[str, float]
+    """Worker -> how long it could not generate because of the swap; active workers only."""
+    quarantined: dict[str, str]
+    """Worker -> why it is not active; it gets no requests until it has caught up."""
+    write_s: float
+    """Copying the tensors into the store and verifying them, seconds."""
+    update_s: float
+    """Bringing them to the workers, from sealed to committed, seconds."""
+    transport: dict[str, str] = field(default_factory=dict[str, str])
+    """Worker -> by which way it got the bytes; active workers only."""
+    why: dict[str, str] = field(default_factory=dict[str, str])
+    """Worker -> why that way, where the router said so."""
+    moved_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    """Worker -> bytes that crossed a link for it."""
+
+
+def publish_command(policy: str, version: int, options: PublishOptions) -> PublishVersion:
+    """The router's command.
+
+    Raises:
+        Refused: `require` or `floor` is no valid value; `.field` names it.
+    """
+    require, floor = options.get("require", "any"), options.get("floor", 0)
+    if _RULE.fullmatch(require) is None:
+        message = f"{require!r} is not one of all, quorum, any, at-least:N"
+        raise Refused(Problem("bad_request", message, "not_started", field="require"))
+    if floor < 0:
+        message = f"a number of workers is not below 0: {floor}"
+        raise Refused(Problem("bad_request", message, "not_started", field="floor"))
+    return PublishVersion(
+        policy=policy,
+        version=version,
+        in_flight=options.get("in_flight", "in_place"),
+        require=require,
+        transport=options.get("transport", "auto"),
+        mode=options.get("mode", "staged"),
+        floor=floor,
+    )
+
+
+def published_of(result: PublishedByRouter, write_s: float, update_s: float) -> Published:
+    """The caller's view of the router's answer."""
+    active = [each for each in result.workers if each.is_active]
+    return Published(
+        version=result.version,
+        stall_ms={each.worker: each.stall_ms for each in active},
+        quarantined={each.worker: each.problem for each in result.workers if not each.is_active},
+        write_s=write_s,
+        update_s=update_s,
+        transport={each.worker: each.transport for each in active},
+        why={each.worker: each.why for each in result.workers if each.why},
+        moved_bytes={each.worker: each.moved_bytes for each in active},
+    )

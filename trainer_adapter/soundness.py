@@ -1,0 +1,49 @@
+"""Whether a version may be published: a diverged trainer's bytes stay where they are."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from bus.errors import Refused
+from bus.messages.endings import Problem
+from bus.messages.weights import Tensor
+from trainer_adapter.host_copy import Judgement
+
+WeightCheck = Literal["finite", "off"]
+
+
+class Soundness:
+    """Compares each version of one policy with the one before."""
+
+    def __init__(self, check: WeightCheck = "finite") -> None:
+        self._check = check
+        self._nonzero: set[str] = set()
+        """Tensors of the last version that were not all zero."""
+
+    def require(self, layout: Sequence[Tensor], judgements: Sequence[Judgement]) -> None:
+        """Check what is about to be sealed.
+
+        A tensor of nothing but zeros is an error only if it had other values in the last version:
+        fresh adapters and biases are zero, a forgotten gather is, too.
+
+        Raises:
+            Refused: a tensor holds infinity or NaN, or was set to zero; `.field` names it.
+        """
+        if self._check == "off":
+            return
+        for tensor, judged in zip(layout, judgements, strict=True):
+            if not judged.is_finite:
+                raise _unsound(tensor, "it holds infinity or NaN: has the training diverged?")
+            if judged.is_zero and tensor.name in self._nonzero:
+                raise _unsound(tensor, "it is all zero, and was not in the last version")
+
+    def sealed(self, layout: Sequence[Tensor], judgements: Sequence[Judgement]) -> None:
+        """This is the last version now."""
+        self._nonzero = {
+            tensor.name
+            for tensor, judged in zip(layout, judgements, strict=True)
+            if not judged.is_zero
+        }
+
+
+def _unsound(tensor: Tensor, message: str) -> Refused:
+    return Refused(Problem("bad_request", message, "not_started", field=f"tensors.{tensor.name}"))

@@ -1,0 +1,184 @@
+"""Carries the store core's effects out: what waits for a disk or for hashing, in threads."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+import msgspec
+
+from bus import delta
+from bus.clock import Clock
+from bus.manifest import Bytes, first_mismatch
+from bus.messages.endings import Done
+from bus.messages.weights import Chunk
+from bus.process import complain
+from trainer_adapter.store.askers import Asker
+from trainer_adapter.store.core import StoreCore
+from trainer_adapter.store.effects import (
+    Allocate,
+    Answer,
+    ForgetDelta,
+    Freeze,
+    MakeDelta,
+    Persist,
+    Release,
+    RemoveFiles,
+    SendChunk,
+    SendDeltaChunk,
+    StoreEffect,
+    Verify,
+    WriteChunk,
+    WriteFiles,
+)
+from trainer_adapter.store.segments import StoreFull
+from trainer_adapter.store.shelf import Shelf
+from trainer_adapter.store.versions import DeltaKey
+
+_IN_ORDER = (Persist, Allocate, Verify, Release)
+"""Run in a thread, and what comes after them waits."""
+
+LAST_FILES_S = 2.0
+"""A version that is being written when the store leaves is given up after so long."""
+
+R = TypeVar("R")
+
+
+class Tell(Protocol):
+    """Sends an answer."""
+
+    def __call__(self, asker: Asker, kind: str, body: msgspec.Struct) -> None:
+        """`kind` is the entry's."""
+        ...
+
+
+class EffectRunner:
+    """Lives on one event loop; use `close` at the end."""
+
+    def __init__(self, core: StoreCore, shelf: Shelf, clock: Clock, tell: Tell) -> None:
+        self._core = core
+        self._shelf = shelf
+        self._clock = clock
+        self._tell = tell
+        self._deltas: dict[DeltaKey, Bytes] = {}
+        self._writes: set[asyncio.Task[None]] = set()
+        """Of files, waiting ones too."""
+        # One thread: appends to the ledger keep their order, and the pool needs no lock.
+        self._disk = ThreadPoolExecutor(1, "store-disk")
+        # Another one, in which minutes may go by.
+        self._files = ThreadPoolExecutor(1, "store-files")
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """What runs in threads is awaited by `tasks`."""
+        self._tasks = tasks
+
+    async def finish(self) -> None:
+        """The store is about to leave: end what ends soon, give up what may take minutes."""
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=LAST_FILES_S)
+
+    def close(self) -> None:
+        """Wait for what is being written down; idempotent."""
+        if self._shelf.files is not None:
+            self._shelf.files.close()
+        self._disk.shutdown()
+        self._files.shutdown(cancel_futures=True)
+
+    def collect(self) -> None:
+        """Look after segments that readers have let go."""
+        self._tasks.create_task(self._on_disk(self._shelf.pool.collect))
+
+    def run(self, effects: Sequence[StoreEffect]) -> None:
+        """Carry them out in order; returns before the slow ones are done."""
+        for position, effect in enumerate(effects):
+            if isinstance(effect, _IN_ORDER):
+                self._tasks.create_task(self._run_slowly(effects[position:]))
+                return
+            self._run_now(effect)
+
+    def _run_now(self, effect: StoreEffect) -> None:
+        pool = self._shelf.pool
+        match effect:
+            case Answer(asker, kind, body):
+                self._tell(asker, kind, body)
+            case Freeze(segment):
+                pool.freeze(segment)
+            case SendChunk(asker, segment, offset, size_bytes):
+                self._send_chunk(asker, pool.content(segment), offset, size_bytes)
+            case SendDeltaChunk(asker, key, offset, size_bytes):
+                self._send_chunk(asker, self._deltas[key], offset, size_bytes)
+            case WriteChunk(asker, segment, offset, content):
+                target = pool.content(segment).data
+                target[offset : offset + len(content)] = content
+                self._tell(asker, "finished", Done())
+            case MakeDelta():
+                self._tasks.create_task(self._make_delta(effect))
+            case ForgetDelta(key):
+                self._deltas.pop(key, None)
+            case WriteFiles():
+                write = self._tasks.create_task(self._write_files(effect))
+                self._writes.add(write)
+                write.add_done_callback(self._writes.discard)
+            case RemoveFiles(key):
+                if self._shelf.files is not None:
+                    self._tasks.create_task(self._among_files(self._shelf.files.remove, key))
+            case _:
+                raise AssertionError(effect)
+
+    async def _run_slowly(self, effects: Sequence[StoreEffect]) -> None:
+        pool = self._shelf.pool
+        for effect in effects:
+            match effect:
+                case Persist(record):
+                    await self._on_disk(self._shelf.ledger.append, record)
+                case Release(segment, is_reusable):
+                    await self._on_disk(partial(pool.retire, segment, is_reusable=is_reusable))
+                case Allocate(key, size_bytes):
+                    try:
+                        segment = await self._on_disk(pool.take, size_bytes)
+                    except StoreFull as error:
+                        self.run(self._core.allocation_failed(key, str(error)))
+                    else:
+                        self.run(self._core.allocated(key, segment, self._clock.now()))
+                case Verify(key, segment, tensors):
+                    content = pool.content(segment)
+                    wrong = await asyncio.to_thread(first_mismatch, content, tensors)
+                    name = "" if wrong is None else wrong.name
+                    self.run(self._core.verified(key, name, self._clock.now()))
+                case _:
+                    self._run_now(effect)
+
+    async def _make_delta(self, ask: MakeDelta) -> None:
+        pool = self._shelf.pool
+        base, content = pool.content(ask.base_segment), pool.content(ask.segment)
+        made = await asyncio.to_thread(delta.encode, base, ask.base_tensors, content, ask.tensors)
+        now = self._clock.now()
+        if made is None:
+            self.run(self._core.delta_made(ask.key, None, 0, now))
+            return
+        self._deltas[ask.key] = made.content
+        self.run(self._core.delta_made(ask.key, made.parts, len(made.content), now))
+
+    async def _write_files(self, ask: WriteFiles) -> None:
+        files = self._shelf.files
+        assert files is not None
+        content = self._shelf.pool.content(ask.segment)
+        try:
+            at = await self._among_files(files.write, ask.key, ask.tensors, content)
+        except OSError as error:
+            # The version lives without them: files are a second way to it.
+            complain(f"version {ask.key[1]} of policy {ask.key[0]!r} is not on disk: {error}")
+            at = ""
+        self.run(self._core.files_written(at))
+
+    def _send_chunk(self, asker: Asker, whole: Bytes, offset: int, size_bytes: int) -> None:
+        # Encoded at once, so the view is as good as the bytes, and saves a copy of them.
+        view = cast("bytes", whole.data[offset : offset + size_bytes])
+        self._tell(asker, "chunk", Chunk(offset=offset, content=view))
+
+    async def _on_disk(self, call: Callable[..., R], *args: object) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, call, *args)
+
+    async def _among_files(self, call: Callable[..., R], *args: object) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._files, call, *args)
