@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from operator import le
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +27,8 @@ from engine_worker.weights.collective import Collective
 from engine_worker.weights.landing import HostLanding
 from engine_worker.weights.meeting import Meeting
 from engine_worker.weights.staged import CannotFetch
+
+SETTLE_S = 10.0
 
 
 class HalfMeeting(Meeting):
@@ -64,8 +68,19 @@ def count(kind: str) -> int:
     return sum(1 for _ in Path(f"/proc/self/{kind}").iterdir())
 
 
+def held_at_rest(before: list[int]) -> list[int]:
+    """Descriptors and threads, once there are no more than `before` or that has taken too long."""
+    give_up_at = time.monotonic() + SETTLE_S
+    while True:
+        held = [count(kind) for kind in ("fd", "task")]
+        if all(map(le, held, before)) or time.monotonic() > give_up_at:
+            return held
+        time.sleep(0.01)  # a thread that was joined is listed a moment longer
+
+
 def main() -> None:
     way = Collective(SpareBuffer())
+    held = [sys.maxsize, sys.maxsize]
     print(json.dumps({"ready": torch.distributed.is_available()}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
@@ -76,7 +91,7 @@ def main() -> None:
         for each in threading.enumerate():
             if each.name.startswith("rolloutbus"):
                 each.join()  # its result was there a moment before its end
-        report["held"] = [count(each) for each in ("fd", "task")]
+        held = report["held"] = held_at_rest(held)
         print(json.dumps(report), flush=True)
 
 
