@@ -14,7 +14,7 @@ import uvloop
 import zmq
 
 from bus.clock import BootClock
-from bus.effects import Send
+from bus.effects import Connect, Send
 from bus.entry import Entry
 from bus.member import MemberCore, MemberIdentity
 from bus.member_effects import MemberEffect
@@ -49,8 +49,9 @@ class EchoWorker:
         for effect in effects:
             if isinstance(effect, Send) and self._port:
                 self._port.send(effect.entry)
-            elif not isinstance(effect, Send):  # the only other effect here is the first Connect
-                assert self._port is None, effect
+            elif isinstance(effect, Connect):
+                if self._port is not None:  # the machine was too busy for beats: join again
+                    self._port.close()
                 self._port = DealerPort(self._endpoint, self._receive, dialer=self._dialer)
 
     def _receive(self, entries: list[Entry]) -> None:
