@@ -164,6 +164,7 @@ class Crowd:
         per_client, rest = divmod(settings.open_requests, len(self._endpoints))
         first = set(list(self._endpoints)[:rest])
         clients = self._groups[name]
+        leaves_work = settings.has_detached and name == MORTALS
         return LoadSettings(
             seed=settings.seed,
             life=self._lives[name],
@@ -172,7 +173,7 @@ class Crowd:
             history=str(path),
             deadline_s=settings.deadline_s,
             max_tokens=settings.max_tokens,
-            detached_share=DETACHED_SHARE if name == MORTALS else 0.0,
+            detached_share=DETACHED_SHARE if leaves_work else 0.0,
             prompts=self._prompts,
         )
 

@@ -24,6 +24,8 @@ class ChaosSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Directory of the transformers engine's model."""
     client_processes: Positive = 2
     """That nobody kills; one more is there to be killed, with a tenth of the clients."""
+    has_detached: bool = True
+    """Half the requests of the clients that may be killed are collected by who comes after them."""
     update_every_s: Seconds = 5.0
     """About; the fake engine only, and only where the publisher can be imported."""
     deadline_s: Seconds = 90.0
