@@ -10,6 +10,12 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# SGLang pins what it needs, so each version of it has an environment of its own.
+SGLANG_DEFAULT := 0.5.17
+SGLANG ?= $(SGLANG_DEFAULT)
+SGLANG_VENV := .venv-sglang$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGLANG))
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
+SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 UNIT := $(wildcard tests/unit tests/conformance tests/conversation tests/architecture tests/fuzz)
 
 # The machine's cores belong to several processes at once; each one computes on one thread.
@@ -18,22 +24,32 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format format-check lint types unit test test-integration fuzz weight-faults demo bench docs \
-	vectors clean
+.PHONY: help venv check format format-check lint types unit test test-integration test-sglang fuzz weight-faults \
+	demo bench docs vectors clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP) ## Create .venv and install everything that demo and tests need
 
-$(STAMP): pyproject.toml constraints.txt
+define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 venv"; exit 1; }
-	@echo "Installing into $(VENV): once, a minute or two, 1.6 GB with the CPU build of torch ..."
-	@$(PYTHON) -m venv $(VENV) || \
+	@echo "Installing into $(1): once, a minute or two, $(2) GB with the CPU build of torch ..."
+	@$(PYTHON) -m venv $(1) || \
 		{ echo "No virtual environment could be made; on Debian: apt install python3-venv"; exit 1; }
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
-		--editable '.[transformers,dev]' --constraint constraints.txt
+endef
+PIP_INSTALL = python -m pip install -qq --disable-pip-version-check
+
+$(STAMP): pyproject.toml constraints.txt
+	$(call make_venv,$(VENV),1.6)
+	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,replay,dev]' --constraint constraints.txt
+	@touch $@
+
+$(SGLANG_STAMP): pyproject.toml tests/sglang/requirements.txt $(SGLANG_NEEDS)
+	$(call make_venv,$(SGLANG_VENV),2.5)
+	@$(SGLANG_VENV)/bin/$(PIP_INSTALL) --requirement $(SGLANG_NEEDS) --editable .
+	@$(SGLANG_VENV)/bin/$(PIP_INSTALL) --no-deps sglang==$(SGLANG)
 	@touch $@
 
 check: format-check lint types unit ## Everything a commit must pass, in under 3 minutes
@@ -56,11 +72,16 @@ unit: $(STAMP) ## Unit, conformance, conversation and architecture tests; ARGS="
 		$(UNIT) $(ARGS)
 
 test: export FUZZ_SECONDS ?= 120
-test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x"
-	$(BIN)/python -m pytest $(SPREAD) -m "not gpu" tests $(ARGS)
+test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
+	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang" tests $(ARGS)
+	$(if $(ARGS),,$(MAKE) test-sglang)
 
 test-integration: $(STAMP) ## Only the tests with real sockets and processes
-	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu" tests $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu and not sglang" tests $(ARGS)
+
+# One test after the other: an engine by itself keeps two cores busy.
+test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.5.23 for that version
+	$(SGLANG_VENV)/bin/python -m pytest -m sglang tests/sglang $(ARGS)
 
 fuzz: $(STAMP) ## Hostile bytes: a million frames, then a siege of a live fleet with keys
 	$(BIN)/python tests/fuzz/frames.py --n 1000000
@@ -85,6 +106,6 @@ docs: $(STAMP) ## Draw the life cycle tables and list the limits of all fields i
 vectors: $(STAMP) ## Write the protocol's hex vectors again; read the diff before committing it
 	$(BIN)/python -m tests.conformance.make_vectors
 
-clean: ## Delete .venv, build outputs and caches; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+clean: ## Delete environments, build outputs and caches; runs/ stays
+	rm -rf $(VENV) .venv-sglang* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@ import json
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from random import Random
 from typing import cast
 
@@ -57,7 +58,7 @@ class LightMember:
     def _vitals(self) -> Vitals:
         return Vitals(state=self._state, free=SLOTS)
 
-    def _apply(self, effects: list[MemberEffect]) -> None:
+    def _apply(self, effects: Sequence[MemberEffect]) -> None:
         for effect in effects:
             match effect:
                 case Send(_, entry) if self._port is not None:

@@ -15,6 +15,7 @@ from bus.member_effects import Execute, Forget
 from bus.messages.delivery import AttemptList
 from bus.messages.endings import Problem
 from bus.outbox import MAX_BYTES, Outbox
+from bus.over import OverRids
 from bus.settings import LeaseSettings
 from bus.tombstones import ABORTED, Tombstones
 
@@ -47,11 +48,14 @@ class Deliveries:
 
     def __init__(self, settings: LeaseSettings, outbox_limit_bytes: int = MAX_BYTES) -> None:
         self._running: dict[str, Running] = {}
-        self._begun: dict[AttemptKey, None] = {}
+        self.begun: dict[AttemptKey, None] = {}
+        """Executions begun since `take_begun` was called last, and still running."""
         self._detached: dict[str, tuple[Attempt, str]] = {}
         """rid -> (attempt, group) of those that go on without their client."""
         self.outbox = Outbox(settings, outbox_limit_bytes)
         self.tombstones = Tombstones(settings.tombstone_s)
+        self.over = OverRids()
+        """Detached requests, as their clients said."""
 
     def running(self, rid: str) -> Running | None:
         """The execution of this rid, if it runs here."""
@@ -59,11 +63,13 @@ class Deliveries:
 
     def running_list(self) -> list[tuple[str, Attempt, str]]:
         """(rid, attempt, client) of everything that runs."""
+        if not self._running:
+            return []
         return [(rid, each.attempt, each.client) for rid, each in self._running.items()]
 
     def outbox_list(self) -> list[tuple[str, Attempt, str]]:
         """(rid, attempt, client) of endings that wait."""
-        if not len(self.outbox):
+        if not self.outbox.size_bytes:
             return []
         return [(rid, attempt, client) for (rid, attempt), client in self.outbox.addressed()]
 
@@ -82,7 +88,7 @@ class Deliveries:
         running = self._running.get(rid)
         if running is not None:
             if attempt == running.attempt:
-                self._begun[rid, attempt] = None
+                self.begun[rid, attempt] = None
             if attempt <= running.attempt:
                 return _NOTHING
             self._end(rid, running.attempt, now)
@@ -129,16 +135,19 @@ class Deliveries:
         self.outbox.drop(items)
         return stopped
 
-    def acknowledge(self, items: AttemptList, now: float) -> None:
-        """The clients have these endings."""
+    def acknowledge(self, items: AttemptList, over: Iterable[str], now: float) -> None:
+        """The clients have these endings; and of the detached ones these are over."""
         for rid, attempt in items:
             if (rid, attempt) in self.outbox:
                 self.tombstones.put(rid, attempt, now)
         self.outbox.drop(items)
+        self.over.expire(now)
+        for rid in over:
+            self.over.add(rid, now)
 
-    def begun(self) -> AttemptList:
-        """Executions begun since this was last asked and still running."""
-        begun, self._begun = self._begun, {}
+    def take_begun(self) -> AttemptList:
+        """What is in `begun`, which is empty then."""
+        begun, self.begun = self.begun, {}
         return list(begun)
 
     def stop_all(self, now: float, *, but_detached: bool = False) -> None:
@@ -152,7 +161,7 @@ class Deliveries:
             if rid not in kept:
                 self.tombstones.put(rid, running.attempt, now)
         self._running = kept
-        self._begun.clear()
+        self.begun.clear()
 
     def bury(self, rids: Iterable[str], now: float) -> None:
         """Aborted before they came: they must not start when they do."""
@@ -163,14 +172,14 @@ class Deliveries:
     def _begin(self, entry: Entry, forget: Forget | None = None) -> Taken:
         rid = RequestId(entry.rid)
         self._running[rid] = Running(entry.attempt, entry.route, entry.kind, Epoch(entry.epoch))
-        self._begun[rid, entry.attempt] = None
+        self.begun[rid, entry.attempt] = None
         if entry.place is not None and entry.place.outlives_client:
             self._detached[rid] = (entry.attempt, entry.place.group)
         return Taken(execute=Execute(entry), forget=forget)
 
     def _end(self, rid: RequestId, attempt: Attempt, now: float) -> None:
         del self._running[rid]
-        self._begun.pop((rid, attempt), None)
+        self.begun.pop((rid, attempt), None)
         self.tombstones.put(rid, attempt, now)
 
     def _keep(self, entry: Entry, kind: str, body: Raw, now: float) -> Entry:

@@ -54,7 +54,7 @@ class LeaseHolder:
             if router_epoch <= self.router_epoch:
                 return False
             self._witness.rebound()
-        self.instance = instance
+            self.instance = instance
         self.router_epoch = max(router_epoch, self.router_epoch)
         return True
 

@@ -7,7 +7,7 @@ Spec: docs/protocol.md, "Membership" and "Delivery".
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 from msgspec import Raw
@@ -54,7 +54,7 @@ class MemberIdentity:
     """Random 128-bit hex."""
 
 
-class Vitals(NamedTuple):
+class Vitals(msgspec.Struct, frozen=True, gc=False):
     """What a beat says besides the executions; see `bus.messages.membership.Beat`."""
 
     version: int = 0
@@ -173,14 +173,13 @@ class MemberCore:
         entry = self.deliveries.end(kind, key, packed, now)
         return effects if entry is None else [*effects, *self._deliver(entry, now)]
 
-    def flush(self, now: float) -> list[MemberEffect]:
+    def flush(self, now: float) -> list[Send]:
         """The end of a loop tick: says in one message what has begun in it."""
-        if not self._may_send(now):
+        if not self.deliveries.begun or not self._may_send(now):
             return []
-        begun = self.deliveries.begun()
-        return [self._send("accepted", Accepted(items=begun))] if begun else []
+        return [self._send("accepted", Accepted(items=self.deliveries.take_begun()))]
 
-    def beat(self, now: float) -> list[MemberEffect]:
+    def beat(self, now: float) -> list[Send]:
         """Beat at once: something that the router dispatches by has changed."""
         return [self._beat(now)] if self._state in LINKED else []
 
@@ -199,9 +198,9 @@ class MemberCore:
                 effects.append(self._beat(now))
         if self._state in UNLINKED_TRYING and now >= self._retry_at:
             effects += self._connect("connected", now)
-        if self._may_send(now):
-            due = self.deliveries.outbox.due(self._holder.epoch, now)
-            effects += [Send(THE_LINK, entry) for entry in due]
+        if self.deliveries.outbox.size_bytes and self._may_send(now):
+            for entry in self.deliveries.outbox.due(self._holder.epoch, now):
+                effects.append(Send(THE_LINK, entry))
         self.deliveries.tombstones.expire(now)
         return effects
 
@@ -214,15 +213,15 @@ class MemberCore:
         return [] if taken.ending is None else self._deliver(taken.ending, now)
 
     def _control(self, entry: Entry, now: float) -> Sequence[MemberEffect]:
-        if entry.kind not in KINDS and entry.kind not in ENDINGS:
-            return self._unknown(entry, now)
-        match unpack(entry) if entry.kind in KINDS else None:
-            case Lease(router_epoch, instance, seq):
-                self._answered(router_epoch, instance, seq, now)
+        if entry.kind not in KINDS:
+            return [] if entry.kind in ENDINGS else self._unknown(entry, now)
+        match unpack(entry):
+            case Lease() as lease:
+                self._answered(lease, now)
             case Welcome() as welcome:
                 return self._welcomed(welcome, now)
-            case Ack(items):
-                self.deliveries.acknowledge(items, now)
+            case Ack(items, over):
+                self.deliveries.acknowledge(items, over, now)
             case Fenced(items):
                 stopped = self.deliveries.fence(items, now)
                 return [Forget(stopped)] if stopped else []
@@ -250,14 +249,15 @@ class MemberCore:
         refusal = self.deliveries.refuse(entry, "refused", pack(_unknown_kind(entry.kind)), now)
         return self._deliver(refusal, now)
 
-    def _answered(self, router_epoch: int, instance: str, seq: int, now: float) -> None:
-        if not self._holder.bind(router_epoch, instance):
+    def _answered(self, lease: Lease, now: float) -> None:
+        holder = self._holder
+        if not holder.bind(lease.router_epoch, lease.instance):
             self.counters.old_routers += 1
             return
-        if self._state not in LINKED or not self._holder.renew(seq):
+        if self._state not in LINKED or not holder.renew(lease.seq):
             return
         self._heard_at = now
-        if self._holder.is_held(now) and self._state != "leased":
+        if self._state != "leased" and holder.is_held(now):
             self._backoff.reset()
             # The router may have been replaced: whatever it has not forwarded is sent again.
             self.deliveries.outbox.due_now(None, now)
@@ -304,12 +304,12 @@ class MemberCore:
             # The router may have taken an earlier hello, and given that lease up since.
             self._holder.renounce()
         hello = _hello(self.identity, self._facts, self._holder)
-        return [self._send("hello", hello), self._beat(now)]
+        return [self._send("hello", hello), self._beat(now, over=list(self.deliveries.over))]
 
-    def _beat(self, now: float) -> Send:
+    def _beat(self, now: float, over: Sequence[str] = ()) -> Send:
         self._beat_at = now + self._settings.beat_s
         seq = self._holder.next_beat(now)
-        beat = _beat_of(seq, self._vitals(), self.deliveries)
+        beat = _beat_of(seq, self._vitals(), self.deliveries, over)
         return self._send("beat", beat)
 
     def _farewell(self, reason: str) -> list[MemberEffect]:
@@ -349,7 +349,7 @@ def _unknown_kind(kind: str) -> Problem:
     return Problem("unknown_message", sentence, "not_started")
 
 
-def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries) -> Beat:
+def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries, over: Sequence[str]) -> Beat:
     return Beat(
         seq=seq,
         version=vitals.version,
@@ -361,4 +361,5 @@ def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries) -> Beat:
         n_tokens=vitals.n_tokens,
         stalled_ms=vitals.stalled_ms,
         detached=deliveries.detached_list(),
+        over=list(over),
     )

@@ -2,7 +2,7 @@
 
 Delivery is in order per direction of a link, and a link that breaks loses what is under way, as
 TCP does; the weather may do worse. Owners call `flush` at the end of what they do at one moment,
-as a loop tick does for real ports.
+as a loop tick does for real ports. Nothing is counted: whoever looks has the trace.
 """
 
 from collections import defaultdict, deque
@@ -13,7 +13,7 @@ from typing import Protocol
 from bus.codec import decode_batch, encode_batch
 from bus.entry import Entry
 from bus.ids import Peer
-from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters, TopicBatchHandler
+from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, TopicBatchHandler
 from bus.testing import VirtualTime
 
 BREAK_AFTER_S = 3.5
@@ -206,7 +206,6 @@ class MemoryLink:
         on_batch: BatchHandler,
         on_down: DownHandler,
     ) -> None:
-        self.counters = PortCounters()
         self.owner = owner
         self.peer = peer
         self._net = net
@@ -230,26 +229,26 @@ class MemoryLink:
     def attach(self, hub: "MemoryHub") -> None:
         """The connection stands."""
         self._hub = hub
-        self._out = _Way(self._net, self.owner, hub.owner, partial(hub.arrived, self.peer))
+
+        def deliver(entries: list[Entry]) -> None:
+            hub.arrived(self.peer, entries)
+
+        self._out = _Way(self._net, self.owner, hub.owner, deliver)
         self._back = _Way(self._net, hub.owner, self.owner, self.arrived)
         self._back.hub = hub
         self._out.break_ = self._back.break_ = self.break_
         hub.joined(self.peer, self, self._back)
 
     def send(self, entry: Entry) -> None:
-        """Queue for the end of this moment."""
-        if self._out is None or self._is_closed:
-            self.counters.dropped_out += 1
-        else:
-            self._entries.append(entry)
+        """Queue for the end of this moment; lost if there is no connection by then."""
+        self._entries.append(entry)
 
     def flush(self) -> None:
         """The end of this moment."""
-        if self._entries and self._out is not None and not self._is_closed:
+        if self._entries:
             entries, self._entries = self._entries, []
-            self.counters.frames_out += 1
-            self.counters.entries_out += len(entries)
-            self._out.carry(entries)
+            if self._out is not None and not self._is_closed:
+                self._out.carry(entries)
 
     def close(self, *, linger_ms: int = 0) -> None:
         """Drop the link on this side; what left it already may still arrive, even late."""
@@ -277,7 +276,6 @@ class MemoryLink:
     def arrived(self, entries: list[Entry]) -> None:
         """A batch from the hub."""
         if not self._is_closed:
-            self.counters.entries_in += len(entries)
             self._on_batch(entries)
 
 
@@ -285,7 +283,6 @@ class MemoryHub:
     """The middle of a star."""
 
     def __init__(self, net: MemoryNet, owner: str, on_batch: PeerBatchHandler) -> None:
-        self.counters = PortCounters()
         self.owner = owner
         self.is_closed = False
         self._net = net
@@ -308,8 +305,6 @@ class MemoryHub:
         way = self._ways.get(peer)
         if way is None:
             return False
-        self.counters.frames_out += 1
-        self.counters.entries_out += len(entries)
         way.carry(entries)
         return True
 
@@ -325,7 +320,6 @@ class MemoryHub:
     def arrived(self, peer: Peer, entries: list[Entry]) -> None:
         """A batch from one link."""
         if not self.is_closed:
-            self.counters.entries_in += len(entries)
             self._on_batch(peer, entries)
 
 
@@ -333,7 +327,6 @@ class MemoryPublisher:
     """A publisher."""
 
     def __init__(self, net: MemoryNet, owner: str, endpoint: str) -> None:
-        self.counters = PortCounters()
         self.endpoint = endpoint
         self._net, self._owner = net, owner
         self._is_closed = False
@@ -341,7 +334,6 @@ class MemoryPublisher:
     def publish(self, topic: bytes, entry: Entry) -> None:
         """Send to everyone who wants this topic now."""
         if not self._is_closed:
-            self.counters.entries_out += 1
             self._net.broadcast(self.endpoint, self._owner, topic, entry)
 
     def close(self) -> None:
@@ -355,7 +347,6 @@ class MemorySubscriber:
     def __init__(
         self, net: MemoryNet, owner: str, on_batch: TopicBatchHandler, topics: Sequence[bytes]
     ) -> None:
-        self.counters = PortCounters()
         self.owner = owner
         self._net = net
         self._on_batch = on_batch

@@ -68,6 +68,7 @@ class Outbox:
         self._n_put = 0
         self.n_overflows = 0
         self.size_bytes = 0
+        """What all that waits counts; 0 if nothing does."""
 
     def __len__(self) -> int:
         return len(self._parcels)
@@ -103,9 +104,12 @@ class Outbox:
             parcel = self._parcels.pop(key, None)
             if parcel is not None:
                 self.size_bytes -= parcel.size_bytes
+        if not self._parcels:
+            self._due.clear()
 
-    def due(self, epoch: str, now: float) -> Iterator[Entry]:
+    def due(self, epoch: str, now: float) -> list[Entry]:
         """What must be sent (again) now, under the present epoch."""
+        entries: list[Entry] = []
         n_bytes = 0
         while self._due and self._due[0][0] <= now and n_bytes < MAX_BYTES_PER_TICK:
             due_at, _, key = heapq.heappop(self._due)
@@ -122,7 +126,8 @@ class Outbox:
             n_bytes += parcel.size_bytes
             if parcel.entry.epoch != epoch:
                 parcel.entry = msgspec.structs.replace(parcel.entry, epoch=epoch)
-            yield parcel.entry
+            entries.append(parcel.entry)
+        return entries
 
     def due_now(self, keys: Iterable[tuple[str, Attempt]] | None, now: float) -> None:
         """Send these again at the next tick (None: all, after a hello)."""

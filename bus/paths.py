@@ -7,6 +7,7 @@ nor of a model hub. Spec: docs/protocol.md, "Security".
 
 import os
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +53,38 @@ def open_named(name: str, rules: FileRules, *, field: str = "path") -> int:
     raise Refused(_problem(field, f"{name[:80]!r} cannot be opened: {why}"))
 
 
+def named_directory(name: str, root: Path, files: Collection[str], *, field: str = "path") -> Path:
+    """Path of the directory that a peer named, in which these files lie and nothing else is linked.
+
+    For those who want a path, not a descriptor: the operator keeps others from writing there.
+
+    Raises:
+        Refused: the name breaks a rule, or there is no such directory with such files.
+    """
+    problem = _check_plain(name, field)
+    if problem is not None:
+        raise Refused(problem)
+    for each in sorted(files):
+        try:
+            os.close(_open_under(root, [*name.split("/"), each], FileRules((root,)).max_bytes))
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise Refused(_problem(field, f"{name[:80]!r} has no {each}: {why}")) from error
+    return root / name
+
+
 def check_path(name: str, suffixes: frozenset[str], *, field: str = "path") -> Problem | None:
     """Why this text cannot name a file below a root; None if it can."""
+    problem = _check_plain(name, field)
+    if problem is not None:
+        return problem
+    last = name.rpartition("/")[2]
+    if os.path.splitext(last)[1] not in suffixes:  # noqa: PTH122 - a name, not yet a path
+        return _problem(field, f"{name[:80]!r} does not end in {' or '.join(sorted(suffixes))}")
+    return None
+
+
+def _check_plain(name: str, field: str) -> Problem | None:
     try:
         raw = name.encode()
     except UnicodeEncodeError:
@@ -68,8 +99,6 @@ def check_path(name: str, suffixes: frozenset[str], *, field: str = "path") -> P
             f"{name[:80]!r} is not a relative path of plain names, at most {MAX_DEPTH} deep; "
             "addresses, `..` and links are not followed",
         )
-    if os.path.splitext(parts[-1])[1] not in suffixes:  # noqa: PTH122 - a name, not yet a path
-        return _problem(field, f"{name[:80]!r} does not end in {' or '.join(sorted(suffixes))}")
     return None
 
 

@@ -17,6 +17,7 @@ from bus.parent import die_with_parent
 from bus.resources import WATCH_S, ResourceWatch, provide_fds
 
 _COMPLAINT = "error: "
+_LATE_LINES = 4
 EXPECTED_PEERS = 1000
 """Connections that every actor must be able to hold; more are taken while the system allows."""
 
@@ -76,8 +77,12 @@ def complain(sentence: str) -> None:
 
 
 def complaint_in(log: Sequence[str]) -> str:
-    """Why a process ended, as it said in its last line; empty if it did not."""
-    return log[-1].removeprefix(_COMPLAINT) if log and log[-1].startswith(_COMPLAINT) else ""
+    """Why a process ended, as it said at last; empty if it did not.
+
+    What it leaves behind, such as the processes of an engine, may add a few lines.
+    """
+    said = [line for line in log[-_LATE_LINES:] if line.startswith(_COMPLAINT)]
+    return said[-1].removeprefix(_COMPLAINT) if said else ""
 
 
 def on_stop_signal(stop: Callable[[], object]) -> None:

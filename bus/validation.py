@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from bus.entry import Placement
-from bus.messages.endings import Problem
+from bus.messages.endings import Problem, bad_request
 from bus.messages.generation import Generate, Prefix, Sampling
 from bus.messages.limits import MAX_SHORT_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
+from bus.option_checks import check_options, list_problems
 from bus.versions import MAX_VERSION, parse_versions
 
 MAX_NAME_BYTES = MAX_SHORT_CHARS
@@ -46,7 +47,7 @@ def check_name(name: str, *, field: str = "name") -> Problem | None:
     `@` is left out because the router names its own commands `<rid>@<member>`.
     """
     if len(name) > MAX_NAME_BYTES or _NAME.fullmatch(name) is None:
-        return _bad(
+        return bad_request(
             field,
             f"{name[:MAX_NAME_BYTES]!r} is no name; use 1 to {MAX_NAME_BYTES} printable ASCII "
             "characters without spaces and @",
@@ -58,13 +59,13 @@ def check_rid(rid: str, *, client: str | None = None) -> Problem | None:
     """A request id `<client>/<n>`; with `client`, one that this client may use."""
     found = _RID.fullmatch(rid) if len(rid) <= MAX_RID_BYTES else None
     if found is None:
-        return _bad(
+        return bad_request(
             "rid",
             f"{rid[:MAX_RID_BYTES]!r} is no request id; use <client>/<n> with a decimal n, "
             f"at most {MAX_RID_BYTES} bytes",
         )
     if client is not None and found["client"] != client:
-        return _bad("rid", f"{rid!r} is not a request of client {client!r}")
+        return bad_request("rid", f"{rid!r} is not a request of client {client!r}")
     return check_name(found["client"], field="rid")
 
 
@@ -74,11 +75,11 @@ def check_placement(place: Placement) -> Problem | None:
     if isinstance(rule, Problem):
         return rule
     if abs(place.priority) > MAX_PRIORITY:
-        return _bad(
+        return bad_request(
             "place.priority", f"{place.priority} is not in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
         )
     if not 0 <= place.cost <= MAX_COST:
-        return _bad("place.cost", f"{place.cost} tokens is not in [0, {MAX_COST}]")
+        return bad_request("place.cost", f"{place.cost} tokens is not in [0, {MAX_COST}]")
     problem = check_name(place.policy, field="place.policy")
     if problem is None and place.session:
         problem = check_name(place.session, field="place.session")
@@ -105,12 +106,13 @@ def _sampling_problems(sampling: Sampling, vocab_size: int) -> Iterator[Problem]
         yield _bad_sampling("seed", sampling.seed, "an int64")
     stops = sampling.stop_token_ids
     if len(stops) > MAX_STOP_TOKEN_IDS:
-        yield _bad(
+        yield bad_request(
             "sampling.stop_token_ids", f"{len(stops)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
         )
     for token in stops:
         if not 0 <= token < vocab_size:
             yield _bad_sampling("stop_token_ids", token, f"a token id from 0 to {vocab_size - 1}")
+    yield from list_problems(sampling, vocab_size)
 
 
 def _number_problems(sampling: Sampling) -> Iterator[Problem]:
@@ -136,16 +138,17 @@ def _number_problems(sampling: Sampling) -> Iterator[Problem]:
 
 def check_generate(body: Generate, *, vocab_size: int, max_context: int) -> Problem | None:
     """A `generate` that an engine of this vocabulary and context (tokens) can run."""
-    problem = _check_tokens("prompt", body.prompt, vocab_size)
+    problem = check_tokens("prompt", body.prompt, vocab_size)
     if problem is None and not body.prompt:
-        problem = _bad("prompt", "the prompt is empty; give at least one token")
+        problem = bad_request("prompt", "the prompt is empty; give at least one token")
     problem = problem or check_sampling(body.sampling, vocab_size)
+    problem = problem or check_options(body, vocab_size)
     if problem is not None:
         return problem
     n_prompt = len(body.prompt) // TOKEN_BYTES
     if n_prompt + body.sampling.max_new_tokens > max_context:
         field = "prompt" if n_prompt >= max_context else "sampling.max_new_tokens"
-        return _bad(
+        return bad_request(
             field,
             f"{n_prompt} prompt tokens and max_new_tokens {body.sampling.max_new_tokens} exceed "
             f"the engine's context of {max_context} tokens",
@@ -156,36 +159,45 @@ def check_generate(body: Generate, *, vocab_size: int, max_context: int) -> Prob
 
 
 def _check_prefix(prefix: Prefix, max_new_tokens: int, vocab_size: int) -> Problem | None:
-    problem = _check_tokens("prefix.tokens", prefix.tokens, vocab_size)
+    problem = check_tokens("prefix.tokens", prefix.tokens, vocab_size)
     if problem is not None:
         return problem
     n_bytes, n_tokens = len(prefix.tokens), len(prefix.tokens) // TOKEN_BYTES
     if n_tokens > max_new_tokens:
-        return _bad("prefix.tokens", f"{n_tokens} tokens; max_new_tokens is {max_new_tokens}")
+        return bad_request(
+            "prefix.tokens", f"{n_tokens} tokens; max_new_tokens is {max_new_tokens}"
+        )
     if len(prefix.logprobs) != n_bytes:
-        return _bad("prefix.logprobs", f"{len(prefix.logprobs)} bytes for {n_tokens} tokens")
+        return bad_request("prefix.logprobs", f"{len(prefix.logprobs)} bytes for {n_tokens} tokens")
     if prefix.behaviour_logprobs and len(prefix.behaviour_logprobs) != n_bytes:
         size = len(prefix.behaviour_logprobs)
-        return _bad("prefix.behaviour_logprobs", f"{size} bytes for {n_tokens} tokens")
+        return bad_request("prefix.behaviour_logprobs", f"{size} bytes for {n_tokens} tokens")
     for version, count in prefix.versions:
         if not 0 <= version <= MAX_VERSION or count < 1:
-            return _bad("prefix.versions", f"({version}, {count}) is no run (version, n_tokens)")
+            return bad_request(
+                "prefix.versions", f"({version}, {count}) is no run (version, n_tokens)"
+            )
     total = sum(count for _, count in prefix.versions)
     if total != n_tokens:
-        return _bad("prefix.versions", f"runs of {total} tokens in all for {n_tokens} tokens")
+        return bad_request(
+            "prefix.versions", f"runs of {total} tokens in all for {n_tokens} tokens"
+        )
     return None
 
 
-def _check_tokens(field: str, raw: bytes, vocab_size: int) -> Problem | None:
+def check_tokens(field: str, raw: bytes, vocab_size: int) -> Problem | None:
+    """int32 [n] of token ids that a model of this vocabulary knows; may be empty."""
     if len(raw) > MAX_TOKENS_BYTES:
-        return _bad(field, f"{len(raw)} bytes; at most {MAX_TOKENS_BYTES} are allowed")
+        return bad_request(field, f"{len(raw)} bytes; at most {MAX_TOKENS_BYTES} are allowed")
     if len(raw) % TOKEN_BYTES:
-        return _bad(field, f"{len(raw)} bytes are no int32 array; use a multiple of {TOKEN_BYTES}")
+        return bad_request(
+            field, f"{len(raw)} bytes are no int32 array; use a multiple of {TOKEN_BYTES}"
+        )
     tokens = np.frombuffer(raw, "<i4")
     outside = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
     if outside.size:
         first = int(outside[0])
-        return _bad(
+        return bad_request(
             field,
             f"token {int(tokens[first])} at index {first} is no token id from 0 to "
             f"{vocab_size - 1}",
@@ -195,8 +207,4 @@ def _check_tokens(field: str, raw: bytes, vocab_size: int) -> Problem | None:
 
 def _bad_sampling(name: str, value: float, limit: str) -> Problem:
     shown = f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)
-    return _bad(f"sampling.{name}", f"{name} is {shown}; it must be {limit}")
-
-
-def _bad(field: str, message: str) -> Problem:
-    return Problem("bad_request", message, "not_started", field=field)
+    return bad_request(f"sampling.{name}", f"{name} is {shown}; it must be {limit}")

@@ -19,8 +19,7 @@ class Witness:
         """Number of the beat that is being sent."""
         self._seq += 1
         self._sent_at[self._seq] = now
-        if len(self._sent_at) > REMEMBERED_BEATS:
-            del self._sent_at[next(iter(self._sent_at))]
+        self._sent_at.pop(self._seq - REMEMBERED_BEATS, None)
         return self._seq
 
     def answered(self, seq: int) -> float | None:
@@ -29,8 +28,8 @@ class Witness:
         The time of sending counts: the answer may have lain unread for long.
         """
         sent_at = self._sent_at.get(seq)
-        if sent_at is not None:
-            self._alive_at = max(self._alive_at, sent_at)
+        if sent_at is not None and sent_at > self._alive_at:
+            self._alive_at = sent_at
         return sent_at
 
     def has_outlived(self, up_s: float, now: float) -> bool:

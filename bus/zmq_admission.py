@@ -5,15 +5,14 @@ ever, on a whole core. And to stop listening would end the links that exist. So 
 late is taken and cut off, which the system tells the peer at once.
 """
 
-import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
 import zmq
 
 from bus.ports import PortCounters
 from bus.resources import is_scarce
 from bus.zmq_monitor import LinkEvent, Monitor
+from bus.zmq_wires import hang_up_fd
 
 
 class Admission:
@@ -31,18 +30,6 @@ class Admission:
         for event in events:
             if is_scarce(event.value):
                 self._counters.turned_away += 1
-                _hang_up(event.value)
-
-
-def _hang_up(fd: int) -> None:
-    """End the connection; the descriptor stays libzmq's to close.
-
-    If that was quicker, the number may be somebody else's by now: a later connection's, which must
-    go as well, one of our own, which comes back by itself, or a file's, which cannot be hung up.
-    """
-    with suppress(OSError):
-        link = socket.socket(fileno=fd)
-        try:
-            link.shutdown(socket.SHUT_RDWR)
-        finally:
-            link.detach()
+                # If libzmq has closed it already, the number may be somebody else's by now: a later
+                # connection's, which must go as well, or one of our own, which comes back.
+                hang_up_fd(event.value)

@@ -116,6 +116,7 @@ class RouterPort:
         on_malformed: Callable[[Peer], None] | None = None,
         doorways: Sequence[Doorway] = (),
         *,
+        on_undelivered: PeerBatchHandler | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         """Listen.
@@ -125,6 +126,7 @@ class RouterPort:
             on_batch: takes what comes in by endpoints without a lock.
             on_malformed: hears of each message that broke the protocol.
             doorways: the endpoints' locks, in the same order; empty: they have none.
+            on_undelivered: takes back what no socket took, for its peer is gone or full.
             max_body_bytes: whoever sends a larger frame is cut off.
 
         Raises:
@@ -135,7 +137,7 @@ class RouterPort:
         self._outbox_of: dict[bytes, TickOutbox] = {}
         self._key_of: dict[bytes, str] = {}
         """Which key each guarded connection began with."""
-        peers = _Peers(self.counters, self._outbox_of, self._key_of, max_body_bytes)
+        peers = _Peers(self.counters, self._outbox_of, self._key_of, max_body_bytes, on_undelivered)
         try:
             for endpoint, doorway in zip_longest(endpoints, doorways):
                 lane = _RouterLane(endpoint, doorway, peers, on_batch, on_malformed)
@@ -190,6 +192,7 @@ class _Peers(NamedTuple):
     outbox_of: dict[bytes, TickOutbox]
     key_of: dict[bytes, str]
     max_body_bytes: int
+    on_undelivered: PeerBatchHandler | None
 
 
 class _RouterLane:
@@ -218,6 +221,10 @@ class _RouterLane:
                 outbox_of[peer] = outbox
             on_batch(Peer(peer), entries)
 
+        def take_back(peer: bytes, entries: list[Entry]) -> None:
+            if peers.on_undelivered is not None:
+                peers.on_undelivered(Peer(peer), entries)
+
         def complain(peer: bytes) -> None:
             if on_malformed is not None:
                 on_malformed(Peer(peer))
@@ -237,7 +244,9 @@ class _RouterLane:
                 admits=self._admits,
             )
         self._reader = Reader(socket, receiver.read_some)
-        self._outbox = outbox = TickOutbox(socket, peers.counters, self._reader.after_send)
+        self._outbox = outbox = TickOutbox(
+            socket, peers.counters, self._reader.after_send, take_back
+        )
 
     def _admits(self, peer: bytes, frame: zmq.Frame) -> bool:
         """Whether its sender has rights, and is who began this connection: ids can be stolen."""

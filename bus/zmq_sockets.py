@@ -12,12 +12,12 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from bus.codec import DETACH_ABOVE_BYTES, MAX_BATCH_BYTES, decode_batch, encode_batch
+from bus.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, frames_of
 from bus.endpoints import require_local
 from bus.entry import NO_BODY, Entry
 from bus.errors import RemoteProtocolError, SettingsError
 from bus.ipc_paths import is_taken, require_private_dir
-from bus.messages.limits import MAX_BATCH_ENTRIES, MAX_BODY_BYTES, MAX_FRAMES
+from bus.messages.limits import MAX_BODY_BYTES, MAX_FRAMES
 from bus.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
 from bus.zmq_contexts import own_context
 
@@ -237,13 +237,19 @@ class TickOutbox:
     """Entries waiting for the end of the tick, per destination, and their way out."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], counters: PortCounters, after_flush: Callable[[], None]
+        self,
+        socket: zmq.Socket[bytes],
+        counters: PortCounters,
+        after_flush: Callable[[], None],
+        on_undelivered: Callable[[bytes, list[Entry]], None] | None = None,
     ) -> None:
+        """`on_undelivered` hears what one peer of many, gone or full, was not sent."""
         self._loop = asyncio.get_running_loop()
         self._socket = socket
         self._send = zmq.backend.Socket.send.__get__(socket)
         self._counters = counters
         self._after_flush = after_flush
+        self._on_undelivered = on_undelivered
         self._queues: dict[bytes, list[Entry]] = {}
         self._is_scheduled = False
 
@@ -300,6 +306,8 @@ class TickOutbox:
     def _stuck(self, destination: bytes, entries: list[Entry]) -> None:
         if destination:  # one peer of many is gone or full: the sender's resends will tell
             self._counters.dropped_out += len(entries)
+            if self._on_undelivered is not None:
+                self._on_undelivered(destination, entries)
             return
         self._counters.dropped_out += max(0, len(entries) - PENDING_ENTRIES)
         self._queues[destination] = entries[:PENDING_ENTRIES]
@@ -308,7 +316,7 @@ class TickOutbox:
         """How many entries the socket took."""
         n_sent = 0
         counters = self._counters
-        for batch in _batches(entries):
+        for batch in frames_of(entries):
             try:
                 self._send_batch(destination, batch)
             except zmq.ZMQError as error:
@@ -321,42 +329,19 @@ class TickOutbox:
         return n_sent
 
     def _send_batch(self, destination: bytes, batch: list[Entry]) -> None:
+        is_detached = len(batch) == 1 and len(batch[0].body) > DETACH_ABOVE_BYTES
+        if not is_detached:
+            if destination:
+                self._send(destination, _MORE)
+            self._send(encode_batch(batch), _NOW)
+            return
         entry = batch[0]
-        is_detached = len(batch) == 1 and len(entry.body) > DETACH_ABOVE_BYTES
-        if is_detached and len(entry.body) > MAX_BODY_BYTES:
+        if len(entry.body) > MAX_BODY_BYTES:
             self._counters.dropped_out += 1  # it would end the link, and all else that is under way
             return
-        frame = encode_batch(
-            [msgspec.structs.replace(entry, body=NO_BODY, detached=True)] if is_detached else batch
-        )
         if destination:
             self._send(destination, _MORE)
-        if not is_detached:
-            self._send(frame, _NOW)
-            return
-        self._send(frame, _MORE)
+        self._send(
+            encode_batch([msgspec.structs.replace(entry, body=NO_BODY, detached=True)]), _MORE
+        )
         self._send(bytes(entry.body), _NOW, copy=False)
-
-
-def _batches(entries: list[Entry]) -> list[list[Entry]]:
-    """Cut into frames: at most MAX_BATCH_ENTRIES and MAX_BATCH_BYTES, large bodies alone."""
-    if len(entries) <= MAX_BATCH_ENTRIES:
-        for entry in entries:  # twice as fast as any()
-            if len(entry.body) > DETACH_ABOVE_BYTES:
-                break
-        else:
-            return [entries]
-    batches: list[list[Entry]] = [[]]
-    size_bytes = 0
-    for entry in entries:
-        is_large = len(entry.body) > DETACH_ABOVE_BYTES
-        is_full = len(batches[-1]) >= MAX_BATCH_ENTRIES or size_bytes > MAX_BATCH_BYTES // 2
-        if batches[-1] and (is_large or is_full):
-            batches.append([])
-            size_bytes = 0
-        batches[-1].append(entry)
-        size_bytes += len(entry.body)
-        if is_large:
-            batches.append([])
-            size_bytes = 0
-    return batches if batches[-1] else batches[:-1]

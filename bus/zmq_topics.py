@@ -69,6 +69,10 @@ class PubPort:
         """Queue for the end of this tick."""
         self._outbox.put(topic, entry)
 
+    def publish_all(self, topic: bytes, entries: list[Entry]) -> None:
+        """Queue a batch, which may be empty; the list is the port's from now on."""
+        self._outbox.put_all(topic, entries)
+
     def close(self) -> None:
         """Stop publishing."""
         if self._look is not None:

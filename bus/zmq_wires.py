@@ -6,7 +6,6 @@ had gone; the descriptor stays libzmq's to close.
 
 import os
 import socket
-import stat
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -36,20 +35,22 @@ def wire_of(frame: zmq.Frame) -> Wire | None:
 def hang_up(wire: Wire) -> bool:
     """End a connection; False if it has ended."""
     with suppress(OSError):
-        found = os.fstat(wire.fd)
-        if found.st_ino == wire.inode and stat.S_ISSOCK(found.st_mode):
-            return _shut_down(wire.fd)
+        return os.fstat(wire.fd).st_ino == wire.inode and hang_up_fd(wire.fd)
     return False
 
 
-def _shut_down(fd: int) -> bool:
-    # A peer's connection that has just got this number comes back by itself. A socket that listens
-    # would not; nor would a pair that leads nowhere else, which has no name.
-    link = socket.socket(fileno=fd)
-    try:
-        if not link.getsockname() or link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return False
-        link.shutdown(socket.SHUT_RDWR)
-        return True
-    finally:
-        link.detach()
+def hang_up_fd(fd: int) -> bool:
+    """End the connection that has this descriptor now; False if none has.
+
+    A peer's connection that has just got the number comes back by itself. A socket that listens
+    would not; nor would a pair that leads nowhere else, which has no name. Those are spared.
+    """
+    with suppress(OSError):  # no descriptor, or not of a socket
+        link = socket.socket(fileno=fd)
+        try:
+            if link.getsockname() and not link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                link.shutdown(socket.SHUT_RDWR)
+                return True
+        finally:
+            link.detach()
+    return False

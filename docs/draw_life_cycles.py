@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.member_life import MEMBER_LINK
+from engine_worker.engines.sglang.guard import GATE_LIFE
 from router.breaker import BREAKER_LIFE
 from router.members import MEMBER_LIFE
 from router.requests import REQUEST_LIFE as ROUTER_REQUEST_LIFE
@@ -59,6 +60,11 @@ TABLES: list[tuple[str, str, Table]] = [
         "A weight version in the store",
         "`trainer_adapter/store/versions.py`: from reservation to retirement.",
         VERSION_LIFE,
+    ),
+    (
+        "The gate before SGLang's scheduler",
+        "`engine_worker/engines/sglang/guard.py`: `go_on` needs all memory and whole weights.",
+        GATE_LIFE,
     ),
 ]
 

@@ -3,14 +3,13 @@
 from bus.codec import unpack, unpack_result
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
-from bus.member import Vitals
 from bus.messages.control import ServerFacts
 from bus.messages.endings import Problem
 from bus.messages.generation import Generated, Repair
 from bus.messages.host import EngineBeat, EngineReady
 from bus.messages.membership import WorkerFacts
 from bus.outbox import Outbox
-from engine_worker.controller import Ending, key_of, refused
+from engine_worker.controller import Controller, Ending, key_of, refused
 from engine_worker.generation import Generation
 from engine_worker.requests import repaired, repaired_from_result
 
@@ -37,12 +36,12 @@ def worker_facts(policy: str, engine: EngineReady, stream: str, pid: int) -> Wor
     )
 
 
-def server_facts(engine: EngineReady, beat: EngineBeat, vitals: Vitals) -> ServerFacts:
+def server_facts(engine: EngineReady, beat: EngineBeat, controller: Controller) -> ServerFacts:
     """Result of `server_info`; counters as of the engine host's last beat."""
     return ServerFacts(
         engine=engine.engine,
-        version=vitals.version,
-        state=vitals.state,
+        version=controller.version,
+        state=controller.state.name,
         steps=beat.steps,
         n_running=beat.n_running,
         n_waiting=beat.n_waiting,
@@ -50,6 +49,11 @@ def server_facts(engine: EngineReady, beat: EngineBeat, vitals: Vitals) -> Serve
         vocab_size=engine.vocab_size,
         max_context=engine.max_context,
         slots=engine.slots,
+        parallel=engine.parallel,
+        software=engine.software,
+        features=engine.features,
+        adapters=controller.adapters,
+        asleep=controller.state.asleep,
     )
 
 

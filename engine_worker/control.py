@@ -23,10 +23,24 @@ HOST_COMMANDS = frozenset(
         "abort_update",
         "check_weights",
         "get_weights",
+        "score",
+        "embed",
+        "rerank",
+        "load_lora",
+        "unload_lora",
+        "save_weights",
+        "start_profile",
+        "stop_profile",
+        "get_load",
     }
 )
 """Commands that the engine host carries out."""
-PHASES = ("prepare_update", "commit_update", "sleep", "wake_up")
+READING = ("score", "embed", "rerank")
+"""Those that compute with the model, beside generation."""
+PHASES = (
+    *("prepare_update", "commit_update", "sleep", "wake_up"),
+    *("load_lora", "save_weights", "start_profile", "stop_profile"),
+)
 """Those that may take minutes, in which the engine makes no steps and its host may be mute."""
 MAX_WAITING = 64
 """Commands of one kind that wait; more are refused."""

@@ -1,21 +1,26 @@
 """Control commands of one worker: what state they are allowed in, what they change."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from bus.codec import unpack, unpack_result
+from bus.command_checks import check_command
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
 from bus.ids import AttemptKey, RequestId
 from bus.messages.control import Memory, Sleep
 from bus.messages.endings import Problem
-from bus.messages.host import EngineBeat
+from bus.messages.engine import Adapters, LoadLora
+from bus.messages.host import EngineBeat, EngineReady
 from bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
-from engine_worker.control import HOST_COMMANDS, ControlLanes
+from engine_worker.adapter_memory import AdapterMemory
+from engine_worker.control import HOST_COMMANDS, READING, ControlLanes
 from engine_worker.effects import ToHost
+from engine_worker.features import cannot_do
+from engine_worker.generation import Generation
 from engine_worker.worker_state import WorkerState
 
 
@@ -31,8 +36,9 @@ Outcomes = list[ToHost | Ending]
 
 
 def refused(entry: Entry, problem: Problem) -> Ending:
-    """The command was not started."""
-    return Ending("refused", key_of(entry), problem)
+    """The command was not started: perhaps another time, or with other values, or never here."""
+    kind = "failed" if problem.code == "unsupported" else "refused"
+    return Ending(kind, key_of(entry), problem)
 
 
 def key_of(entry: Entry) -> AttemptKey:
@@ -43,22 +49,32 @@ def key_of(entry: Entry) -> AttemptKey:
 class Controller:
     """Gate between control commands and the engine host; owner of the worker's state."""
 
-    def __init__(
-        self, policy: str, n_running: Callable[[], int], n_pinned: Callable[[], int]
-    ) -> None:
+    def __init__(self, policy: str, generation: Generation) -> None:
         self.state = WorkerState()
-        self.capabilities: frozenset[str] = frozenset()
+        self._capabilities: frozenset[str] = frozenset()
+        self._vocab_size = 0
+        self._max_context = 0
         self.version = 0
         """Weights that the engine has active."""
         self.stalled_ms = 0.0
         """Generation stall of the last update."""
         self._policy = policy
-        self._n_running = n_running
-        self._n_pinned = n_pinned
+        self._generation = generation
         self._lanes = ControlLanes()
+        self._memory = AdapterMemory()
         self._parked_commit: Entry | None = None
         self._released: list[str] = []
         """Memory tags released, as the host said last."""
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """Those that are loaded, and their versions."""
+        return dict(self._generation.adapters)
+
+    @property
+    def may_join(self) -> bool:
+        """Whether there is an engine, with all adapters that the one before it had."""
+        return self.state.is_host_ready and not self._memory.is_reloading
 
     @property
     def in_phase(self) -> bool:
@@ -84,23 +100,41 @@ class Controller:
         self.version = max(self.version, beat.version)
         self.state.is_torn = beat.torn
 
+    def engine_ready(self, ready: EngineReady) -> Outcomes:
+        """An engine has begun; what it is to do before it serves anybody."""
+        self.state.is_host_ready = True
+        self._capabilities = frozenset(ready.capabilities)
+        self._vocab_size, self._max_context = ready.vocab_size, ready.max_context
+        self._generation.adapters = ready.adapters
+        outcomes: Outcomes = []
+        for entry in self._memory.reload():
+            submitted = self._lanes.submit(entry)
+            if isinstance(submitted, Problem):
+                self._memory.ended(key_of(entry), None)
+            else:
+                outcomes += submitted
+        return outcomes
+
     def submit(self, entry: Entry) -> Outcomes:
         """Start a control command, or end it at once."""
         try:
             body = unpack(entry)
         except RemoteProtocolError as error:
             return [refused(entry, Problem("bad_request", str(error), "not_started"))]
-        if entry.kind not in HOST_COMMANDS or entry.kind not in self.capabilities:
-            message = f"This worker's engine cannot do {entry.kind!r}."
-            return [Ending("failed", key_of(entry), Problem("unsupported", message, "not_started"))]
-        problem = self.state.refusal(entry.kind) or self._misplaced(body)
+        if entry.kind not in HOST_COMMANDS or entry.kind not in self._capabilities:
+            return [refused(entry, cannot_do(entry.kind))]
+        problem = (
+            self.state.refusal(entry.kind)
+            or self._misplaced(body)
+            or check_command(body, vocab_size=self._vocab_size, max_context=self._max_context)
+        )
         if problem is not None:
             return [refused(entry, problem)]
         if isinstance(body, PrepareUpdate | CommitUpdate):
             early = self._known_version(entry, body)
             if early is not None:
                 return [early]
-            if isinstance(body, CommitUpdate) and self._n_pinned():
+            if isinstance(body, CommitUpdate) and self._generation.n_pinned:
                 return self._park(entry)
         return self._pass_on(entry, body)
 
@@ -113,12 +147,17 @@ class Controller:
         command = self._lanes.kind_of(key)
         if command is None:
             return []
+        adapters: Mapping[str, int] | None = None
         if entry.kind == "finished":
-            self._changed(command, unpack_result(command, entry))
+            result = unpack_result(command, entry)
+            self._changed(command, result)
+            adapters = result.adapters if isinstance(result, Adapters) else None
         elif command == "pause":
             self.state.is_paused = False
         elif command == "sleep":
             self.state.asleep = self._released
+        if command in ("load_lora", "unload_lora"):
+            self._memory.ended(key, adapters)
         following = self._lanes.ended(command)
         self._note_update()
         return [Ending(entry.kind, key, entry.body), *following]
@@ -126,7 +165,7 @@ class Controller:
     def unpark(self) -> Outcomes:
         """The last request that a commit waits for may have ended."""
         entry = self._parked_commit
-        if entry is None or self._n_pinned():
+        if entry is None or self._generation.n_pinned:
             return []
         self._parked_commit = None
         return self._pass_on(entry, unpack(entry))
@@ -134,21 +173,26 @@ class Controller:
     def lease_lost(self) -> None:
         """Whoever sent the commands that wait is not served any more."""
         self._parked_commit = None
-        self._lanes.drop_waiting()
+        if not self._memory.is_reloading:
+            self._lanes.drop_waiting()
         self._note_update()
 
     def host_lost(self) -> None:
         """The host is gone; the next one begins with its first weights."""
         self._parked_commit = None
         self._lanes.clear()
+        self._memory.host_lost()
         self.state.host_lost()
         self._released = []
+        self._generation.adapters = {}
         self.version = 0
 
     def _pass_on(self, entry: Entry, body: msgspec.Struct) -> Outcomes:
         submitted = self._lanes.submit(entry)
         if isinstance(submitted, Problem):
             return [refused(entry, submitted)]
+        if isinstance(body, LoadLora):
+            self._memory.asked(key_of(entry), body)
         # New requests must not slip in while the host is still at it.
         if entry.kind == "pause":
             self.state.is_paused = True
@@ -166,8 +210,11 @@ class Controller:
         return []
 
     def _misplaced(self, body: msgspec.Struct) -> Problem | None:
-        if isinstance(body, Sleep) and self._n_running():
-            message = f"{self._n_running()} requests run; pause with `abort` or wait for them."
+        if isinstance(body, Sleep) and len(self._generation):
+            message = f"{len(self._generation)} requests run; pause with `abort` or wait for them."
+            return Problem("busy", message, "not_started", retry_after_ms=1000)
+        if isinstance(body, Sleep) and any(self._lanes.is_running(kind) for kind in READING):
+            message = "The engine reads texts to score or embed them; wait for it."
             return Problem("busy", message, "not_started", retry_after_ms=1000)
         if isinstance(body, PrepareUpdate | CommitUpdate) and body.policy != self._policy:
             message = f"This worker serves policy {self._policy!r}."
@@ -195,6 +242,8 @@ class Controller:
                 self.stalled_ms = stall_ms
             case Memory(asleep=asleep):
                 self.state.asleep = self._released = list(asleep)
+            case Adapters(adapters):
+                self._generation.adapters = adapters
             case _ if command == "resume":
                 self.state.is_paused = False
             case _:

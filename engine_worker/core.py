@@ -18,13 +18,13 @@ from bus.messages import ENDINGS
 from bus.messages.control import Shutdown
 from bus.messages.endings import Done, Problem
 from bus.messages.generation import Abort
-from bus.messages.host import EngineBeat, EngineFailed, EngineReady
+from bus.messages.host import EngineBeat, EngineFailed, EngineReady, Extras
 from bus.messages.membership import WorkerFacts
 from bus.messages.stream import Deltas
 from engine_worker.answers import repair_ending, server_facts, worker_facts
 from engine_worker.controller import Controller, Ending, Outcomes, key_of, refused
 from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
-from engine_worker.generation import Finished, Generation, Limits, stop_in_engine
+from engine_worker.generation import Finished, Generation, limits_of, stop_in_engine
 from engine_worker.host_watch import HostEnd, HostWatch
 from engine_worker.requests import RunningRequest, is_pinned
 from engine_worker.settings import WorkerSettings
@@ -47,9 +47,7 @@ class WorkerCore:
         self._pid = pid
         self._streams = StreamBatcher(settings.name, settings.streams)
         self._generation = Generation(self._streams)
-        self._controller = Controller(
-            settings.policy, self._generation.__len__, lambda: self._generation.n_pinned
-        )
+        self._controller = Controller(settings.policy, self._generation)
         self._watch = HostWatch(settings.host, settings.lease.late_tick_s)
         self._member = MemberCore(
             MemberIdentity("worker", settings.name, boot),
@@ -105,6 +103,8 @@ class WorkerCore:
                 case Deltas() as deltas:
                     for finished in self._generation.step(deltas, now):
                         effects += self._finish(finished, now)
+                case Extras() as extras:
+                    self._generation.keep(extras)
                 case EngineBeat() as beat:
                     self._watch.reported(beat, now)
                     self._controller.reported(beat)
@@ -142,11 +142,11 @@ class WorkerCore:
     def flush(self, now: float) -> list[WorkerEffect]:
         """The end of a loop tick in which something was said."""
         effects: list[WorkerEffect] = [*self._streams.flush(self._member.epoch)]
-        shown = (self.state, self._controller.version)
+        shown = (self._controller.state.name, self._controller.version)
         if shown != self._shown:
             self._shown = shown
-            effects += self._carry_out(self._member.beat(now), now)
-        return effects + self._carry_out(self._member.flush(now), now)
+            effects += self._member.beat(now)
+        return [*effects, *self._member.flush(now)]
 
     def tick(self, now: float) -> list[WorkerEffect]:
         """Time passes; to be called every 50 ms or so."""
@@ -196,7 +196,7 @@ class WorkerCore:
                 return self._end(repair_ending(entry, self._generation, self._outbox), now)
             case "server_info":
                 assert self._engine is not None, "a lease needs an engine, and a command a lease"
-                facts = server_facts(self._engine, self._watch.beat, self._vitals())
+                facts = server_facts(self._engine, self._watch.beat, self._controller)
                 return self._end(Ending("finished", key_of(entry), facts), now)
             case "shutdown":
                 return self._begin_shutdown(entry, now)
@@ -238,20 +238,18 @@ class WorkerCore:
         return [*effects, *self._end(Ending("finished", key_of(entry), Done()), now)]
 
     def _host_ended(self, entry: Entry, now: float) -> list[WorkerEffect]:
-        key = key_of(entry)
-        if self._generation.get(entry.rid) is not None:
-            self._generation.forget([key])
-            return self._end(Ending(entry.kind, key, entry.body), now)
+        request = self._generation.get(entry.rid)
+        if request is not None and request.key == key_of(entry):
+            self._generation.forget([request.key])
+            return self._end(Ending(entry.kind, request.key, entry.body), now)
         return self._apply(self._controller.host_ended(entry), now)
 
     def _engine_ready(self, ready: EngineReady, now: float) -> list[WorkerEffect]:
         self._engine = ready
         self._watch.ready(now)
-        self._controller.state.is_host_ready = True
-        self._controller.capabilities = frozenset(ready.capabilities)
-        self._generation.limits = Limits(ready.vocab_size, ready.max_context, 4 * ready.slots + 16)
+        self._generation.limits = limits_of(ready)
         self._facts = worker_facts(self._settings.policy, ready, self._stream, self._pid)
-        return self._carry_out(self._member.online(self._facts, now), now)
+        return self._apply(self._controller.engine_ready(ready), now)
 
     def _begin_shutdown(self, entry: Entry, now: float) -> list[WorkerEffect]:
         try:
@@ -265,8 +263,10 @@ class WorkerCore:
         return effects + self._settle(now)
 
     def _settle(self, now: float) -> list[WorkerEffect]:
-        """What waited for requests to end: a commit, a shutdown, the farewell after it."""
+        """What waited: to join for the engine, a commit, a shutdown, the farewell after it."""
         effects = self._apply(self._controller.unpark(), now)
+        if self._facts and self._controller.may_join and self._member.state == "away":
+            effects += self._carry_out(self._member.online(self._facts, now), now)
         if self._shutdown is not None and not len(self._generation):
             key, self._shutdown = self._shutdown, None
             effects += self._end(Ending("finished", key, Done()), now)
@@ -280,7 +280,7 @@ class WorkerCore:
         slots = self._engine.slots if self._engine else 0
         return Vitals(
             version=self._controller.version,
-            state=self.state,
+            state=self._controller.state.name,
             steps=self._watch.beat.steps,
             free=max(0, slots + slots // 4 + 1 - len(self._generation)),
             n_tokens=self._generation.n_sampled,

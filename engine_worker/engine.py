@@ -1,5 +1,7 @@
 """What an engine must be able to do: narrow protocols that the engine host drives.
 
+What few engines can do is in `engine_worker.capabilities`.
+
 An engine lives in the engine host, a child process of the worker actor. It never sees the bus:
 work goes in, columns of each step come out through the sink it was built with. A capability
 (weights, memory tiers, …) is a protocol of its own; a command whose protocol the engine lacks
@@ -13,7 +15,18 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from bus.ids import AttemptKey
-from bus.messages.generation import FinishReason, Prefix, Sampling
+from bus.messages.array import Array
+from bus.messages.endings import Problem
+from bus.messages.generation import (
+    NOTHING_MORE,
+    FinishReason,
+    Grammar,
+    Media,
+    Prefix,
+    Processor,
+    Sampling,
+    Want,
+)
 from engine_worker.weights.raw_tensor import RawTensor
 
 Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -37,6 +50,15 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...] = ()
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that hold its weights, as nvidia-smi shows them."""
+    features: frozenset[str] = frozenset()
+    """What a `generate` may ask for besides the rest of `Sampling`; see docs/protocol.md,
+    "Generation". Requests that ask for more never reach the engine."""
+    parallel: Mapping[str, int] = field(default_factory=dict[str, int])
+    """`tp`, `pp`, `dp`, `ep`: over how many ranks the model is split."""
+    software: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name -> version of what the engine is made of."""
+    lacks: frozenset[str] = frozenset()
+    """Kinds of commands that its class knows and it cannot do, for its model or its settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +71,20 @@ class Work:
     sampling: Sampling
     prefix: Prefix | None = None
     """Tokens to go on after; they count towards max_new_tokens, penalties and the seed position."""
+    stream: bool = False
+    """Somebody wants each step; otherwise tokens may come in portions."""
+    lora: str = ""
+    """Adapter, `NAME` or `NAME@VERSION`, loaded when it was checked; empty: none."""
+    want: Want = NOTHING_MORE
+    """What to put into `Step.arrays` when it finishes."""
+    grammar: Grammar | None = None
+    processors: Sequence[Processor] = ()
+    """In this order."""
+    media: Sequence[Media] = ()
+    priority: int = 0
+    """-100..100, higher goes first; of use to engines with the feature `priority`."""
+    session: str = ""
+    """Requests of one session share their history; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +106,11 @@ class Step:
     """(row, reason)."""
     behaviour_logprobs: Float32s | None = None
     """float32 [sum(counts)], renormalised over the sampled support; None: nothing truncated."""
+    problems: Sequence[tuple[int, Problem]] = ()
+    """(row, why) of requests that the engine gave up: their end instead of a finish."""
+    arrays: Sequence[tuple[int, Mapping[str, Array]]] = ()
+    """(row, name -> array) of rows that finish: what their `want` asked for; see docs/protocol.md,
+    "Arrays". Made by `bus.arrays.array_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,21 +212,6 @@ class WeightSink(Protocol):
         ...
 
 
-@runtime_checkable
-class WeightSource(Protocol):
-    """An engine whose weights can be read while it generates."""
-
-    def read_weights(self, names: Sequence[str]) -> tuple[int, Mapping[str, Bytes]]:
-        """The active version, and a copy of these tensors' raw bytes: uint8 [size_bytes] each.
-
-        They are copied between two steps, which wait meanwhile: ask for few bytes at a time.
-
-        Raises:
-            ValueError: there is no tensor of that name.
-        """
-        ...
-
-
 class TensorRange(NamedTuple):
     """Some bytes of one tensor."""
 
@@ -195,7 +221,7 @@ class TensorRange(NamedTuple):
 
 
 @runtime_checkable
-class WeightRanges(Protocol):
+class WeightSource(Protocol):
     """An engine whose weights can be read piece by piece while it generates."""
 
     def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
@@ -251,11 +277,11 @@ class MemoryTiers(Protocol):
     """An engine that can give memory back while a trainer needs it. Only called while idle."""
 
     def sleep(self, tags: Sequence[str]) -> MemoryFreed:
-        """Release memory tagged `weights` and/or `kv_cache`; idempotent."""
+        """Release memory tagged `weights`, `kv_cache` or `cuda_graph`; idempotent."""
         ...
 
     def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
-        """Take it back; weights come back with their values."""
+        """Take it back. Weights come back with their values, or as garbage: it is torn then."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Running `generate` requests of one worker: started, fed by engine steps, ended."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from bus.codec import pack, unpack
@@ -10,10 +10,12 @@ from bus.errors import RemoteProtocolError
 from bus.ids import Attempt, AttemptKey, RequestId
 from bus.messages.endings import Problem
 from bus.messages.generation import Abort, FinishReason, Generate
+from bus.messages.host import EngineReady, Extras
 from bus.messages.stream import Deltas
 from bus.validation import check_generate
 from bus.versions import parse_versions
 from engine_worker.effects import ToHost
+from engine_worker.features import missing, unknown_adapter
 from engine_worker.requests import ITEM_BYTES, NEVER, RunningRequest
 from engine_worker.streams import StreamBatcher
 
@@ -28,6 +30,14 @@ class Limits(NamedTuple):
     max_context: int
     max_running: int
     """More than the router should ever place here."""
+    features: frozenset[str] = frozenset()
+
+
+def limits_of(engine: EngineReady) -> Limits:
+    """What an engine has said of itself."""
+    max_running = 4 * engine.slots + 16
+    features = frozenset(engine.features)
+    return Limits(engine.vocab_size, engine.max_context, max_running, features)
 
 
 class Finished(NamedTuple):
@@ -45,6 +55,8 @@ class Generation:
         self._deadlines: list[tuple[float, str, Attempt]] = []
         self._streams = streams
         self.limits = Limits(0, 0, 0)
+        self.adapters: Mapping[str, int] = {}
+        """Those that are loaded, and their versions."""
         self.n_sampled = 0
         """Tokens sampled since this process started."""
         self.n_pinned = 0
@@ -69,8 +81,11 @@ class Generation:
             return Problem("bad_request", str(error), "not_started", field=_field_of(error))
         assert isinstance(body, Generate)
         limits = self.limits
-        problem = _check_version(entry, version) or check_generate(
-            body, vocab_size=limits.vocab_size, max_context=limits.max_context
+        problem = (
+            _check_version(entry, version)
+            or check_generate(body, vocab_size=limits.vocab_size, max_context=limits.max_context)
+            or missing(body, limits.features)
+            or unknown_adapter(body.lora, self.adapters)
         )
         if problem is not None:
             return problem
@@ -81,7 +96,15 @@ class Generation:
         self.n_pinned += request.is_pinned
         if request.deadline_at != NEVER:
             self._note_deadline(request)
-        return ToHost(Entry("generate", entry.rid, entry.attempt, body=entry.body))
+        return ToHost(
+            Entry("generate", entry.rid, entry.attempt, place=entry.place, body=entry.body)
+        )
+
+    def keep(self, extras: Extras) -> None:
+        """What belongs to the result of a request, beside its columns."""
+        request = self._at(extras.rid, extras.attempt)
+        if request is not None:
+            request.arrays = extras.arrays
 
     def step(self, deltas: Deltas, now: float) -> list[Finished]:
         """One engine step: append rows, publish them, return what is complete."""

@@ -12,17 +12,16 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import cast
 
 import msgspec
-import numpy as np
 import uvloop
 
 from bus.allocator import keep_freed_memory
 from bus.codec import pack, unpack
 from bus.entry import Entry
 from bus.host import host_id
-from bus.ids import AttemptKey, RequestId
 from bus.messages.generation import Abort, Generate
 from bus.messages.host import EngineBeat, EngineFailed, EngineReady
 from bus.parent import die_with_parent
@@ -31,9 +30,12 @@ from engine_worker.engine import Engine, Work
 from engine_worker.engines.registry import build_engine
 from engine_worker.host_commands import HostCommands
 from engine_worker.host_link import HostLink
+from engine_worker.operator_paths import OperatorPaths
+from engine_worker.quit_signal import QuitSignal
 from engine_worker.settings import WorkerSettings
 from engine_worker.step_buffer import StepBuffer
 from engine_worker.weights.relay import Relay, open_relay
+from engine_worker.work import work_of
 
 BEAT_S = 0.25
 CLOSE_S = 5.0
@@ -61,10 +63,11 @@ class EngineHost:
             # As a task, so that an engine that raises ends `run` and not just the link.
             self._tasks.create_task(self._take(entries, self._tasks))
 
-    async def run(self) -> None:
+    async def run(self, quit_signal: QuitSignal) -> None:
         """Serve until the link ends; raises what the engine raises."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            tasks.create_task(quit_signal.watch())
             beats = tasks.create_task(self._beat())
             self.receive(self._early)
             await self._link.closed()
@@ -89,9 +92,9 @@ class EngineHost:
     def _work(self, entry: Entry) -> Work:
         body = unpack(entry)
         assert isinstance(body, Generate)
-        key: AttemptKey = (RequestId(entry.rid), entry.attempt)
-        self._steps.begin(key, len(body.prefix.tokens) // 4 if body.prefix else 0)
-        return Work(key, np.frombuffer(body.prompt, np.int32), body.sampling, body.prefix)
+        work = work_of(entry, body)
+        self._steps.begin(work.key, len(body.prefix.tokens) // 4 if body.prefix else 0)
+        return work
 
     def _begin(self, work: Sequence[Work]) -> None:
         if work:
@@ -136,6 +139,7 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
     early: list[Entry] = []
     link = await HostLink.open(end, early.extend)
     steps = StepBuffer(link.send)
+    quit_signal = QuitSignal()
     engine: Engine | None = None
     try:
         engine = await asyncio.to_thread(
@@ -144,13 +148,14 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
         async with open_relay(settings.relay_endpoint, settings.security) as relay:
             dialer = dialer_of(settings.security)
             commands = HostCommands(
-                engine, settings.host.pull_timeout_s, dialer, relay, settings.weights_root
+                *(engine, settings.host.pull_timeout_s, dialer, relay),
+                *(OperatorPaths.of(settings), settings.policy),
             )
             host = EngineHost(engine, commands, link, steps)
             link.hand_over(host.receive)
             host.receive(early)
             link.send(Entry("engine_ready", body=pack(_ready(engine, commands, relay))))
-            await relay.while_safe(host.run())
+            await relay.while_safe(host.run(quit_signal))
     except* _ActorGone:
         pass
     # Whatever breaks in here becomes one message to the actor, which answers its callers.
@@ -178,6 +183,10 @@ def _ready(engine: Engine, commands: HostCommands, relay: Relay) -> EngineReady:
         gpus=list(facts.gpus),
         bulk=relay.bulk,
         transports=commands.transports,
+        features=sorted(facts.features),
+        parallel=dict(facts.parallel),
+        software=dict(facts.software),
+        adapters=commands.adapters,
     )
 
 
@@ -186,6 +195,10 @@ def _first_line(errors: BaseExceptionGroup[BaseException]) -> str:
     if isinstance(first, BaseExceptionGroup):
         return _first_line(cast("BaseExceptionGroup[BaseException]", first))
     return f"{type(first).__name__}: {first}".split("\n", 1)[0][:500]
+
+
+def _heed_not(_: int, __: FrameType | None) -> None:
+    """Unlike SIG_IGN this is not inherited by the processes of an engine."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -199,6 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     # Ctrl-C goes to the whole foreground group; when to stop is the actor's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # How processes of SGLang tell that they have failed; what to do about it is decided elsewhere.
+    signal.signal(signal.SIGQUIT, _heed_not)
     settings = msgspec.json.decode(options.settings_json, type=WorkerSettings)
     end = socket.socket(fileno=options.fd)
     code = 1

@@ -12,26 +12,20 @@ import msgspec
 
 from bus.codec import unpack
 from bus.entry import Entry
-from bus.errors import BusError, RequestError
-from bus.messages.control import (
-    FlushCache,
-    Flushed,
-    Memory,
-    Pause,
-    Resume,
-    Sleep,
-    WakeUp,
-)
-from bus.messages.endings import Done, Problem
+from bus.errors import BusError, EngineFailed, RequestError
+from bus.messages.control import Memory, Pause, Resume, Sleep, WakeUp
+from bus.messages.endings import Done, Problem, bad_request
 from bus.security.zmq_dialer import Dialer
-from engine_worker.engine import Engine, MemoryTiers, PrefixCache
+from engine_worker.engine import Engine, MemoryTiers
 from engine_worker.engines.step_loop import EngineBusy
+from engine_worker.operations import Operation, Operations, StoreAccess
+from engine_worker.operator_paths import OperatorPaths
 from engine_worker.weight_commands import WeightCommand, WeightCommands
 from engine_worker.weights.relay import Relay
 
 Result = TypeVar("Result")
 
-MAX_AT_ONCE = 10
+MAX_AT_ONCE = 19
 """One of each kind; a `resume` must find a thread while a `pause` drains in another."""
 
 
@@ -44,24 +38,42 @@ class HostCommands:
         pull_timeout_s: float,
         dialer: Dialer | None = None,
         relay: Relay | None = None,
-        weights_root: str = "",
+        paths: OperatorPaths | None = None,
+        policy: str = "default",
     ) -> None:
+        """Find out what the engine can do.
+
+        Args:
+            engine: to be commanded.
+            pull_timeout_s: for the bytes of a version or an adapter to come.
+            dialer: the keys to connect with, if any.
+            relay: serves what is held here to other workers.
+            paths: where commands may read and write; None: nowhere.
+            policy: whose weights the engine has.
+        """
+        paths = paths or OperatorPaths()
         self._engine = engine
         self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "engine-command")
         self._asleep: set[str] = set()
         self._weights = WeightCommands(
-            engine, self._threads, pull_timeout_s, relay or Relay(), dialer, weights_root
+            *(engine, self._threads, pull_timeout_s, relay or Relay(), dialer),
+            paths.weights_root,
         )
+        store = StoreAccess(policy, dialer, pull_timeout_s)
+        self._operations = Operations(engine, self._threads, paths, store)
 
     @property
     def capabilities(self) -> list[str]:
         """Command kinds that the engine can do."""
-        kinds = ["pause", "resume", *self._weights.kinds]
+        kinds = ["pause", "resume", *self._weights.kinds, *self._operations.kinds]
         if isinstance(self._engine, MemoryTiers):
             kinds += ["sleep", "wake_up"]
-        if isinstance(self._engine, PrefixCache):
-            kinds += ["flush_cache"]
-        return sorted(kinds)
+        return sorted({*kinds} - self._engine.facts.lacks)
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """Those that are loaded, and their versions."""
+        return self._operations.adapters
 
     @property
     def transports(self) -> list[str]:
@@ -84,6 +96,8 @@ class HostCommands:
     async def _do(self, body: msgspec.Struct) -> msgspec.Struct:
         if isinstance(body, WeightCommand):
             return await self._weights.do(body)
+        if isinstance(body, Operation):
+            return await self._operations.do(body)
         match body:
             case Pause(mode):
                 await self._off_loop(lambda: self._engine.pause(mode))
@@ -93,9 +107,6 @@ class HostCommands:
                 return Done()
             case Sleep() | WakeUp():
                 return await self._memory(body)
-            case FlushCache():
-                assert isinstance(self._engine, PrefixCache)
-                return Flushed(await self._off_loop(self._engine.flush_cache))
             case _:
                 raise ValueError(f"the engine host cannot do {type(body).__name__}")
 
@@ -103,12 +114,14 @@ class HostCommands:
         engine = self._engine
         assert isinstance(engine, MemoryTiers)
         tags: list[str] = list(body.tags)
-        if isinstance(body, Sleep):
-            freed = await self._off_loop(lambda: engine.sleep(tags))
-            self._asleep |= set(tags)
-        else:
-            freed = await self._off_loop(lambda: engine.wake_up(tags))
-            self._asleep -= set(tags)
+        change = engine.sleep if isinstance(body, Sleep) else engine.wake_up
+        try:
+            freed = await self._off_loop(lambda: change(tags))
+        except ValueError as error:  # the engine works, but has no such tag
+            raise EngineFailed(bad_request("tags", str(error))) from error
+        self._asleep = (
+            self._asleep | set(tags) if isinstance(body, Sleep) else self._asleep - set(tags)
+        )
         return Memory(dict(freed.bytes_by_tag), sorted(self._asleep))
 
     async def _off_loop(self, call: Callable[[], Result]) -> Result:

@@ -16,6 +16,8 @@ from bus.errors import RemoteProtocolError
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
+CUT_BYTES = MAX_FRAME_BYTES // 4
+"""A batch whose bodies have more is written as several: results with arrays may be large."""
 
 EntriesHandler = Callable[[list[Entry]], None]
 
@@ -52,8 +54,9 @@ class HostLink(asyncio.Protocol):
         """Write what is queued now."""
         waiting, self._waiting = self._waiting, []
         if waiting and self._transport is not None and not self._closed.done():
-            frame = encode_batch(waiting)
-            self._transport.write(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
+            for part in _frames(waiting):
+                frame = encode_batch(part)
+                self._transport.write(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
 
     def close(self) -> None:
         """Close once everything queued is written."""
@@ -99,3 +102,19 @@ class HostLink(asyncio.Protocol):
         del received[:start]
         if entries:
             self._on_entries(entries)
+
+
+def _frames(entries: list[Entry]) -> list[list[Entry]]:
+    """In order, cut so that each may be sent as a frame; mostly one."""
+    if sum(len(entry.body) for entry in entries) <= CUT_BYTES:
+        return [entries]
+    frames: list[list[Entry]] = []
+    left = 0
+    for entry in entries:
+        size_bytes = len(entry.body)
+        if not frames or size_bytes > left:
+            frames.append([])
+            left = CUT_BYTES
+        frames[-1].append(entry)
+        left -= size_bytes
+    return frames

@@ -15,11 +15,14 @@ class HostEnd(NamedTuple):
     is_crash: bool
     """Engine or requests are to blame; otherwise somebody else has killed it."""
     may_restart: bool
+    words: str = ""
+    """The engine's own, before it died."""
 
     @property
     def goodbye(self) -> str:
-        """What the router is told."""
-        return "engine_crashed" if self.is_crash else "engine_killed"
+        """What the router is told: a code, and after a colon what is known of the cause."""
+        code = "engine_crashed" if self.is_crash else "engine_killed"
+        return f"{code}: {self.words}" if self.words else code
 
 
 class HostWatch:
@@ -81,7 +84,9 @@ class HostWatch:
             should_move: work runs, so that steps must follow each other.
             in_phase: weights or memory are being moved, which has a patience of its own.
         """
-        self._forgive_our_own_pause(now)
+        lateness_s, self._ticked_at = now - self._ticked_at, now
+        if lateness_s > self._late_tick_s:
+            self._forgive_our_own_pause(lateness_s)
         has_ended_phase = self._was_in_phase and not in_phase
         self._was_in_phase = in_phase
         if has_ended_phase or not (should_move or in_phase):
@@ -114,13 +119,11 @@ class HostWatch:
             self._complaint or self._verdict or reason,
             is_crash=bool(self._complaint) or not was_killed,
             may_restart=n_bad <= self._settings.max_crashes,
+            words=self._complaint,
         )
 
-    def _forgive_our_own_pause(self, now: float) -> None:
-        lateness_s = now - self._ticked_at
-        self._ticked_at = now
-        if lateness_s > self._late_tick_s:
-            # We were frozen ourselves: that time says nothing about the host.
-            self._started_at += lateness_s
-            self._heard_at += lateness_s
-            self._moved_at += lateness_s
+    def _forgive_our_own_pause(self, lateness_s: float) -> None:
+        """We were frozen ourselves: that time says nothing about the host."""
+        self._started_at += lateness_s
+        self._heard_at += lateness_s
+        self._moved_at += lateness_s

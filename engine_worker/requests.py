@@ -5,6 +5,7 @@ import xxhash
 
 from bus.entry import Entry
 from bus.ids import AttemptKey, RequestId
+from bus.messages.array import Array
 from bus.messages.endings import Problem
 from bus.messages.generation import (
     FinishReason,
@@ -40,6 +41,7 @@ class RunningRequest:
         "_n_prompt",
         "_started_at",
         "_tokens",
+        "arrays",
         "arrived_at",
         "client",
         "deadline_at",
@@ -75,6 +77,8 @@ class RunningRequest:
         """[[version, n_tokens]]."""
         self.n_tokens = len(self._tokens) // ITEM_BYTES
         self.n_prefix = self.n_published = self.n_tokens
+        self.arrays: dict[str, Array] = {}
+        """What was wanted besides; they come just before the end."""
 
     @property
     def has_behaviour(self) -> bool:
@@ -138,6 +142,7 @@ class RunningRequest:
             n_resumed=self.n_prefix,
             queue_ms=(started_at - self.arrived_at) * 1000,
             run_ms=(now - started_at) * 1000,
+            arrays=self.arrays,
         )
 
 

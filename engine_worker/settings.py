@@ -55,7 +55,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where other workers may pull weights that this one holds; not those that it maps or has on a
     GPU. Empty: with keys, and `stream` beyond this machine, on that same address; else nowhere."""
     weights_root: str = ""
-    """Directory in which a store's versions may be read from files; empty: nothing is."""
+    """Directory in which a store's versions and adapters may be read from files; empty: none."""
+    save_targets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Where `save_weights` may write: name -> directory, or an address that the engine knows."""
+    profile_dir: str = ""
+    """Directory that profiles are written into; empty: none are."""
     engine: str = "transformers"
     engine_options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Settings of that engine; see `engine_worker.engines`."""
@@ -72,6 +76,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         problem = check_name(self.name, field="name") or check_name(self.policy, field="policy")
         if problem is not None:
             raise SettingsError(f"{problem.field}: {problem.message}")
+        for field, path in (("profile_dir", self.profile_dir), *self.save_targets.items()):
+            if path and "://" not in path and not path.startswith("/"):
+                raise SettingsError(f"{field}: {path!r} is no absolute path")
         require_reachable(self.router, self.security)
         require_bindable(self.stream, self.security, is_announced=True)
         if self.relay:

@@ -2,21 +2,31 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bus.codec import pack
 from bus.entry import Entry
 from bus.ids import Attempt, AttemptKey, RequestId
+from bus.messages.array import Array
+from bus.messages.endings import Problem
+from bus.messages.host import Extras
+from bus.messages.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
 from bus.messages.stream import Deltas
 from engine_worker.engine import Step
+
+RESERVE_BYTES = 256 * 1024
+"""Of a result's body, for all that is neither array nor column."""
+COLUMNS_BYTES = 12
+"""Of a result, for each of its tokens."""
 
 
 class StepBuffer:
     """Takes steps from any thread; on the loop, all that wait become one `deltas` entry."""
 
-    def __init__(self, on_deltas: Callable[[Entry], None]) -> None:
+    def __init__(self, on_entry: Callable[[Entry], None]) -> None:
+        """`on_entry` gets `deltas`, and before them `extras` and `failed` of what ends in them."""
         self._loop = asyncio.get_running_loop()
-        self._on_deltas = on_deltas
+        self._on_entry = on_entry
         self._steps: deque[Step] = deque()
         self._is_scheduled = False
         self._next_seq: dict[AttemptKey, int] = {}
@@ -49,7 +59,8 @@ class StepBuffer:
         while self._steps:
             steps.append(self._steps.popleft())
         if steps:
-            self._on_deltas(Entry("deltas", body=pack(self._merged(steps))))
+            merged = self._merged(steps)
+            self._on_entry(Entry("deltas", body=pack(merged)))
 
     def _merged(self, steps: list[Step]) -> Deltas:
         has_behaviour = any(step.behaviour_logprobs is not None for step in steps)
@@ -68,11 +79,28 @@ class StepBuffer:
         n_rows = 0
         for step in steps:
             self._count(step, merged.seqs)
+            if step.arrays or step.problems:
+                self._say_more(step)
             for row, reason in step.finishes:
                 merged.finishes.append((n_rows + row, reason))
                 self._end(step.keys[row])
             n_rows += len(step.keys)
         return merged
+
+    def _say_more(self, step: Step) -> None:
+        """What of the step does not fit into columns; it must be known before the end is."""
+        for row, arrays in step.arrays:
+            key = step.keys[row]
+            problem = _too_large(arrays, self._next_seq.get(key, 0))
+            if problem is None:
+                extras = Extras(key[0], key[1], dict(arrays))
+                self._on_entry(Entry("extras", key[0], key[1], body=pack(extras)))
+            else:
+                self._on_entry(Entry("failed", key[0], key[1], body=pack(problem)))
+        for row, problem in step.problems:
+            key = step.keys[row]
+            self._on_entry(Entry("failed", key[0], key[1], body=pack(problem)))
+            self._end(key)
 
     def _end(self, key: AttemptKey) -> None:
         self._next_seq.pop(key, None)
@@ -90,3 +118,18 @@ class StepBuffer:
 def _behaviour(step: Step) -> bytes:
     columns = step.logprobs if step.behaviour_logprobs is None else step.behaviour_logprobs
     return columns.tobytes()
+
+
+def _too_large(arrays: Mapping[str, Array], n_tokens: int) -> Problem | None:
+    """Why a result of so many tokens cannot hold these; None if it can."""
+    sizes = {name: len(each.data) for name, each in arrays.items()}
+    size_bytes = sum(sizes.values())
+    room_bytes = MAX_BODY_BYTES - RESERVE_BYTES - COLUMNS_BYTES * n_tokens
+    if size_bytes <= room_bytes and max(sizes.values(), default=0) <= MAX_PIECE_BYTES:
+        return None
+    largest = max(sizes, key=sizes.__getitem__)
+    message = (
+        f"the arrays asked for take {size_bytes} bytes, {largest} most of them; "
+        f"a result has room for {room_bytes}, and for {MAX_PIECE_BYTES} in one array"
+    )
+    return Problem("result_too_large", message, "failed", field="want")

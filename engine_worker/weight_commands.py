@@ -20,7 +20,8 @@ from bus.messages.weights import (
     Tensor,
 )
 from bus.security.zmq_dialer import Dialer
-from engine_worker.engine import Engine, InPlaceSink, WeightRanges, WeightSink
+from engine_worker.capabilities import Stages
+from engine_worker.engine import Engine, InPlaceSink, WeightSink, WeightSource
 from engine_worker.weights.active import ActiveWeights
 from engine_worker.weights.in_place import InPlace
 from engine_worker.weights.raw_tensor import RawTensor
@@ -61,10 +62,12 @@ class WeightCommands:
         self._receiver: WeightReceiver | None = None
         self._in_place: InPlace | None = None
         self._active: ActiveWeights | None = None
+        self._near: set[int] = set()
+        """Versions that the engine has been brought."""
         if not isinstance(engine, WeightSink):
             return
         specs = engine.weight_specs()
-        if isinstance(engine, WeightRanges):
+        if isinstance(engine, WeightSource):
             self._active = ActiveWeights(engine, specs)
         if isinstance(engine, InPlaceSink):
             self._in_place = InPlace(engine, dialer)
@@ -104,22 +107,45 @@ class WeightCommands:
             case CommitUpdate():
                 return await self._commit(body, _there(self._receiver))
             case AbortUpdate(version=version):
-                _there(self._receiver).give_up(version)
-                if self._in_place is not None:
-                    self._in_place.drop(version)
+                await self._give_up(version, _there(self._receiver))
                 return Done()
 
     async def _prepare(self, body: PrepareUpdate, receiver: WeightReceiver) -> Prepared:
         if self._is_active(body.version):
             return Prepared(body.version, 0, "", 0.0)
-        if body.mode == "staged":
-            return await receiver.prepare(body, timeout_s=self._timeout_s)
+        # Torn weights leave no choice to an engine that takes whole versions only.
+        if body.mode == "staged" or (self._in_place is None and self._engine.stats().is_torn):
+            return await self._stage(body, receiver)
         if self._in_place is None:
             message = "This worker's engine takes no weights in place."
             raise EngineFailed(Problem("unsupported", message, "not_started", field="mode"))
         manifest = await receiver.manifest(body, timeout_s=self._timeout_s)
         receiver.keep_nothing()  # who wants it in place has no room for a second copy
         return self._in_place.agree(body, manifest)
+
+    async def _stage(self, body: PrepareUpdate, receiver: WeightReceiver) -> Prepared:
+        engine = self._engine
+        prepared = await receiver.prepare(body, timeout_s=self._timeout_s)
+        if isinstance(engine, Stages):
+            for old in [version for version in self._near if not receiver.has(version)]:
+                await self._unstage(engine, old)
+            self._near.add(body.version)
+            tensors = receiver.staged(body.version)
+            await self._off_loop(lambda: engine.stage(body.version, tensors))
+        return prepared
+
+    async def _unstage(self, engine: Stages, version: int) -> None:
+        await self._off_loop(lambda: engine.unstage(version))
+        self._near.discard(version)
+
+    async def _give_up(self, version: int, receiver: WeightReceiver) -> None:
+        engine = self._engine
+        if isinstance(engine, Stages):
+            # Before its bytes are given back: an install that waits would read others.
+            await self._unstage(engine, version)
+        receiver.give_up(version)
+        if self._in_place is not None:
+            self._in_place.drop(version)
 
     async def _commit(self, body: CommitUpdate, receiver: WeightReceiver) -> Committed:
         engine = self._engine

@@ -2,10 +2,12 @@
 
 from bus.messages.endings import Problem
 
+_NO_WORK: dict[str, str] = dict.fromkeys(("generate", "score", "embed", "rerank"), "not_ready")
+
 REFUSALS: dict[str, dict[str, str]] = {
     "starting": {"*": "not_ready"},
     "broken": {"*": "not_ready"},
-    "draining": {"generate": "not_ready", "sleep": "not_ready"},
+    "draining": {**_NO_WORK, "sleep": "not_ready"},
     "torn": {
         "*": "not_ready",
         "prepare_update": "",
@@ -14,19 +16,22 @@ REFUSALS: dict[str, dict[str, str]] = {
         "sleep": "",
         "wake_up": "",
     },
-    "updating": {"sleep": "update_in_progress"},
+    "updating": dict.fromkeys(("sleep", "load_lora", "save_weights"), "update_in_progress"),
     "asleep": {
-        "generate": "not_ready",
+        **_NO_WORK,
         "commit_update": "not_ready",
         "prepare_update": "not_ready",
+        "load_lora": "not_ready",
+        "unload_lora": "not_ready",
+        "save_weights": "not_ready",
     },
-    "paused": {"generate": "not_ready"},
+    "paused": _NO_WORK,
     "ready": {},
 }
 """state -> command -> error code; empty: none. `*` stands for every other command that the engine
 carries out."""
 
-_NEED_WEIGHTS = frozenset({"prepare_update", "commit_update"})
+_NEED_WEIGHTS = frozenset({"prepare_update", "commit_update", "save_weights"})
 """Refused to a sleeper only while its weights are released."""
 
 _HINTS = {
@@ -63,12 +68,15 @@ class WorkerState:
         A silent host only keeps new requests away: what else a state refuses, and what waits,
         does not change with it.
         """
-        phase = self.phase
+        phase = self._phase()
         return "frozen" if self.is_frozen and phase in ("ready", "updating") else phase
 
     @property
     def phase(self) -> str:
         """What commands are judged by; the most restrictive one wins."""
+        return self._phase()
+
+    def _phase(self) -> str:
         if self.is_broken:
             return "broken"
         if not self.is_host_ready:

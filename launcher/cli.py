@@ -9,8 +9,11 @@ from launcher.commands import (
     chaos,
     control,
     demo,
+    doctor,
+    export,
     generate,
     keys,
+    record,
     sim,
     status,
     up,
@@ -40,7 +43,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (up, status, generate, control, weights, actors, keys, demo, sim, chaos):
+GROUPS = (
+    up, status, generate, control, weights, actors, keys, record, export, doctor,
+    demo, sim, chaos,
+)  # fmt: skip
+for group in GROUPS:
     app.add_typer(group.app)
 
 

@@ -15,6 +15,12 @@ Address = Annotated[
         "Default: the fleet that `rolloutbus up` runs here.",
     ),
 ]
+OwnAddress = Annotated[
+    str,
+    typer.Option(
+        "--address", metavar="ENDPOINT", help="Where clients connect. Default: a fresh one."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 YourKey = Annotated[
     str,
@@ -50,12 +56,33 @@ KeysDir = Annotated[
         metavar="DIR", help="Keys for every link, over TCP; the directory is made if missing."
     ),
 ]
+WeightsRoot = Annotated[
+    str, typer.Option(metavar="DIR", help="Where the files of `store --disk` can be read here.")
+]
 WeightsDir = Annotated[
     str,
     typer.Option(
         metavar="DIR",
         help="Write every version to files here; the next fleet begins with the last one.",
     ),
+]
+SaveTargets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--save-target",
+        metavar="NAME=PLACE",
+        help="Let save_weights write to this directory, or address that the engine knows, by that "
+        "name; may be repeated.",
+    ),
+]
+ProfileDir = Annotated[
+    str, typer.Option(metavar="DIR", help="Let start_profile write into this directory.")
+]
+RunDir = Annotated[
+    str, typer.Option(metavar="PATH", help="For sockets and logs. Default: a temporary one.")
+]
+WithTap = Annotated[
+    bool, typer.Option("--tap", help="Let `record` hear all that the router hears and says.")
 ]
 EngineOptions = Annotated[
     list[str] | None,
@@ -85,6 +112,21 @@ def parse_engine_options(options: list[str] | None) -> dict[str, Any]:
         if not name or not equals:
             raise typer.BadParameter(f"{option!r} is not NAME=VALUE", param_hint="--engine-option")
         parsed[name] = _value(value)
+    return parsed
+
+
+def parse_save_targets(options: list[str] | None) -> dict[str, str]:
+    """`["hub=/data/models"]` -> `{"hub": "/data/models"}`.
+
+    Raises:
+        typer.BadParameter: one has no `=`.
+    """
+    parsed: dict[str, str] = {}
+    for option in options or []:
+        name, _, place = option.partition("=")
+        if not name or not place:
+            raise typer.BadParameter(f"{option!r} is not NAME=PLACE", param_hint="--save-target")
+        parsed[name] = place
     return parsed
 
 

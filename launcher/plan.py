@@ -5,6 +5,7 @@ import os
 import site
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,7 @@ from bus.security.settings import SecuritySettings
 from engine_worker.settings import WorkerSettings
 from launcher.fleet_keys import ROUTER, FleetKeys
 from launcher.run_dir import RunDirectory
-from launcher.settings import FleetSettings, engine_options
+from launcher.settings import FleetSettings, absolute_targets, engine_options
 from router.settings import RouterSettings
 from trainer_adapter.store.settings import StoreSettings
 
@@ -64,6 +65,7 @@ class FleetPlan:
             leases=self._settings.lease,
             sessions_per_slot=self._settings.sessions_per_slot,
             dead_letters=self._dead_letters(),
+            tap=(known.get("tap") or self._endpoint("tap")) if self._settings.tap else "",
             security=self._security(ROUTER),
             exit_with_parent=True,
         )
@@ -94,14 +96,17 @@ class FleetPlan:
 
     def worker(self, name: str, backend: str) -> ProcessSpec:
         """One worker, which joins at `backend`."""
+        profile_dir = self._settings.profile_dir
         settings = WorkerSettings(
             name=name,
             router=backend,
             policy=self._settings.policy,
             stream=self._endpoint(f"{name}.stream"),
             weights_root=self._weights_dir,
+            save_targets=absolute_targets(self._settings.save_targets),
+            profile_dir=str(profile_dir and Path(profile_dir).absolute()),
             engine=self._settings.engine,
-            engine_options=engine_options(self._settings),
+            engine_options=self._engine_options(name),
             lease=self._settings.lease,
             security=self._security(name),
             host=self._settings.host,
@@ -109,6 +114,16 @@ class FleetPlan:
         )
         spec = self._spec(name, "engine_worker", settings)
         return dataclasses.replace(spec, grace_s=WORKER_GRACE_S, may_leave=True)
+
+    def _engine_options(self, name: str) -> dict[str, Any]:
+        options = engine_options(self._settings)
+        if self._settings.engine != "sglang" or options.get("device") == "cpu":
+            return options
+        # Each engine takes the GPUs after those of the one before.
+        arguments = dict(options.get("arguments", {}))
+        n_gpus = int(arguments.get("tp_size", 1)) * int(arguments.get("pp_size", 1))
+        first = int(arguments.get("base_gpu_id", 0)) + self.worker_names.index(name) * n_gpus
+        return {**options, "arguments": {**arguments, "base_gpu_id": first}}
 
     def _spec(
         self, name: str, module: str, settings: msgspec.Struct, *, ready_timeout_s: float = 0.0

@@ -12,13 +12,18 @@ from bus.endpoints import is_local
 from bus.errors import SettingsError
 from bus.settings import LeaseSettings
 from engine_worker.engines.fake_settings import FakeSettings
+from engine_worker.engines.sglang.settings import SglangSettings
 from engine_worker.engines.transformers_settings import TransformersSettings
 from engine_worker.settings import HostSettings
 
-EngineKind = Literal["transformers", "fake"]
+EngineKind = Literal["transformers", "sglang", "fake"]
 Transport = Literal["ipc", "tcp"]
 
-_TRANSFORMERS_PACKAGES = ("torch", "transformers", "safetensors")
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "transformers": ("torch", "transformers", "safetensors"),
+    "sglang": ("sglang", "torch", "transformers", "safetensors"),
+}
+"""What the engines that run a model need; each is an extra of this distribution."""
 
 
 class UpOptions(TypedDict, total=False):
@@ -31,6 +36,8 @@ class UpOptions(TypedDict, total=False):
     policy: str
     store: bool
     weights_dir: str | os.PathLike[str]
+    save_targets: Mapping[str, str]
+    profile_dir: str | os.PathLike[str]
     transport: Transport
     address: str
     run_dir: str | os.PathLike[str] | None
@@ -41,6 +48,7 @@ class UpOptions(TypedDict, total=False):
     host: HostSettings
     start_timeout_s: float
     secure: str | os.PathLike[str] | None
+    tap: bool
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,7 +60,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """They are named w0, w1, …"""
     engine: EngineKind = "transformers"
     engine_options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
-    """See `engine_worker.engines`: TransformersSettings, FakeSettings."""
+    """See `engine_worker.engines`: TransformersSettings, SglangSettings, FakeSettings."""
     policy: str = "default"
     """Name of the policy whose weights they serve."""
     store: bool = True
@@ -60,6 +68,10 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     weights_dir: str | os.PathLike[str] = ""
     """Every version is also written to files here, and outlives the fleet: the next one begins with
     the last version that was committed. Empty: versions end with the fleet."""
+    save_targets: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Where `save_weights` may write: name -> directory, or an address that the engine knows."""
+    profile_dir: str | os.PathLike[str] = ""
+    """Directory that profiles are written into; empty: none are."""
     transport: Transport = "ipc"
     """`ipc`: sockets in the run directory, for this user only; `tcp`: ports of the loopback."""
     address: str = ""
@@ -82,6 +94,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A directory of keys, made if missing: every link is encrypted, over TCP, and only keys of
     its allow-list may connect. None: no keys, this machine only."""
 
+    tap: bool = False
+    """The router publishes everything that it routes, so that it can be recorded."""
+
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise SettingsError("workers: at least 1 is needed")
@@ -90,10 +105,20 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise SettingsError(f"{value!r} is not one of {', '.join(get_args(kind))}")
         if self.address and self.secure is None and not is_local(self.address):
             raise SettingsError(f"{self.address} is beyond this machine: say secure (--secure DIR)")
-        if self.engine == "transformers":
-            _require_packages()
-            _require_model(os.fspath(self.model))
+        if self.engine in _PACKAGES:
+            _require_packages(self.engine)
+            # Other formats, and weights made up at the start, are for SGLang to judge.
+            has_format = "load_format" in self.engine_options.get("arguments", {})
+            _require_model(self.engine, os.fspath(self.model), needs_files=not has_format)
         engine_options(self)
+
+
+def absolute_targets(targets: Mapping[str, str]) -> dict[str, str]:
+    """The places of `save_targets`, for processes that may run elsewhere."""
+    return {
+        name: place if "://" in place else str(Path(place).absolute())
+        for name, place in targets.items()
+    }
 
 
 def engine_options(settings: FleetSettings) -> dict[str, Any]:
@@ -102,14 +127,18 @@ def engine_options(settings: FleetSettings) -> dict[str, Any]:
     Raises:
         SettingsError: an option is unknown or has no valid value.
     """
-    if settings.engine == "fake":
-        kind, options = FakeSettings, dict(settings.engine_options)
-    else:
-        kind = TransformersSettings
-        # Engines that each use all cores slow each other down many times over.
-        threads = max(1, len(os.sched_getaffinity(0)) // settings.workers)
-        model = str(Path(settings.model).absolute())
-        options = {"threads": threads, **settings.engine_options, "model": model}
+    options = dict(settings.engine_options)
+    if settings.engine in _PACKAGES:
+        options["model"] = str(Path(settings.model).absolute())
+    match settings.engine:
+        case "fake":
+            kind = FakeSettings
+        case "sglang":
+            kind = SglangSettings
+        case "transformers":
+            kind = TransformersSettings
+            # Engines that each use all cores slow each other down many times over.
+            options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // settings.workers))
     try:
         msgspec.convert(options, kind)
     except msgspec.ValidationError as error:
@@ -117,20 +146,20 @@ def engine_options(settings: FleetSettings) -> dict[str, Any]:
     return options
 
 
-def _require_packages() -> None:
-    missing = [name for name in _TRANSFORMERS_PACKAGES if importlib.util.find_spec(name) is None]
+def _require_packages(engine: EngineKind) -> None:
+    missing = [name for name in _PACKAGES[engine] if importlib.util.find_spec(name) is None]
     if missing:
         raise SettingsError(
-            f"engine transformers needs {', '.join(missing)}: pip install rolloutbus[transformers]"
+            f"engine {engine} needs {', '.join(missing)}: pip install rolloutbus[{engine}]"
         )
 
 
-def _require_model(model: str) -> None:
+def _require_model(engine: EngineKind, model: str, *, needs_files: bool) -> None:
     if not model:
-        raise SettingsError("model: the transformers engine needs the path of a model directory")
+        raise SettingsError(f"model: the {engine} engine needs the path of a model directory")
     if not Path(model).is_dir():
         raise SettingsError(f"model: {model} is not a directory")
     if not (Path(model) / "config.json").is_file():
         raise SettingsError(f"model: {model} holds no model: it has no config.json")
-    if not any(Path(model).glob("*.safetensors")):
+    if needs_files and not any(Path(model).glob("*.safetensors")):
         raise SettingsError(f"model: {model} has no .safetensors file: other formats are not read")

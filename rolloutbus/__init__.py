@@ -7,7 +7,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bus.messages.control import FleetStatus, WorkerStatus
-from bus.messages.generation import DetachedRequest, Sampling
+from bus.messages.generation import (
+    DetachedRequest,
+    Grammar,
+    Media,
+    Processor,
+    Sampling,
+    Want,
+)
 from launcher.fleet import Fleet, up
 from launcher.version import installed_version
 from rolloutbus import errors
@@ -21,11 +28,13 @@ from trainer_adapter.text import TextClient
 from trainer_adapter.transfer import WeightTransferHandle
 
 if TYPE_CHECKING:
+    from trainer_adapter.lora import PublishedLora
     from trainer_adapter.publisher import WeightPublisher
     from trainer_adapter.sharded import ShardedSource
     from trainer_adapter.sync_publisher import SyncWeightPublisher
 
 _NEED_TORCH = {
+    "PublishedLora": "trainer_adapter.lora",
     "ShardedSource": "trainer_adapter.sharded",
     "SyncWeightPublisher": "trainer_adapter.sync_publisher",
     "WeightPublisher": "trainer_adapter.publisher",
@@ -39,7 +48,11 @@ __all__ = [
     "Fleet",
     "FleetResult",
     "FleetStatus",
+    "Grammar",
+    "Media",
+    "Processor",
     "Published",
+    "PublishedLora",
     "Rollout",
     "RolloutClient",
     "Sampling",
@@ -49,6 +62,7 @@ __all__ = [
     "SyncRolloutClient",
     "SyncWeightPublisher",
     "TextClient",
+    "Want",
     "WeightPublisher",
     "WeightTransferHandle",
     "WorkerStatus",

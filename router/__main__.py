@@ -14,7 +14,8 @@ async def serve(settings: RouterSettings) -> ActorExit:
     on_stop_signal(router.stop)
     async with router:
         frontend, backend = router.endpoints
-        announce_ready(frontend=frontend, backend=backend)
+        tap = {"tap": router.tap} if router.tap else {}
+        announce_ready(frontend=frontend, backend=backend, **tap)
         await router.stopped()
     problem = router.core.context.superseded
     if problem:

@@ -13,10 +13,12 @@ from bus.resources import ResourceWatch
 from bus.security.principals import Principal
 from bus.security.zmq_guard import Doorway, Guard, guard_of
 from bus.zmq_ports import RouterPort
+from bus.zmq_topics import PubPort
 from router.core import RouterCore
 from router.dead_letters import append_letters
 from router.outgoing import Effect
 from router.settings import RouterSettings
+from router.tap import TappedCore
 
 TICK_S = 0.05
 
@@ -28,7 +30,10 @@ class RouterActor:
         self._settings = settings
         self._clock = clock or BootClock()
         self.core = RouterCore(settings, instance, Random(settings.seed))  # noqa: S311 - chooses workers, keeps no secret
+        self._heard: RouterCore | TappedCore = self.core
+        """Takes what comes in: the core, or its tap."""
         self._port: RouterPort | None = None
+        self._tap: PubPort | None = None
         self._actor: Actor[Effect] | None = None
         self._guard: Guard | None = None
         self._watch = ResourceWatch()
@@ -44,8 +49,15 @@ class RouterActor:
         endpoints = [self._settings.frontend, self._settings.backend]
         self._guard = guard = guard_of(self._settings.security, self._revoked)
         try:
-            port = RouterPort(endpoints, self._receive, self._malformed, self._doorways())
+            port = RouterPort(
+                endpoints,
+                self._receive,
+                self._malformed,
+                self._doorways(),
+                on_undelivered=self._undelivered,
+            )
             self._port = port
+            self._open_tap()
             self._actor = Actor(port.apply, clock=self._clock, tick=self._tick, tick_s=TICK_S)
             self._actor.start()
             if guard is not None:
@@ -60,6 +72,8 @@ class RouterActor:
         self.stop()
         if self._port is not None:
             self._port.close()
+        if self._tap is not None:
+            self._tap.close()
         if self._guard is not None:
             self._guard.close()
 
@@ -67,6 +81,11 @@ class RouterActor:
     def endpoints(self) -> list[str]:
         """[frontend, backend] with real port numbers."""
         return self._port.endpoints if self._port else []
+
+    @property
+    def tap(self) -> str:
+        """Where it publishes what it routes, with the real port number; empty: nowhere."""
+        return self._tap.endpoint if self._tap is not None else ""
 
     @property
     def counters(self) -> PortCounters:
@@ -91,7 +110,7 @@ class RouterActor:
             await self._actor.stopped()
 
     def _tick(self, now: float) -> list[Effect]:
-        effects = self.core.tick(now)
+        effects = self._heard.tick(now)
         if self.core.context.superseded and self._actor is not None:
             self._actor.stop(self.core.context.superseded)
         if alarms := self._watch.look(now):
@@ -108,6 +127,13 @@ class RouterActor:
             self.core.context.count("dead_letters_dropped", len(letters) - n_kept)
         return effects
 
+    def _open_tap(self) -> None:
+        if self._settings.tap:
+            doorway = None if self._guard is None else Doorway(self._guard, "tap")
+            self._tap = PubPort(self._settings.tap, doorway)
+            self.core.context.tap = self._tap.endpoint
+            self._heard = TappedCore(self.core, self._tap.publish_all)
+
     def _doorways(self) -> list[Doorway]:
         guard = self._guard
         if guard is None:
@@ -122,16 +148,20 @@ class RouterActor:
             return
         gone = frozenset(key for key in keys if self._guard.principal(key) is None)
         for code, some in (("forbidden", gone), ("unknown-peer", keys - gone)):
-            self._actor.feed(self.core.revoked, self._port.peers_of(some), code)
+            self._actor.feed(self._heard.revoked, self._port.peers_of(some), code)
 
     def _receive_signed(self, peer: Peer, principal: Principal, entries: list[Entry]) -> None:
         if self._actor is not None:
-            self._actor.feed(self.core.receive_signed, peer, principal, entries)
+            self._actor.feed(self._heard.receive_signed, peer, principal, entries)
 
     def _malformed(self, peer: Peer) -> None:
         if self._actor is not None:
-            self._actor.feed(self.core.malformed, peer)
+            self._actor.feed(self._heard.malformed, peer)
+
+    def _undelivered(self, peer: Peer, entries: list[Entry]) -> None:
+        if self._actor is not None:
+            self._actor.feed(self.core.undelivered, peer, entries)
 
     def _receive(self, peer: Peer, entries: list[Entry]) -> None:
         if self._actor is not None:
-            self._actor.feed(self.core.receive, peer, entries)
+            self._actor.feed(self._heard.receive, peer, entries)

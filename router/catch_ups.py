@@ -23,16 +23,22 @@ class CatchUps:
     def tick(self, now: float) -> None:
         """Begin with whoever can begin, unless a version is on its way to all of them."""
         context = self._context
-        if context.members.store() is None:
+        committed = context.committed
+        behind = [
+            worker
+            for worker in context.members.workers()
+            if worker.version < committed.get(worker.policy, 0)
+            # Before the first publication there is nothing that could mend it.
+            or (worker.beat.state == "torn" and worker.policy in committed)
+        ]
+        if not behind or context.members.store() is None:
             return
         busy = self._updates.busy_policies()
-        for worker in context.members.workers():
-            committed = context.committed_of(worker.policy)
-            is_whole = worker.version >= committed and worker.beat.state != "torn"
-            if is_whole or worker.state != "live" or worker.policy in busy:
+        for worker in behind:
+            if worker.state != "live" or worker.policy in busy:
                 continue
             is_free = not worker.is_catching_up and worker.beat.state in TAKES_UPDATES
             if is_free and worker.retry_update_at <= now:
                 worker.retry_update_at = now + RETRY_S
                 context.count("catch_ups")
-                self._updates.catch_up(worker, committed, CATCH_UP_S, now)
+                self._updates.catch_up(worker, committed.get(worker.policy, 0), CATCH_UP_S, now)

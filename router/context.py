@@ -29,6 +29,8 @@ class Context:
     detached: Detached = field(init=False)
     router_epoch: int = 1
     is_recovering: bool = True
+    tap: str = ""
+    """Where the router publishes what it routes; empty: nowhere."""
     started_at: float | None = None
     """Of the first tick, seconds; None before it."""
     superseded: str = ""
@@ -70,7 +72,7 @@ class Context:
             worker.state == "live"
             and worker.beat.state in SERVING
             and worker.version >= self.committed_of(worker.policy)
-            and not worker.is_tripped
+            and not (worker.is_tripped or worker.is_cut_off)
         )
 
     def is_serving(self, worker: MemberRecord) -> bool:
@@ -103,10 +105,8 @@ class Context:
         request = self.detached.requests.get(rid)
         if request is not None and request.client == client:
             self.detached.keep_unheard(request, kind, problem)
-            follower = self.detached.followers.follower_of(request)
-            if follower is None:
+            if not self.detached.followers.is_followed(request):
                 return
-            self.detached.told(rid, follower)
         self.to_client(client, Entry(kind, rid, body=pack(problem)))
 
 

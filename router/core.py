@@ -33,12 +33,14 @@ from router.members import MemberRecord
 from router.membership import Membership
 from router.offences import Offences
 from router.outgoing import Effect
+from router.over import Over
 from router.placement import Placer
 from router.publications import Publications
 from router.reattachment import Reattachment
 from router.sessions import Sessions
 from router.settings import RouterSettings
 from router.table import RequestTable
+from router.undelivered import Undelivered
 from router.updates import Updates
 
 TO_MEMBERS = (
@@ -50,6 +52,15 @@ TO_MEMBERS = (
     "flush_cache",
     "server_info",
     "shutdown",
+    "score",
+    "embed",
+    "rerank",
+    "load_lora",
+    "unload_lora",
+    "save_weights",
+    "start_profile",
+    "stop_profile",
+    "get_load",
     "reserve_version",
     "seal_version",
     "restore_version",
@@ -72,7 +83,8 @@ class RouterCore:
         self._sessions = Sessions(self.context, self.table, chance)
         door = Door(self.context, self.table, chance)
         self._dispatcher = Dispatcher(self.context, self.table, self._health, self._sessions, door)
-        self._executions = Executions(self.context, self.table, self._health)
+        self._over = Over(self.context, self.table)
+        self._executions = Executions(self.context, self.table, self._health, self._over)
         self._fleet = Fleet(self.context, self._health.worker_failed)
         self._updates = Updates(self.context, self._fleet, self._dispatcher.refresh_worker)
         self._catch_ups = CatchUps(self.context, self._updates)
@@ -89,6 +101,7 @@ class RouterCore:
         )
         self._offences = Offences()
         self._authority = Authority(self.context, self._expel)
+        self._undelivered = Undelivered(self.context, self.table)
         self._recovered_at: float | None = None
         self._from_client = self._client_handlers()
         self._from_member = self._member_handlers()
@@ -126,6 +139,14 @@ class RouterCore:
         for peer in peers:
             self.context.count("revoked")
             self._expel(peer, code, "the rights of this key have changed", now)
+        return self.context.out.take()
+
+    def undelivered(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
+        """This was not sent to that connection, which is gone or takes no more."""
+        member = self.context.members.at(peer)
+        if member is not None and member.role == "worker":
+            self._undelivered.returned(member, entries)
+            self._dispatcher.dispatch_waiting(now)
         return self.context.out.take()
 
     def malformed(self, peer: Peer, now: float) -> list[Effect]:
@@ -289,9 +310,11 @@ class RouterCore:
         else:
             self._executions.ended(member, entry, now)
 
-    def _client_ack(self, client: ClientRecord, entry: Entry, now: float) -> None:
-        client.seen_at = now
-        self._dispatcher.acked(client, entry, cast("Ack", unpack(entry)))
+    def _client_ack(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        body = cast("Ack", unpack(entry))
+        self._dispatcher.acked(client, entry, body)
+        if body.over:
+            self._over.said(body.over)
 
     def _client_goodbye(self, client: ClientRecord) -> None:
         self._dispatcher.client_gone(client)

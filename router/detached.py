@@ -9,6 +9,7 @@ from typing import NamedTuple
 from bus.ids import Attempt, Peer
 from bus.messages.endings import Problem
 from bus.messages.generation import DetachedRequest, DetachedState
+from bus.over import OverRids
 from bus.tombstones import Tombstones
 from router.followers import Followers
 from router.requests import Request
@@ -17,6 +18,8 @@ MAX_DETACHED = 10_000
 """Held at once, for all clients together; workers list theirs in every beat."""
 UNHEARD_S = 3600.0
 """What nobody was told is kept this long, like the endings in a worker's outbox."""
+MAX_OVER = 100_000
+"""Those that are over are remembered for all clients together."""
 COLLECTED_S = 60.0
 """A beat that left its worker before the acknowledgement came names the request once more."""
 
@@ -24,16 +27,13 @@ _SHOWN: dict[str, DetachedState] = {"running": "running", "ended": "ended"}
 
 
 class Unheard(NamedTuple):
-    """An ending that the router itself gave, and perhaps nobody has read."""
+    """An ending that the router itself gave; whoever it was said to may have died before."""
 
     client: str
     group: str
     kind: str
     problem: Problem
     until: float
-    told: Peer | None = None
-    """The connection on which it was said; whoever follows there may be dead already."""
-    told_at: float = 0.0
 
 
 class Detached:
@@ -45,9 +45,8 @@ class Detached:
         """By rid; all of them are in the request table too."""
         self._unheard: OrderedDict[str, Unheard] = OrderedDict()
         """The oldest first."""
-        self._told: set[str] = set()
-        """rids of those that were said."""
         self._collected = Tombstones(COLLECTED_S, MAX_DETACHED)
+        self.over = OverRids(MAX_OVER)
 
     @property
     def is_full(self) -> bool:
@@ -78,15 +77,20 @@ class Detached:
         over = self._collected.get(rid)
         return over is not None and attempt <= over
 
+    def end_for_good(self, rid: str) -> None:
+        """Its client has given its caller an end of it."""
+        self.over.add(rid, self.followers.now)
+        self._unheard.pop(rid, None)
+
     def follow(self, rid: str, peer: Peer, *, has_prompt: bool) -> None:
         """The request was sent, or attached to, over this connection."""
         if rid in self.requests:
             self.followers.follow(rid, peer, has_prompt=has_prompt)
 
     def unheard(self, rid: str, client: str) -> Unheard | None:
-        """What this client was not told of its request, over this connection at least."""
+        """What this client may not have heard of its request."""
         found = self._unheard.get(rid)
-        return found if found is not None and self._is_news(found, client) else None
+        return found if found is not None and found.client == client else None
 
     def keep_unheard(self, request: Request, kind: str, problem: Problem) -> None:
         """The request has ended here."""
@@ -96,13 +100,6 @@ class Detached:
         )
         if len(self._unheard) > MAX_DETACHED:
             self._unheard.popitem(last=False)
-
-    def told(self, rid: str, peer: Peer) -> None:
-        """It is said over this connection; if nobody reads it there, another one may ask for it."""
-        found = self._unheard.get(rid)
-        if found is not None:
-            self._unheard[rid] = found._replace(told=peer, told_at=self.followers.now)
-            self._told.add(rid)
 
     def listed(self, client: str) -> list[DetachedRequest]:
         """All that is known for a client's name, in order of rids."""
@@ -116,7 +113,7 @@ class Detached:
         found += [
             DetachedRequest(rid, "ended", each.group)
             for rid, each in self._unheard.items()
-            if self._is_news(each, client)
+            if each.client == client
         ]
         return sorted(found, key=lambda each: int(each.rid.rpartition("/")[2]))
 
@@ -124,24 +121,9 @@ class Detached:
         """Time passes; returns how many endings grew too old to be kept."""
         self.followers.now = now
         self._collected.expire(now)
-        for rid in list(self._told):
-            self._judge(rid)
+        self.over.expire(now)
         n_dropped = 0
         while self._unheard and next(iter(self._unheard.values())).until <= now:
             self._unheard.popitem(last=False)
             n_dropped += 1
         return n_dropped
-
-    def _judge(self, rid: str) -> None:
-        """Forget what its client has read."""
-        found = self._unheard.get(rid)
-        if found is None or found.told is None:
-            self._told.discard(rid)
-        elif self.followers.has_read(found.client, found.told, found.told_at):
-            self._told.discard(rid)
-            del self._unheard[rid]
-
-    def _is_news(self, unheard: Unheard, client: str) -> bool:
-        if unheard.client != client:
-            return False
-        return unheard.told is None or unheard.told != self.followers.peer_of(client)

@@ -7,7 +7,7 @@ import heapq
 from collections import defaultdict
 
 from bus.codec import pack
-from bus.entry import Entry, Placement
+from bus.entry import NO_BODY, Entry, Placement
 from bus.errors import RemoteProtocolError
 from bus.messages.delivery import Accepted, Ack, AttemptList, Queued
 from bus.messages.endings import Problem
@@ -55,9 +55,7 @@ class Dispatcher:
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
             return
         request = self._made(client, entry, now)
-        if request.place.outlives_client and self._context.detached.is_full:
-            problem = refusal("busy", "too many detached requests are held", retry_after_ms=1000)
-            self._context.refuse(client.name, entry.rid, problem)
+        if request.place.outlives_client and not _may_be_detached(self._context, client, entry):
             return
         if request.place.crashes:
             self._health.claimed(request.rid, request.place.crashes, now)
@@ -83,7 +81,7 @@ class Dispatcher:
         Raises:
             RemoteProtocolError: one of them is not the client's own; nothing was freed.
         """
-        if not all(rid.startswith(client.rid_prefix) for rid, _ in body.items):
+        if not _are_own(client, body):
             msg = "ack: items: a client acknowledges its own requests"
             raise RemoteProtocolError(msg)
         for rid, attempt in body.items:
@@ -110,6 +108,7 @@ class Dispatcher:
                 self._table.forget(request)
                 self._context.to_client(client.name, Entry("cancelled", request.rid))
             elif request.state != "ended":
+                request.is_aborted = True
                 at_worker[request.worker].append(request.rid)
         for name, rids in at_worker.items():
             member = self._context.members.named(name)
@@ -157,12 +156,16 @@ class Dispatcher:
 
     def tick(self, now: float) -> None:
         """Time passes: refuse the late, report the queued, re-send the unconfirmed."""
-        for request in self._table.waiting:
+        waiting, sent = self._table.waiting, self._table.sent
+        if waiting.is_empty and not sent:
+            return
+        for request in waiting:
             if request.deadline_at <= now:
                 self._expire(request)
         self.dispatch_waiting(now)
-        self._report_queued()
-        for request in [r for r in self._table.sent.values() if r.resend_at <= now]:
+        for client, rids in _unreported([*waiting, *sent.values()]).items():
+            self._context.to_client(client, Entry("queued", body=pack(Queued(rids))))
+        for request in [r for r in sent.values() if r.resend_at <= now]:
             member = self._context.members.named(request.worker)
             if member is not None:
                 request.resend_at = now + self._resend_first_s * 1.5 ** min(request.n_sent, 4)
@@ -207,6 +210,7 @@ class Dispatcher:
             return
         if known.place.outlives_client:
             self._context.detached.follow(known.rid, client.peer, has_prompt=True)
+            _keep_prompt(known, entry, self._admission, self._context)
         if known.state == "running":
             if self._sessions.is_used and known.session is None and entry.place is not None:
                 self._sessions.attach(known, entry.place)  # adopted: its worker did not say
@@ -270,10 +274,30 @@ class Dispatcher:
         self._context.refuse(request.client, request.rid, problem, kind)
         self._table.forget(request)
 
-    def _report_queued(self) -> None:
-        requests = [*self._table.waiting, *self._table.sent.values()]
-        for client, rids in _unreported(requests).items():
-            self._context.to_client(client, Entry("queued", body=pack(Queued(rids))))
+
+def _are_own(client: ClientRecord, body: Ack) -> bool:
+    own = client.rid_prefix
+    are_own = all(rid.startswith(own) for rid, _ in body.items)
+    return are_own and all(rid.startswith(own) for rid in body.over)
+
+
+def _may_be_detached(context: Context, client: ClientRecord, entry: Entry) -> bool:
+    """Whether a detached request is taken; one that is over has come late, and is dropped."""
+    if entry.rid in context.detached.over:
+        context.count("late_copies")
+    elif context.detached.is_full:
+        problem = refusal("busy", "too many detached requests are held", retry_after_ms=1000)
+        context.refuse(client.name, entry.rid, problem)
+    else:
+        return True
+    return False
+
+
+def _keep_prompt(known: Request, entry: Entry, admission: Admission, context: Context) -> None:
+    """A detached one that was found at its worker may have to be begun again without its client."""
+    if known.state == "running" and known.body == NO_BODY and entry.place is not None:
+        known.body, known.rule = entry.body, admission.rule(entry.place.versions)
+        known.deadline_at = context.detached.followers.now + entry.deadline_ms / 1000
 
 
 def _unreported(requests: list[Request]) -> dict[str, list[str]]:

@@ -43,7 +43,8 @@ class Doubts:
         for rid, (request, at, boot, seen_at) in list(self._told.items()):
             client = self._context.clients.named(request.client)
             is_alive = client is not None and client.boot == boot and client.seen_at > seen_at
-            if is_alive or self._table.get(rid) is not None:
+            is_over = rid in self._context.detached.over
+            if is_alive or is_over or self._table.get(rid) is not None:
                 del self._told[rid]
             elif now - at > self._context.settings.leases.silence_s:
                 del self._told[rid]

@@ -15,20 +15,24 @@ from router.doubts import Doubts
 from router.fleet import is_share
 from router.health import Health
 from router.members import MemberRecord
+from router.membership import RENEWED
+from router.over import REASON, Over
 from router.requests import Request
 from router.table import RequestTable
 
 PASSING = frozenset({"not_ready", "stale_version"})
 """Codes of refusals after which a request is sent again."""
+FORGOTTEN = "forgotten by its worker"
 
 
 class Executions:
     """The worker side of the request table."""
 
-    def __init__(self, context: Context, table: RequestTable, health: Health) -> None:
+    def __init__(self, context: Context, table: RequestTable, health: Health, over: Over) -> None:
         self._context = context
         self._table = table
         self._health = health
+        self._over = over
         self._doubts = Doubts(context, table)
 
     def accepted(self, worker: MemberRecord, body: Accepted) -> None:
@@ -50,6 +54,9 @@ class Executions:
     def ended(self, worker: MemberRecord, entry: Entry, now: float) -> None:
         """An ending: forward it if it is of the current attempt, else fence it."""
         request = self._table.get(entry.rid)
+        if request is None and entry.rid in self._context.detached.over:
+            self._table.fence(worker, [(entry.rid, entry.attempt)], REASON)
+            return
         if request is None:
             self._forward(worker, entry, entry.route)
             return
@@ -75,6 +82,10 @@ class Executions:
     def reconcile(self, worker: MemberRecord) -> None:
         """Compare the table with what a worker's beat says it runs."""
         beat = worker.beat
+        if beat.over:
+            self._over.said(beat.over)
+        if not (beat.running or beat.outbox or worker.requests or self._context.detached.requests):
+            return
         held = {rid for rid, _, _ in beat.outbox}
         groups = dict(beat.detached) if beat.detached else {}
         begun: AttemptList = []
@@ -84,6 +95,9 @@ class Executions:
                 continue  # member commands answer for themselves
             held.add(rid)
             request = self._table.get(rid)
+            if request is None and rid in self._context.detached.over:
+                fenced.append((rid, attempt))
+                continue
             if request is None:
                 request = Request(rid, client, _place_of(worker, rid, groups), "queued")
                 self._table.add(request)
@@ -96,13 +110,15 @@ class Executions:
                 fenced.append((rid, attempt))
             elif request.state == "sent":  # the word that it was begun has been lost
                 begun.append((rid, attempt))
+            elif rid in groups and rid not in worker.requests:  # it goes on under a new lease
+                self._table.load(request, worker)
         if fenced:
-            self._table.fence(worker, fenced, "placed elsewhere")
+            self._table.fence(worker, fenced, "placed elsewhere, or over")
         if begun:
             self.accepted(worker, Accepted(begun))
         forgotten = self._forgotten(worker, held) if worker.requests else []
         if forgotten:
-            self._lose(forgotten, worker, "forgotten by its worker")
+            self._lose(forgotten, worker, FORGOTTEN)
         if groups or self._context.detached.requests:
             self._reconcile_kept(worker, groups, held)
 
@@ -115,6 +131,8 @@ class Executions:
         """A lease is over: unconfirmed requests wait for another worker, the rest are `lost`."""
         self._table.placer.update(worker, is_serving=False)
         mine = [r for r in self._table if r.worker == worker.name]
+        if reason == RENEWED:  # detached ones may go on there: its first beat tells
+            mine = [r for r in mine if r.state == "sent" or not r.place.outlives_client]
         unconfirmed = [r for r in mine if r.state == "sent"]
         self._lose([r for r in mine if r.state in {"running", "ended"}], worker, reason)
         for request in unconfirmed:
@@ -150,11 +168,11 @@ class Executions:
         return True
 
     def _is_sent_again(self, request: Request, worker: MemberRecord, entry: Entry) -> bool:
-        """Queue a detached request again that its worker could not take; its client cannot."""
-        if entry.kind != "refused" or request.state not in {"sent", "running"}:
+        """Queue a detached request again that its worker did not do; its client cannot."""
+        if request.state not in {"sent", "running"} or not _is_undone(request, entry):
             return False
         can_resend = self._context.detached.followers.can_resend(request)
-        if request.body == NO_BODY or can_resend or not is_passing(entry):
+        if request.body == NO_BODY or can_resend:
             return False
         ack = pack(Ack([(request.rid, request.attempt)]))
         self._context.to_member(worker, "ack", ack)
@@ -164,17 +182,26 @@ class Executions:
     def _reconcile_kept(self, worker: MemberRecord, groups: dict[str, str], held: set[str]) -> None:
         """Know the detached endings that this worker keeps, and no others of it."""
         context, table = self._context, self._table
+        over: AttemptList = []
         for rid, attempt, client in worker.beat.outbox if groups else ():
             if rid not in groups or table.get(rid) is not None or context.detached.is_full:
                 continue
-            if not context.detached.is_collected(rid, attempt):
+            if rid in context.detached.over:
+                over.append((rid, attempt))
+            elif not context.detached.is_collected(rid, attempt):
                 request = Request(rid, client, _place_of(worker, rid, groups), "queued")
                 table.add(request)
                 table.adopt(request, worker, attempt)
                 table.finish(request)
-        for request in list(context.detached.requests.values()):
-            is_kept_there = request.state == "ended" and request.worker == worker.name
-            if is_kept_there and request.rid not in held:
+        table.fence(worker, over, REASON)
+        missing = [
+            each
+            for each in context.detached.requests.values()
+            if each.worker == worker.name and each.rid not in held
+        ]
+        self._lose([each for each in missing if each.state == "running"], worker, FORGOTTEN)
+        for request in missing:
+            if request.state == "ended":
                 context.count("detached_uncollected")
                 request.advance("lost")
                 table.forget(request)
@@ -194,6 +221,13 @@ def _place_of(worker: MemberRecord, rid: str, groups: dict[str, str]) -> Placeme
     if rid in groups:
         return Placement(worker.policy, group=groups[rid], outlives_client=True)
     return Placement(worker.policy)
+
+
+def _is_undone(request: Request, entry: Entry) -> bool:
+    """Whether its worker could not take it, or stopped it without its client's wish."""
+    if entry.kind == "cancelled":
+        return not request.is_aborted
+    return entry.kind == "refused" and is_passing(entry)
 
 
 def is_passing(entry: Entry) -> bool:

@@ -164,8 +164,8 @@ class Fleet:
                 part.resend_at = now + first_s * 1.5 ** min(part.n_sent, 4)
                 part.n_sent += 1
                 self._context.out.send(member.peer, part.entry)
-        for rid in [rid for rid, (until, _) in self._done.items() if until <= now]:
-            del self._done[rid]
+        while self._done and next(iter(self._done.values()))[0] <= now:
+            del self._done[next(iter(self._done))]
 
     def _send_first(self, command: MemberCommand, member: MemberRecord, now: float) -> None:
         sub_rid = f"{command.rid}@{member.name}"

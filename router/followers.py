@@ -39,26 +39,8 @@ class Followers:
 
     def is_followed(self, request: Request) -> bool:
         """Whether its client waits for its ending."""
-        return self.follower_of(request) is not None
-
-    def follower_of(self, request: Request) -> Peer | None:
-        """The connection on which its client waits for its ending."""
         follower = self._by_rid.get(request.rid)
-        if follower is None or follower.peer != self._listener(request):
-            return None
-        return follower.peer
-
-    def peer_of(self, client: str) -> Peer | None:
-        """The connection of this client, silent or not; None while it has none."""
-        record = self._clients.named(client)
-        return record.peer if record is not None else None
-
-    def has_read(self, client: str, peer: Peer, at: float) -> bool:
-        """Whether what was said over this connection at that time has surely been read."""
-        record = self._clients.named(client)
-        if record is None or record.peer != peer:
-            return False
-        return record.seen_at > at + self._silence_s
+        return follower is not None and follower.peer == self._listener(request)
 
     def can_resend(self, request: Request) -> bool:
         """Whether its client waits for it, and could send it again."""

@@ -35,11 +35,13 @@ class MemberRecord:
         "free_index",
         "hello",
         "is_catching_up",
+        "is_cut_off",
         "is_set_aside",
         "is_tripped",
         "name",
         "outstanding_cost",
         "peer",
+        "policy",
         "problem",
         "requests",
         "retry_update_at",
@@ -53,6 +55,8 @@ class MemberRecord:
         self.hello = hello
         self.name = hello.name
         self.role = hello.role
+        self.policy = hello.worker.policy if hello.worker else ""
+        """Whose weights it serves; empty for a store."""
         self.boot = hello.boot
         self.epoch = hello.epoch
         self.state: MemberState = "joining"
@@ -71,6 +75,8 @@ class MemberRecord:
         """Member commands (sub-rids) sent and not ended."""
         self.free_index = -1
         self.is_catching_up = False
+        self.is_cut_off = False
+        """It could not be sent something since its last beat."""
         self.is_set_aside = False
         """Kept for a request that must run alone."""
         self.is_tripped = False
@@ -78,11 +84,6 @@ class MemberRecord:
         self.retry_update_at = 0.0
         self.problem = ""
         """Why the last weight update failed here; empty when it did not."""
-
-    @property
-    def policy(self) -> str:
-        """Policy whose weights it serves; empty for a store."""
-        return self.hello.worker.policy if self.hello.worker else ""
 
     def advance(self, event: str) -> MemberState:
         """Move along MEMBER_LIFE.

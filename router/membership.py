@@ -35,6 +35,13 @@ TELL_EVERY_S = 0.1
 """Clients hear of members at once, but not more often: when a whole fleet changes its state, a
 list for each worker's word would be work in the square of their number."""
 
+ENDED_S = 60.0
+"""A lease that is over is remembered so long: what was sent under it may still be on its way."""
+MAX_ENDED = 10_000
+
+RENEWED = "replaced by a new lease"
+"""Why a lease ended whose member, the same process, is here with the next one."""
+
 OnLost = Callable[[MemberRecord, str, float], None]
 OnBeat = Callable[[MemberRecord, bool, float], None]
 """(member, whether its state or version changed, now)."""
@@ -49,6 +56,8 @@ class Membership:
         self._on_lost = on_lost
         self._last_tick_at: float | None = None
         self._told_at = -TELL_EVERY_S
+        self._ended: dict[str, tuple[str, float]] = {}
+        """Name -> (epoch of its last lease that is over, when it ended), the oldest first."""
 
     def hello(self, peer: Peer, hello: Hello, now: float) -> None:
         """Somebody introduces themselves on a new connection, or again on the same."""
@@ -79,15 +88,20 @@ class Membership:
         if entry.epoch != member.epoch or beat.seq <= member.beat.seq:
             context.count("stale_beats")
             return
-        was = (member.state, member.beat.state, member.version)
-        member.advance("beat")
-        member.beat, member.beat_at = beat, now
+        has_changed = (
+            member.version != beat.version
+            or member.beat.state != beat.state
+            or member.state != "live"
+            or member.is_cut_off
+        )
+        if has_changed:
+            member.advance("beat")
+        member.beat, member.beat_at, member.is_cut_off = beat, now, False
         member.version = beat.version
         member.expires_at = now + context.settings.leases.lease_s
         lease = Lease(context.router_epoch, context.instance, beat.seq)
         context.to_member(member, "lease", pack(lease))
         if member.role == "worker":
-            has_changed = was != (member.state, beat.state, member.version)
             self._on_beat(member, has_changed, now)
             if has_changed:
                 self._tell_members(now)
@@ -144,6 +158,7 @@ class Membership:
             self._lose(member, "expired", "lease expired", now)
             context.out.forget(member.peer)
         self._tell_if_due(now)
+        self._forget_ended(now - ENDED_S)
         gone = context.clients.silent_since(now - context.settings.client_grace_s)
         for client in gone:
             context.clients.remove(client)
@@ -184,10 +199,14 @@ class Membership:
         context = self._context
         expires_at = now + context.settings.leases.lease_s
         known = context.members.named(hello.name)
-        if known is not None and _is_outdated(hello, known):
+        if known is not None and _has_given_up(hello, lease_number(known.epoch), known.boot):
             # It lay unread in an older connection of this process: the newer lease stands.
             context.count("stale_hellos")
             context.out.forget(peer)
+            return
+        if known is None and self._is_over(hello):
+            context.count("stale_hellos")
+            self.dismiss(peer, "unknown-peer", "this lease is over; say hello for another one")
             return
         if known is not None and known.epoch == hello.epoch:
             known.advance("hello")
@@ -206,10 +225,24 @@ class Membership:
         self._welcome(peer, [], now)
         self._tell_members(now)
 
+    def _forget_ended(self, before: float) -> None:
+        while self._ended:
+            name, (_, at) = next(iter(self._ended.items()))
+            if at > before:
+                return
+            del self._ended[name]
+
+    def _is_over(self, hello: Hello) -> bool:
+        """Whether a hello asks for a lease that has ended here."""
+        epoch, _ = self._ended.get(hello.name, ("", 0.0))
+        return _has_given_up(hello, lease_number(epoch) + 1, boot=epoch.rpartition(".")[0])
+
     def _replace(self, known: MemberRecord, peer: Peer, hello: Hello, now: float) -> None:
+        reason = RENEWED
         if known.boot != hello.boot:
+            reason = "replaced by a newer process"
             self.dismiss(known.peer, "replaced", "a newer process has this name")
-        self._lose(known, "goodbye", "replaced by a new lease", now)
+        self._lose(known, "goodbye", reason, now)
         if known.peer != peer:
             self._context.out.forget(known.peer)
 
@@ -217,6 +250,10 @@ class Membership:
         member.advance(event)
         self._on_lost(member, reason, now)
         self._context.members.remove(member)
+        self._ended.pop(member.name, None)  # so that it stays ordered by time
+        self._ended[member.name] = (member.epoch, now)
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         self._tell_members(now)
 
     def _welcome(self, peer: Peer, members: list[Member], now: float) -> None:
@@ -224,7 +261,9 @@ class Membership:
         started_at = now if context.started_at is None else context.started_at
         up_ms = int((now - started_at) * 1000)
         epoch, instance = context.router_epoch, context.instance
-        welcome = Welcome(epoch, instance, PROTOCOL_VERSION, members, self._bulk(), up_ms)
+        welcome = Welcome(
+            epoch, instance, PROTOCOL_VERSION, members, self._bulk(), up_ms, context.tap
+        )
         context.out.send(peer, Entry("welcome", body=pack(welcome)))
 
     def _tell_members(self, now: float) -> None:
@@ -249,6 +288,6 @@ class Membership:
         return store.hello.store.bulk if store is not None and store.hello.store else ""
 
 
-def _is_outdated(hello: Hello, known: MemberRecord) -> bool:
-    """Whether a hello asks for a lease that its own process has given up since."""
-    return hello.boot == known.boot and lease_number(hello.epoch) < lease_number(known.epoch)
+def _has_given_up(hello: Hello, lease_no: int, boot: str) -> bool:
+    """Whether a hello asks for a lease before this one of its own process."""
+    return hello.boot == boot and lease_number(hello.epoch) < lease_no

@@ -11,16 +11,16 @@ class Outgoing:
     """Where every part of the router core puts what it wants sent."""
 
     def __init__(self) -> None:
-        self._queues: dict[Peer, list[Entry]] = {}
+        self._queues: dict[Peer, SendAll] = {}
         self._forgotten: list[Peer] = []
 
     def send(self, peer: Peer, entry: Entry) -> None:
         """Send an entry to a peer."""
         queue = self._queues.get(peer)
         if queue is None:
-            self._queues[peer] = [entry]
+            self._queues[peer] = SendAll(peer, [entry])
         else:
-            queue.append(entry)
+            queue.entries.append(entry)
 
     def forget(self, peer: Peer) -> None:
         """Tell the shell that nothing more will be sent to this connection."""
@@ -30,7 +30,9 @@ class Outgoing:
         """Everything since the last call."""
         if not self._queues and not self._forgotten:
             return []
-        effects: list[Effect] = [SendAll(*queue) for queue in self._queues.items()]
-        effects += map(Forget, self._forgotten)
-        self._queues, self._forgotten = {}, []
+        effects: list[Effect] = [*self._queues.values()]
+        self._queues = {}
+        if self._forgotten:
+            effects += map(Forget, self._forgotten)
+            self._forgotten = []
         return effects

@@ -90,8 +90,8 @@ class Publications:
         for publication in list(self._open.values()):
             if publication.update is None and publication.try_at <= now:
                 self._try(publication, now)
-        for rid in [rid for rid, (until, _) in self._answered.items() if until <= now]:
-            del self._answered[rid]
+        while self._answered and next(iter(self._answered.values()))[0] <= now:
+            del self._answered[next(iter(self._answered))]
 
     def _problem_of(self, body: PublishVersion) -> Problem | None:
         if n_needed(body.require, 1) is None:

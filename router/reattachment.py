@@ -33,7 +33,6 @@ class Reattachment:
             context.detached.follow(rid, client.peer, has_prompt=False)
             self._answer(client, request, entry)
         elif unheard is not None:
-            context.detached.told(rid, client.peer)
             context.refuse(client.name, rid, unheard.problem, unheard.kind)
         elif not context.is_recovering:
             message = "no detached request of this name is held; it may have been collected"

@@ -68,6 +68,7 @@ class Request:
         "body",
         "client",
         "deadline_at",
+        "is_aborted",
         "is_reported",
         "is_suspect",
         "is_waiting",
@@ -113,12 +114,18 @@ class Request:
         """It is in the waiting room; parked ones are, too."""
         self.lane: Lane | None = None
         """Where it waits for its turn, if it does."""
+        self.is_aborted = False
+        """Its client wants it stopped."""
         self.is_suspect = False
         """Engines died under it: it runs alone, and its body is kept as evidence."""
         self.is_reported = False
         """The client has been told `queued`."""
         self.session: Session | None = None
         """The open session that it belongs to."""
+
+    def __lt__(self, other: "Request") -> bool:
+        """Of two with the same order: those that were found at their workers never arrived."""
+        return self.rid < other.rid
 
     @property
     def home(self) -> str:

@@ -213,7 +213,7 @@ class Sessions:
         """Why its worker could not take a request of it."""
         context = self._context
         worker = context.members.named(session.worker)
-        if worker is None or session.has_lost_worker:
+        if worker is None or session.has_lost_worker or worker.is_cut_off:
             return "lost"
         if context.is_serving(worker):
             return "full" if _suits(context, worker, request) else "version"

@@ -32,6 +32,8 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     breaker: BreakerSettings = BreakerSettings()
     dead_letters: str = ""
     """File that keeps requests which killed engines, appended to; empty: they are not kept."""
+    tap: str = ""
+    """Endpoint where everything that is routed is published, for recorders; empty: nowhere."""
     client_grace_s: float = 30.0
     """Work of a client that went silent is aborted after this."""
     seed: int | None = None
@@ -42,7 +44,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Leave when the process that started this one dies."""
 
     def __post_init__(self) -> None:
-        for endpoint in (self.frontend, self.backend):
+        for endpoint in (self.frontend, self.backend, *filter(None, [self.tap])):
             require_bindable(endpoint, self.security, is_router=True)
         if min(self.queue_limit, self.queue_bytes) < 1:
             raise SettingsError("queue_limit and queue_bytes must be at least 1")

@@ -94,7 +94,7 @@ class StepLog:
         give_up_at = time.monotonic() + DEADLINE_S
         while not engine.stats().n_calls:
             assert time.monotonic() < give_up_at, "the call did not reach the engine"
-            time.sleep(PACE_S)
+            time.sleep(PACE_S)  # a gauge tells nobody when it changes
         self.release()
         return future
 

@@ -20,8 +20,8 @@ from bus.ref import FLEET
 from bus.security.key_files import router_key_beside
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_dialer import dialer_of
-from trainer_adapter.control import FleetClient
 from trainer_adapter.effects import Result
+from trainer_adapter.engine_surface import EngineClient
 from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import Delta, Rollout
 from trainer_adapter.rollouts import (
@@ -40,7 +40,7 @@ from trainer_adapter.weights_report import WeightsReport
 WEIGHTS_DEADLINE_S = 120.0
 
 
-class RolloutClient(FleetClient):
+class RolloutClient(EngineClient):
     """Samples with whatever workers are there. An async context manager; see `connect`.
 
     A request survives the loss of its worker, of its router and of its connection, and ends

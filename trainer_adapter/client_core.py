@@ -30,7 +30,6 @@ from trainer_adapter.verdicts import Verdicts
 LEAVE_AFTER_S = 10.0
 """A worker's stream is listened to this long after the worker left the list: a restarted router
 does not know yet who is there, and they go on publishing meanwhile."""
-NEVER = float("inf")
 
 
 class ClientCore:
@@ -49,8 +48,10 @@ class ClientCore:
         self._verdicts = Verdicts(desk, self._book, self._sessions)
         self._losses = Losses(desk, self._book)
         self._streams = StreamReader(desk, self._book)
-        self._endpoints: dict[str, float] = {}
-        """Streams listened to -> when to leave them; NEVER while their worker is here."""
+        self._endpoints: dict[str, None] = {}
+        """Streams listened to."""
+        self._leaving: dict[str, float] = {}
+        """Those whose worker is gone -> when to leave them."""
         self.members: tuple[Member, ...] = ()
         """Live workers, as the router last told."""
         self.bulk = ""
@@ -128,9 +129,8 @@ class ClientCore:
         if self._link.tick(now):
             self._link_lost()
         self._book.tick(now)
-        for endpoint in [each for each, leave_at in self._endpoints.items() if leave_at <= now]:
-            del self._endpoints[endpoint]
-            self._out.append(Unsubscribe(endpoint))
+        if self._leaving:
+            self._leave_streams(now)
         return self._drain()
 
     def close(self, now: float) -> list[Effect]:
@@ -181,9 +181,8 @@ class ClientCore:
         self._link.heard(now)
         self._update_members(body.members, body.bulk, now)
         self._out.append(Welcomed(body.router_epoch))
-        self._book.relinked(
-            now, [*self._sessions.reopening(), *self._verdicts.collected.checking()]
-        )
+        self._book.acks.say_again(now)
+        self._book.relinked(now, self._sessions.reopening())
 
     def _dismissed(self, body: Dismissed, now: float) -> None:
         match body.code:
@@ -209,15 +208,21 @@ class ClientCore:
         self.members = tuple(members)
         self.bulk = bulk
         present = {member.stream for member in members if member.stream}
-        for endpoint, leave_at in self._endpoints.items():
-            if endpoint not in present and leave_at == NEVER:
-                self._endpoints[endpoint] = now + LEAVE_AFTER_S
+        for endpoint in self._endpoints:
+            if endpoint not in present:
+                self._leaving.setdefault(endpoint, now + LEAVE_AFTER_S)
         for endpoint in sorted(present):
             if endpoint not in self._endpoints:
                 self._out.append(Subscribe(endpoint))
-            self._endpoints[endpoint] = NEVER
+            self._endpoints[endpoint] = None
+            self._leaving.pop(endpoint, None)
+
+    def _leave_streams(self, now: float) -> None:
+        for endpoint in [each for each, leave_at in self._leaving.items() if leave_at <= now]:
+            del self._endpoints[endpoint], self._leaving[endpoint]
+            self._out.append(Unsubscribe(endpoint))
 
     def _drain(self) -> list[Effect]:
-        effects = self._out[:]
+        effects = self._out.copy()
         self._out.clear()
         return effects

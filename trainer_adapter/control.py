@@ -8,6 +8,8 @@ import msgspec
 
 from bus.clock import Clock
 from bus.messages.control import (
+    DEVICE,
+    CacheTier,
     FleetStatus,
     FlushCache,
     MemoryTag,
@@ -111,9 +113,18 @@ class FleetClient:
         """Take released memory back. Results are `Memory`, in bytes."""
         return await self._to_workers(WakeUp(list(tags)), target, deadline_s)
 
-    async def flush_cache(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
-        """Forget cached prefixes that no request uses. Results are `Flushed`, in tokens."""
-        return await self._to_workers(FlushCache(), target, deadline_s)
+    async def flush_cache(
+        self,
+        tiers: Sequence[CacheTier] = (DEVICE,),
+        *,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+    ) -> FleetResult:
+        """Forget cached prefixes that no request uses. Results are `Flushed`, in tokens.
+
+        Tiers: `device`, and where an engine has them `host` and `storage`.
+        """
+        return await self._to_workers(FlushCache(list(tiers)), target, deadline_s)
 
     async def server_info(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
         """Facts and counters of engines. Results are `ServerFacts`."""

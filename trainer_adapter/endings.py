@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from bus.arrays import numpy_of
 from bus.codec import unpack, unpack_fleet, unpack_result
 from bus.entry import NO_BODY, Entry
 from bus.errors import (
@@ -70,6 +71,8 @@ def generated_of(entry: Entry) -> Generated | None:
         sizes.add(len(generated.behaviour_logprobs))
     if sizes != {4 * n_tokens}:
         raise RemoteProtocolError(f"{entry.kind}: columns of unequal length")
+    for array in generated.arrays.values():
+        numpy_of(array)
     return generated
 
 
@@ -116,6 +119,7 @@ def rollout_of(request: OpenRequest, generated: Generated, worker: str) -> Rollo
         n_resumed=generated.n_resumed,
         queue_ms=generated.queue_ms,
         run_ms=generated.run_ms,
+        arrays={name: numpy_of(array) for name, array in generated.arrays.items()},
     )
 
 

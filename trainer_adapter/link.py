@@ -123,7 +123,7 @@ class Link:
 
     def tick(self, now: float) -> bool:
         """Beat, judge silence, reconnect. True if the link was up and is now given up."""
-        was_up = self.is_up
+        was_up = self.state == "up"
         settings = self._settings
         if now - self._ticked_at > settings.late_tick_s:
             # We were frozen, and what the router said meanwhile has not been read yet.
@@ -136,7 +136,7 @@ class Link:
                 self.failed(now)
             elif now >= self._beat_at:
                 self._beat(now)
-        return was_up and not self.is_up
+        return was_up and self.state != "up"
 
     def _has_prevailed(self, welcome: Welcome, now: float) -> bool:
         """Whether it was told, has stayed, and is the only one that answers: the fleet is there."""

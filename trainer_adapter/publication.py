@@ -14,6 +14,7 @@ from bus.bulk import BulkLink
 from bus.errors import DeadlineExceeded, PeerLost, RemoteProtocolError
 from bus.manifest import lay_out, total_bytes
 from bus.messages.endings import Done
+from bus.messages.membership import Member
 from bus.messages.weights import (
     Offer,
     PublishVersion,
@@ -48,6 +49,11 @@ ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 
 class Courier(Protocol):
     """Carries the router's command; a client's connection is one."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Live workers, as the router last told."""
+        ...
 
     def submit(
         self,

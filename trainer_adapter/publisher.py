@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Literal, Unpack
 
@@ -11,6 +12,7 @@ import torch
 
 from bus.errors import LocalProtocolError, Refused, RequestCancelled
 from bus.messages.endings import Problem
+from trainer_adapter.lora import LoraOptions, PublishedLora, publish_adapter
 from trainer_adapter.named_tensors import Rename, Tensors
 from trainer_adapter.offers.collective import CollectiveOffering
 from trainer_adapter.offers.cuda_ipc import CudaIpcOffering
@@ -95,6 +97,8 @@ class WeightPublisher:
         self._policy = Policy(
             client, policy, dtype, writer or WeightWriter(), Soundness(check), self._offerings
         )
+        self._check: WeightCheck = check
+        self._adapters: dict[str, Soundness] = {}
         self._turn = asyncio.Lock()
 
     @property
@@ -155,6 +159,31 @@ class WeightPublisher:
                 await asyncio.to_thread(source.give_up)
 
         return _handle(publication, log, run)
+
+    async def publish_lora(
+        self, name: str, tensors: Tensors, *, alpha: float, **options: Unpack[LoraOptions]
+    ) -> PublishedLora:
+        """Bring a low-rank adapter to every worker of the policy; the weights stay.
+
+        Requests with `lora=NAME` get it from now on; those that run end on what they began with.
+        A worker that joins or starts again later has no adapters: publish them again.
+
+        Args:
+            name: 1 to 40 of `A-Z a-z 0-9 _ -`.
+            tensors: factors `MODULE.lora_A.weight` [rank, in] and `MODULE.lora_B.weight`
+                [out, rank], as a PEFT model or its state dict has them; others are left out.
+            alpha: the product of a pair is scaled by alpha / rank.
+            options: see LoraOptions.
+
+        Raises:
+            SettingsError, Refused: this is no adapter.
+            RequestError: no worker has taken it; or the store has no room.
+            DeadlineExceeded: some may have it.
+        """
+        soundness = self._adapters.setdefault(name, Soundness(self._check))
+        async with self._turn:
+            policy = replace(self._policy, soundness=soundness)
+            return await publish_adapter(policy, name, tensors, alpha, options)
 
     async def restore(self, version: int, **options: Unpack[PublishOptions]) -> Published:
         """Go back: publish a new version with the content of an old one that the store keeps.

@@ -9,7 +9,14 @@ from typing import Literal
 
 from bus.backoff import Chance
 from bus.effects import THE_LINK, Send
-from bus.errors import BusError, DeadlineExceeded, MailboxFull, Refused
+from bus.errors import (
+    ActorStopped,
+    BusError,
+    DeadlineExceeded,
+    DeliveryError,
+    MailboxFull,
+    Refused,
+)
 from bus.ids import Attempt
 from bus.messages.endings import Problem
 from bus.messages.generation import Abort
@@ -175,6 +182,8 @@ class RequestBook:
     def end(self, request: OpenRequest, outcome: Outcome, now: float) -> None:
         """The request is over for its caller."""
         self._leave(request)
+        if request.ask.is_detached and _is_over(outcome):
+            self.acks.over(request.rid, now)
         then = self._then.pop(request.rid, None)
         if then is not None:
             then(outcome, now)
@@ -267,11 +276,7 @@ class RequestBook:
         if request.is_held_here and request.refusal is not None:
             self.end(request, error_of("refused", request.refusal, request.rid), now)
         elif request.is_held_here:
-            error = DeadlineExceeded(
-                f"{request.ask.kind}: no router took it before its deadline",
-                outcome=None if request.was_sent else "not_started",
-            )
-            self.end(request, error, now)
+            self.end(request, _not_taken(request), now)
         elif not is_final:
             self._due.set(("overdue", request.rid), now + self._settings.overtime_s)
         else:
@@ -296,6 +301,19 @@ class RequestBook:
                 self._due.set(("abort", rid), now + self._settings.lease.resend_first_s)
         if self._desk.link.is_up:
             self.add(Ask("abort", Abort(rids)), INTERNAL_DEADLINE_S, now, _nothing)
+
+
+def _is_over(outcome: Outcome) -> bool:
+    """Whether a detached request ends so; its caller may just wait no longer, or ask in vain."""
+    is_unknown = isinstance(outcome, Refused) and outcome.code == "unknown_request"
+    return not is_unknown and not isinstance(outcome, DeliveryError | ActorStopped)
+
+
+def _not_taken(request: OpenRequest) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"{request.ask.kind}: no router took it before its deadline",
+        outcome=None if request.was_sent else "not_started",
+    )
 
 
 def _too_large(request: OpenRequest, size_bytes: int) -> Refused:

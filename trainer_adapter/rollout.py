@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 import msgspec
 import numpy as np
 
+from bus.arrays import AnyArray
 from bus.errors import BusError, LocalProtocolError, PeerLost, RequestCancelled
 from bus.messages.endings import Problem
 from bus.messages.generation import FinishReason, VersionRuns
@@ -52,6 +53,9 @@ class Rollout:
     """From arrival at the worker to the first engine step, in the last attempt."""
     run_ms: float
     """Time in the engine, in the last attempt."""
+    arrays: Mapping[str, AnyArray] = field(default_factory=dict[str, AnyArray])
+    """What `want` asked for, by name; docs/protocol.md, "Arrays", has dtypes and shapes. A row per
+    token begins at token `n_resumed`. bfloat16 comes as float32."""
 
     @cached_property
     def token_versions(self) -> Int64s:

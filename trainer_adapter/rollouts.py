@@ -11,9 +11,18 @@ import numpy as np
 from bus.entry import Placement
 from bus.errors import Refused
 from bus.messages.endings import Problem
-from bus.messages.generation import Generate, Sampling
+from bus.messages.generation import (
+    NOTHING_MORE,
+    Generate,
+    Grammar,
+    Media,
+    Processor,
+    Sampling,
+    Want,
+)
 from bus.messages.limits import MAX_TOKENS_BYTES
 from bus.validation import check_placement
+from trainer_adapter.logit_processors import action_mask, disallowed_tokens
 from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import Int32s, OnLoss
 
@@ -43,6 +52,20 @@ class GenerateOptions(TypedDict, total=False):
     detached: bool
     """It goes on when this process ends, and is not stopped when its caller stops waiting; see
     `RolloutClient.reattach`. Its `group` tells it apart then."""
+    lora: str
+    """Adapter, `NAME` or `NAME@VERSION`; none if absent. See `RolloutClient.load_lora`."""
+    want: Want
+    """What to tell besides tokens and logprobs: it comes in `Rollout.arrays`."""
+    grammar: Grammar
+    """The output must match it."""
+    processors: Sequence[Processor]
+    """Change logits before sampling, in this order; see `trainer_adapter.logit_processors`."""
+    action_mask: Sequence[int]
+    """Token ids: nothing else is sampled. Short for the processor of this name, put first."""
+    disallowed_tokens: Sequence[int]
+    """Token ids that are not sampled. Short for the processor of this name, put first."""
+    media: Sequence[Media]
+    """What the placeholder tokens in the prompt stand for, in their order."""
 
 
 def ask_of(
@@ -70,8 +93,26 @@ def ask_of(
     problem = check_placement(place)
     if problem is not None:
         raise Refused(problem)
-    body = Generate(prompt=tokens.tobytes(), sampling=sampling, stream=stream)
+    body = Generate(
+        prompt=tokens.tobytes(),
+        sampling=sampling,
+        stream=stream,
+        lora=options.get("lora", ""),
+        want=options.get("want", NOTHING_MORE),
+        grammar=options.get("grammar"),
+        processors=_processors_of(options),
+        media=list(options.get("media", ())),
+    )
     return Ask("generate", body, place=place, on_loss=options.get("on_loss", "resume"))
+
+
+def _processors_of(options: GenerateOptions) -> list[Processor]:
+    short: list[Processor] = []
+    if "action_mask" in options:
+        short.append(action_mask(options["action_mask"]))
+    if "disallowed_tokens" in options:
+        short.append(disallowed_tokens(options["disallowed_tokens"]))
+    return [*short, *options.get("processors", ())]
 
 
 def group_asks(

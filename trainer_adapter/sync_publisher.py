@@ -5,11 +5,12 @@ from typing import Unpack
 
 import torch
 
-from trainer_adapter.named_tensors import Rename
+from trainer_adapter.lora import LoraOptions, PublishedLora
+from trainer_adapter.named_tensors import Rename, Tensors
 from trainer_adapter.published import Published, PublishOptions
 from trainer_adapter.publisher import Publishable, WeightPublisher, source_of
 from trainer_adapter.soundness import WeightCheck
-from trainer_adapter.sync_client import SyncFleetClient
+from trainer_adapter.sync_control import SyncFleetClient
 from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
 
 
@@ -80,6 +81,13 @@ class SyncWeightPublisher:
         source = source_of(tensors, self._rename)
         handle = self._client.run(_start(self._publisher, source, options))
         return SyncWeightTransfer(self._client, handle)
+
+    def publish_lora(
+        self, name: str, tensors: Tensors, *, alpha: float, **options: Unpack[LoraOptions]
+    ) -> PublishedLora:
+        """Bring a low-rank adapter to every worker; see `WeightPublisher.publish_lora`."""
+        publishing = self._publisher.publish_lora(name, tensors, alpha=alpha, **options)
+        return self._client.run(publishing)
 
     def restore(self, version: int, **options: Unpack[PublishOptions]) -> Published:
         """Publish the content of an old version again; see `WeightPublisher.restore`."""

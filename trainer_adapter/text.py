@@ -10,7 +10,7 @@ from typing import Any, Protocol, Unpack
 
 from bus.messages.generation import Sampling
 from trainer_adapter.client import RolloutClient
-from trainer_adapter.rollout import Rollout
+from trainer_adapter.rollout import Int32s, Rollout
 from trainer_adapter.rollouts import GenerateOptions
 
 Message = Mapping[str, str]
@@ -78,7 +78,7 @@ class TextClient:
         said = ""
         async for delta in self._client.stream(prompt, sampling, **options):
             tokens[delta.start :] = delta.tokens.tolist()
-            now = self._decode(tokens)
+            now = self.decode(tokens)
             is_whole = delta.finish_reason is not None or not now.endswith(
                 "\N{REPLACEMENT CHARACTER}"
             )
@@ -94,8 +94,10 @@ class TextClient:
         # The template has written the special tokens already.
         return self._tokenizer.encode(str(text), add_special_tokens=False)
 
-    def _said(self, rollout: Rollout) -> TextRollout:
-        return TextRollout(self._decode(rollout.tokens.tolist()), rollout)
+    def decode(self, tokens: Sequence[int] | Int32s, *, skip_special_tokens: bool = True) -> str:
+        """Token ids as text."""
+        ids = [int(token) for token in tokens]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+    def _said(self, rollout: Rollout) -> TextRollout:
+        return TextRollout(self.decode(rollout.tokens.tolist()), rollout)

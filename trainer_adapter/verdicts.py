@@ -10,7 +10,6 @@ from bus.errors import EngineFailed, RemoteProtocolError
 from bus.ids import NO_ATTEMPT
 from bus.messages.endings import Problem
 from bus.messages.generation import Generated
-from trainer_adapter.collected import Collected
 from trainer_adapter.effects import Deliver
 from trainer_adapter.endings import (
     cancelled,
@@ -60,7 +59,6 @@ class Verdicts:
         self._out = desk.out
         self._book = book
         self._sessions = sessions
-        self.collected = Collected(book)
 
     def ended(self, entry: Entry, now: float) -> None:
         """An ending came: the first one of an attempt that counts wins."""
@@ -86,8 +84,6 @@ class Verdicts:
         except RemoteProtocolError as error:
             self._counters.malformed_in += 1
             self._book.end(request, error, now)
-        if request.ask.is_detached and request.state == "ended":
-            self.collected.add(request.rid)
 
     def _generate_ended(self, request: OpenRequest, entry: Entry, now: float) -> None:
         match entry.kind:

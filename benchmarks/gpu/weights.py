@@ -1,7 +1,7 @@
 """How fast do weights reach an engine on a GPU, and for how long does it stand still?
 
 A trainer (this process, on the first GPU) publishes a bfloat16 model of random weights to a
-transformers worker that generates all the while: by `cuda_ipc` on the same GPU, and by `collective`
+worker that generates all the while: by `cuda_ipc` on the same GPU, and by `collective`
 with nccl on the second one. In the same run: what the hardware does by itself, a copy of the same
 bytes within the GPU and from one GPU to the other.
 
@@ -39,6 +39,28 @@ WAYS = ("cuda_ipc", "collective", "shm")
 DEADLINE_S = 300.0
 PROMPT = list(range(3, 19))
 OPEN_REQUESTS = 4
+
+EngineKind = Literal["transformers", "sglang"]
+_ANY_ENGINE: dict[str, object] = {
+    "device": "cuda",
+    "dtype": "bfloat16",
+    "slots": 8,
+    "max_context": 512,
+}
+OPTIONS: dict[EngineKind, dict[str, object]] = {
+    "transformers": {**_ANY_ENGINE, "kv_tokens": 4096},
+    "sglang": {
+        **_ANY_ENGINE,
+        "arguments": {
+            "attention_backend": "triton",
+            "sampling_backend": "pytorch",
+            "mem_fraction_static": 0.4,
+            "max_total_tokens": 8192,
+            "cuda_graph_max_bs_decode": 8,
+            "disable_prefill_cuda_graph": True,
+        },
+    },
+}
 
 Weights = dict[str, torch.Tensor]
 
@@ -100,18 +122,13 @@ def offer_s(weights: Weights, rounds: int) -> dict[str, float]:
     return {"fill": statistics.median(filling[1:]), "sum": statistics.median(summing[1:])}
 
 
-async def updates(way: str, model: Path, weights: Weights, rounds: int) -> dict[str, list[float]]:
+async def updates(
+    way: str, engine: EngineKind, model: Path, weights: Weights, rounds: int
+) -> dict[str, list[float]]:
     """Seconds of writing, updating and standing still, of each round but the first."""
     found: dict[str, list[float]] = {"write": [], "update": [], "stall": []}
-    engine: dict[str, object] = {
-        "device": "cuda",
-        "dtype": "bfloat16",
-        "slots": 8,
-        "kv_tokens": 4096,
-        "max_context": 512,
-    }
     with _only_gpu(1 if way == "collective" else 0):
-        up = rolloutbus.up(model=model, workers=1, engine="transformers", engine_options=engine)
+        up = rolloutbus.up(model=model, workers=1, engine=engine, engine_options=OPTIONS[engine])
         fleet = await up.__aenter__()
     try:
         async with rolloutbus.connect(fleet.address, name="trainer") as client:
@@ -182,6 +199,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         copies["collective"] = copy_s(weights, "cuda:1", options.rounds)
     report: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(0),
+        "engine": options.engine,
         "model_gb": round(size / 1e9, 2),
         "offer_gb_per_s": {
             name: round(size / seconds / 1e9, 1)
@@ -193,7 +211,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if way == "collective" and n_gpus == 1:
             _say("collective: there is one GPU only")
             continue
-        found = asyncio.run(updates(way, model, weights, options.rounds))
+        found = asyncio.run(updates(way, options.engine, model, weights, options.rounds))
         copy = copies.get(way, copies["cuda_ipc"])
         report[way] = _row(found, size, copy)
         _say(f"{way}: {report[way]}")
@@ -229,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="only one JSON object")
     parser.add_argument("--layers", type=int, default=6, help="6 layers are 2.9 GB")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--engine", choices=OPTIONS, default="transformers")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:

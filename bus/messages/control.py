@@ -12,6 +12,7 @@ from bus.messages.limits import (
     MAX_MEMBERS,
     Counters,
     KindNames,
+    Labels,
     Names,
     Natural,
     Sentence,
@@ -23,7 +24,9 @@ from bus.messages.limits import (
 from bus.messages.weights import UpdateStatus
 
 PauseMode = Literal["abort", "in_place", "retract", "drain"]
-MemoryTag = Literal["weights", "kv_cache"]
+MemoryTag = Literal["weights", "kv_cache", "cuda_graph"]
+CacheTier = Literal["device", "host", "storage"]
+DEVICE: CacheTier = "device"
 
 
 class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +63,10 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FlushCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Forget cached prefixes that no request uses."""
 
+    tiers: Annotated[list[CacheTier], msgspec.Meta(max_length=MAX_KINDS)] = msgspec.field(
+        default_factory=lambda: [DEVICE]
+    )
+
 
 class Flushed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of `flush_cache`."""
@@ -90,6 +97,16 @@ class ServerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: Natural
     max_context: Natural
     slots: Natural
+    parallel: Counters = msgspec.field(default_factory=dict[str, int])
+    """`tp`, `pp`, `dp`, `ep`: over how many ranks the model is split."""
+    software: Labels = msgspec.field(default_factory=dict[str, str])
+    """Name -> version of what the engine is made of."""
+    features: KindNames = msgspec.field(default_factory=list[str])
+    """What a `generate` may ask for; see "Generation"."""
+    adapters: Counters = msgspec.field(default_factory=dict[str, int])
+    """Loaded adapters and their versions."""
+    asleep: KindNames = msgspec.field(default_factory=list[str])
+    """Memory tags released now."""
 
 
 class WorkerOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,10 +21,12 @@ class Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     items: AttemptList
 
 
-class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Client to router to worker: these endings arrived and may leave the outbox."""
 
     items: AttemptList
+    over: Rids = msgspec.field(default_factory=list[str])
+    """Detached requests that have ended for their caller: nothing else of theirs counts."""
 
 
 class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,6 +38,11 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             msgspec.structs.force_setattr(self, "field", self.field[:MAX_FIELD_CHARS])
 
 
+def bad_request(field: str, message: str) -> Problem:
+    """A value breaks a limit; nothing was started."""
+    return Problem("bad_request", message, "not_started", field=field)
+
+
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of `finished` of a command that has nothing more to say."""
 

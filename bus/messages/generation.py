@@ -7,21 +7,42 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from bus.messages.array import Arrays
 from bus.messages.limits import (
     MAX_ITEMS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS_OF,
+    MAX_MEDIA,
+    MAX_PARAM_ITEMS,
+    MAX_PARAMS,
+    MAX_PROCESSORS,
+    MAX_STOP_CHARS,
     MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
     AttemptId,
     Column,
     HeaderText,
     Natural,
+    Piece,
     Rid,
     Rids,
     Short,
+    Text,
     VersionRuns,
 )
 
 FinishReason = Literal["stop", "length", "abort"]
 DetachedState = Literal["waiting", "running", "ended"]
+GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
+MediaKind = Literal["image", "video", "audio"]
+HiddenStates = Literal["", "last", "full"]
+
+StopTexts = Annotated[
+    list[Annotated[str, msgspec.Meta(max_length=MAX_STOP_CHARS)]],
+    msgspec.Meta(max_length=MAX_STOPS),
+]
+Numbers = Annotated[list[int | float], msgspec.Meta(max_length=MAX_PARAM_ITEMS)]
+Params = Annotated[dict[Short, bool | int | float | Numbers], msgspec.Meta(max_length=MAX_PARAMS)]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -40,11 +61,58 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     presence_penalty: float = 0.0
     seed: int | None = None
     """Token i is drawn with a generator seeded by (seed, i); None: the engine's own choice."""
-    stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = (
-        msgspec.field(default_factory=list[int])
-    )
+    stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = []
     """Besides the model's end-of-sequence ids; the stop token is part of the output."""
     ignore_eos: bool = False
+    stop: StopTexts = []
+    """Texts that end it when they appear in the output, which keeps them."""
+    stop_regex: StopTexts = []
+    logit_bias: Annotated[dict[int, float], msgspec.Meta(max_length=MAX_LOGIT_BIAS)] = {}
+    """Token id -> what is added to its logit."""
+
+
+class Want(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What to tell besides tokens and logprobs; it comes in `Generated.arrays`."""
+
+    top_logprobs: int = 0
+    """So many of the likeliest tokens in each place; 0 is off."""
+    logprobs_of: Annotated[list[int], msgspec.Meta(max_length=MAX_LOGPROBS_OF)] = []
+    """Token ids."""
+    prompt_logprobs: bool = False
+    """Of the prompt's tokens, and of the two above there too."""
+    prompt_logprobs_start: int = 0
+    """Index of the first prompt token wanted."""
+    hidden_states: HiddenStates = ""
+    routed_experts: bool = False
+    """Which experts of a mixture each place went to."""
+    sampling_mask: bool = False
+    """The support that each token was sampled from."""
+
+
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the output must match."""
+
+    kind: GrammarKind
+    text: Text
+    """At most 64 KiB of UTF-8."""
+
+
+class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Changes logits before sampling: a name that the engine's operator has registered."""
+
+    name: Short
+    params: Params = {}
+
+
+class Media(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What placeholder tokens in the prompt stand for."""
+
+    kind: MediaKind
+    data: Piece
+    """A file's content, never a path or an address."""
+
+
+NOTHING_MORE = Want()
 
 
 class Prefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +136,14 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     stream: bool = False
     """Publish every engine step; otherwise deltas come at a coarse interval."""
     prefix: Prefix | None = None
+    lora: Short = ""
+    """Adapter, `NAME` or `NAME@VERSION`; empty: none."""
+    want: Want = NOTHING_MORE
+    grammar: Grammar | None = None
+    processors: Annotated[list[Processor], msgspec.Meta(max_length=MAX_PROCESSORS)] = []
+    """Applied in this order."""
+    media: Annotated[list[Media], msgspec.Meta(max_length=MAX_MEDIA)] = []
+    """In the order of their placeholders in the prompt."""
 
 
 class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -89,6 +165,8 @@ class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     queue_ms: float = 0.0
     """From arrival at the worker to the first engine step."""
     run_ms: float = 0.0
+    arrays: Arrays = {}
+    """What `want` asked for; a row per token begins at token `n_resumed`."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -6,11 +6,16 @@ Spec: docs/protocol.md, "Engine host".
 
 import msgspec
 
+from bus.messages.array import Arrays
 from bus.messages.limits import (
+    AttemptId,
+    Counters,
     EosTokenIds,
     HeaderText,
     KindNames,
+    Labels,
     Natural,
+    Rid,
     Sentence,
     Short,
 )
@@ -31,6 +36,12 @@ class EngineReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: KindNames = msgspec.field(default_factory=list[str])
     bulk: HeaderText = ""
     transports: KindNames = msgspec.field(default_factory=list[str])
+    features: KindNames = msgspec.field(default_factory=list[str])
+    """What a `generate` may ask for; see "Generation"."""
+    parallel: Counters = msgspec.field(default_factory=dict[str, int])
+    """As in `ServerFacts`, like those that follow."""
+    software: Labels = msgspec.field(default_factory=dict[str, str])
+    adapters: Counters = msgspec.field(default_factory=dict[str, int])
 
 
 class EngineFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,3 +60,11 @@ class EngineBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Natural
     torn: bool = False
     """Its weights are being overwritten, or half overwritten: of no version."""
+
+
+class Extras(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The arrays of a request that is about to finish."""
+
+    rid: Rid
+    attempt: AttemptId
+    arrays: Arrays

@@ -31,6 +31,24 @@ MAX_KINDS = 256
 """Capabilities, counters, memory tags: as many as there can be names in the code."""
 MAX_EOS_TOKENS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_STOPS = 32
+"""Stop strings, and stop patterns."""
+MAX_STOP_CHARS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS_OF = 128
+MAX_TEXT_CHARS = 64 * 1024
+"""A grammar; a text to be ranked."""
+MAX_PROCESSORS = 8
+MAX_PARAMS = 16
+"""Of one logit processor."""
+MAX_PARAM_ITEMS = 256 * 1024
+"""Of one list among these: as many as a large vocabulary has."""
+MAX_MEDIA = 64
+MAX_SCORED = 4096
+"""Items, inputs or pairs of one command."""
+MAX_LABELS = 1024
+MAX_ARRAYS = 64
+"""Of one result."""
 MAX_TENSORS = 100_000
 MAX_DIMENSIONS = 16
 MAX_BUCKETS = 4096
@@ -39,11 +57,13 @@ MAX_HANDLE_BYTES = 1024
 
 MAX_TOKENS_BYTES = 4 * 1024 * 1024
 """int32 tokens or float32 logprobs: 1,048,576 of them."""
+MAX_PIECE_BYTES = 16 * 1024 * 1024
+"""One array of a result; one image."""
 CHUNK_BYTES = 4 * 1024 * 1024
 """Largest range pulled or pushed at once; beats must never queue behind more."""
 MAX_BODY_BYTES = 20 * 1024 * 1024
-"""A body that travels alone. The largest is a `generate` with its prefix: four columns, their
-version runs, and little besides."""
+"""A body that travels alone. A `generate` with its prefix has four columns, their version runs,
+and little besides; media and arrays must leave room for them."""
 MAX_BULK_IN_BYTES = CHUNK_BYTES + 64 * 1024
 """A body that asks something of a store over its bulk socket: at most a chunk to be stored."""
 MAX_FRAMES = 16
@@ -62,6 +82,10 @@ TensorName = Annotated[str, Meta(max_length=MAX_TENSOR_NAME_BYTES)]
 Column = Annotated[bytes, Meta(max_length=MAX_TOKENS_BYTES)]
 """One number of four bytes per token."""
 Content = Annotated[bytes, Meta(max_length=CHUNK_BYTES)]
+Piece = Annotated[bytes, Meta(max_length=MAX_PIECE_BYTES)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+PathText = Annotated[str, Meta(max_length=MAX_SENTENCE_CHARS)]
+"""Of a file or directory."""
 
 Natural = Annotated[int, Meta(ge=0)]
 """0 to 2**64 - 1: MessagePack ends there."""
@@ -90,5 +114,10 @@ VersionsByPolicy = Annotated[dict[Short, Natural], Meta(max_length=MAX_POLICIES)
 SessionsByWorker = Annotated[dict[Short, Natural], Meta(max_length=MAX_MEMBERS)]
 Troubles = Annotated[dict[Short, Sentence], Meta(max_length=MAX_MEMBERS)]
 Counters = Annotated[dict[Short, Natural], Meta(max_length=MAX_KINDS)]
+Gauges = Annotated[dict[Short, float], Meta(max_length=MAX_KINDS)]
+Labels = Annotated[dict[Short, Short], Meta(max_length=MAX_KINDS)]
+Columns = Annotated[list[Column], Meta(max_length=MAX_SCORED)]
+"""Lists of token ids."""
+Paths = Annotated[list[PathText], Meta(max_length=MAX_ITEMS)]
 Digests = Annotated[list[Natural], Meta(max_length=MAX_TENSORS)]
 Shape = Annotated[tuple[int, ...], Meta(max_length=MAX_DIMENSIONS)]

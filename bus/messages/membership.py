@@ -16,6 +16,7 @@ from bus.messages.limits import (
     HeaderText,
     KindNames,
     Natural,
+    Rids,
     RouterEpoch,
     Sentence,
     Short,
@@ -114,6 +115,8 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     up_ms: Natural = 0
     """How long this router has been running: whoever was answered by another one since knows
     that there are two."""
+    tap: HeaderText = ""
+    """To clients: where the router publishes what it routes; empty: nowhere."""
 
 
 class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,6 +158,8 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Generation stall of the last weight update."""
     detached: DetachedRids = msgspec.field(default_factory=list[tuple[str, str]])
     """(rid, group) of those in `running` and `outbox` that go on without their client."""
+    over: Rids = msgspec.field(default_factory=list[str])
+    """After a hello only: detached requests that have ended for their caller, as clients said."""
 
 
 class ClientBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

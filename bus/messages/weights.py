@@ -134,7 +134,7 @@ class PublishVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`in_place`: nothing is held beside the old weights; a worker is torn while it pulls."""
     floor: Natural = 0
     """Workers that go on serving while others commit: the commit goes in waves. 0: all at once."""
-    offers: Annotated[list[Offer], msgspec.Meta(max_length=MAX_KINDS)] = []
+    offers: Offers = []
     """The offers sealed with it, without their buckets."""
 
 

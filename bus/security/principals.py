@@ -13,7 +13,7 @@ from bus.security.keys import check_public_key
 from bus.validation import check_name
 
 Role = Literal["client", "trainer", "worker", "store", "subscriber", "admin"]
-Door = Literal["frontend", "backend", "stream", "bulk"]
+Door = Literal["frontend", "backend", "stream", "bulk", "tap"]
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -22,6 +22,7 @@ ROLES_AT: dict[str, frozenset[str]] = {
     "backend": frozenset({"worker", "store"}),
     "stream": frozenset({"client", "trainer", "subscriber", "admin"}),
     "bulk": frozenset({"worker", "trainer", "admin"}),
+    "tap": frozenset({"subscriber", "admin"}),
 }
 """Kind of socket -> the roles that may connect to it at all."""
 
@@ -35,6 +36,9 @@ _CLIENT = _PRESENCE | {
     "close_session",
     "list_detached",
     "attach",
+    "score",
+    "embed",
+    "rerank",
 }
 _TRAINER = _CLIENT | {
     "pause",
@@ -43,6 +47,12 @@ _TRAINER = _CLIENT | {
     "wake_up",
     "flush_cache",
     "server_info",
+    "get_load",
+    "load_lora",
+    "unload_lora",
+    "save_weights",
+    "start_profile",
+    "stop_profile",
     "reserve_version",
     "seal_version",
     "restore_version",

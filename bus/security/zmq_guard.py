@@ -178,7 +178,7 @@ class Guard:
 
         A subscription is judged once, so who has other rights must subscribe again.
         """
-        if door == "stream":
+        if door in ("stream", "tap"):
             hang_up(wire)
         elif wire not in self._ending:
             self._ending.add(wire)

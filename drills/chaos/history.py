@@ -170,7 +170,7 @@ def _complaints(
     for ended in (*life.ended, *found):
         if ended.rid and rids.setdefault(ended.rid, ended.op) != ended.op:
             yield "duplicated", f"{ended.rid} was also the outcome of {rids[ended.rid]}"
-        if ended.outcome != "ok" and ended.outcome not in request.allowed:
+        if ended.outcome not in ("ok", *request.allowed) and not _is_stopped(ended):
             yield _fault_of(ended), f"{ended.outcome} {ended.code}"
         if ended.outcome in ("ok", "cancelled"):
             if why := _wrong_tokens(request, ended, oracle, ledger):
@@ -186,6 +186,11 @@ def _complaints(
 def _is_loss(ended: Ended) -> bool:
     """Whether what was to be collected was gone with those who held it."""
     return ended.is_collected and ended.code in LOSS_CODES
+
+
+def _is_stopped(ended: Ended) -> bool:
+    """Whether a weight update stopped what nobody could begin again: no router has its prompt."""
+    return ended.is_collected and ended.outcome == "cancelled"
 
 
 def _fault_of(ended: Ended) -> str:

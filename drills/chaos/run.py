@@ -22,7 +22,7 @@ from drills.chaos.report import Report, report
 from drills.chaos.rig import Rig
 from drills.chaos.schedule import ROUTER_KINDS, Salvo, draw_salvos
 from drills.chaos.settings import ChaosSettings
-from drills.chaos.usage import growths, usages_of
+from drills.chaos.usage import Usage, growths, usages_of
 from trainer_adapter.client import connect
 
 WARM_UP_S = 3.0
@@ -61,12 +61,10 @@ async def run_chaos(
             n_first = len(salvos) // 4
             await _strike_all(rig, salvos[:n_first], on_progress)
             # Not before the first faults: libzmq keeps what its queues have grown to once.
-            before = usages_of(rig.pids)
+            before = await _usages_when_well(rig)
             await _strike_all(rig, salvos[n_first:], on_progress)
             on_progress("healing")
-            await rig.wait_well(WELL_TIMEOUT_S)
-            await asyncio.sleep(SETTLED_S)
-            after = usages_of(rig.pids)
+            after = await _usages_when_well(rig)
             on_progress("waiting for the last answers")
             await rig.crowd.drain()
         on_progress("judging")
@@ -77,6 +75,13 @@ async def run_chaos(
         seconds = clock.now() - begun_at
         found = report(settings, seconds, verdict, ledger, lives.values(), rig.struck)
         return found.having(growths(before, after), rig.surprises)
+
+
+async def _usages_when_well(rig: Rig) -> dict[str, Usage]:
+    """What all processes hold when nobody is missing: a worker that is new has few connections."""
+    await rig.wait_well(WELL_TIMEOUT_S)
+    await asyncio.sleep(SETTLED_S)
+    return usages_of(rig.pids)
 
 
 def _history(records: Iterable[Record]) -> tuple[dict[str, Life], Ledger, list[Looked]]:

@@ -7,7 +7,7 @@ told of its end twice, because the first one died before it could acknowledge, i
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from bus.errors import DeadlineExceeded, PeerLost
+from bus.errors import DeadlineExceeded, PeerLost, Refused
 from drills.simulation.sim_client import Case, ClientNode
 from trainer_adapter.rollout import Rollout
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from drills.simulation.world import World
 
 SOON_S = 12.0
-"""A client that died so soon after the end of a router may not have sent its requests again."""
+"""A client that died so soon after the end of a router, or the loss of a request, may not have sent
+it again, and one that died so soon after the end of a request may not have said that it has it."""
 
 
 def lives_of(world: "World", name: str) -> list[ClientNode]:
@@ -32,13 +33,14 @@ def known_before(world: "World", name: str) -> dict[str, Case]:
 
 
 def left_behind(world: "World", name: str) -> dict[str, Case]:
-    """Detached requests of a name that nobody has the end of, and nobody waits for."""
+    """Detached requests of a name that may be kept for it, and nobody waits for."""
     found: dict[str, Case] = {}
     for client in lives_of(world, name):
         for rid, case in client.cases.items():
             if not case.is_detached:
                 continue
-            if _is_given_up(case) or (not case.outcomes and not client.is_alive):
+            may_be_kept = not case.outcomes or client.ended_at - case.ended_at < SOON_S
+            if _is_given_up(case) or (may_be_kept and not client.is_alive):
                 found[rid] = case
             else:
                 found.pop(rid, None)
@@ -46,18 +48,15 @@ def left_behind(world: "World", name: str) -> dict[str, Case]:
 
 
 def kept_twice(world: "World") -> set[str]:
-    """Detached requests with an end that may be kept all the same.
+    """Detached requests that may be kept although they are over.
 
-    Their acknowledgement was dropped on a link that stayed, a copy of them came when they were
-    over, or they were given up before their abortion was heard of.
+    Word of that is said once on each link, and some frames are dropped on links that stay.
     """
+    if not world.drops_frames:
+        return set()
     lives = (life for name in world.clients for life in lives_of(world, name))
     cases = (each for life in lives for each in life.cases.items())
-    return {
-        rid
-        for rid, case in cases
-        if case.is_detached and case.outcomes and (world.is_unreliable or case.was_aborted)
-    }
+    return {rid for rid, case in cases if case.is_detached and case.outcomes}
 
 
 def judge_detached(world: "World") -> None:
@@ -74,14 +73,18 @@ def judge_detached(world: "World") -> None:
 
 
 def is_lost_for_good(world: "World", rid: str, case: Case) -> bool:
-    """Whether those who knew of it are gone, or it ended for an earlier process."""
+    """Whether those who knew of it are gone or away, or it ended for an earlier process."""
     first = next(each for each in lives_of(world, case.client.name) if rid in each.cases)
     endangered_at = first.ended_at - SOON_S
     earlier = first.cases[rid]
+    deaths = [each.ended_at for each in world.routers.all if each.ended_at <= world.time.now]
+    is_nowhere = case.was_lost or not world.oracles.runs.get(rid)
     return (
         earlier.was_aborted
         or (earlier is not case and bool(earlier.outcomes))
-        or any(endangered_at < each.ended_at <= world.time.now for each in world.routers.all)
+        or any(endangered_at < at for at in deaths)
+        or endangered_at < first.told_lost_at.get(rid, 0.0)
+        or (is_nowhere and any(case.asked_at < at for at in deaths))
         or any(not worker.is_alive for worker in world.oracles.holders.get(rid, ()))
     )
 
@@ -101,4 +104,6 @@ def _judge(world: "World", rid: str, cases: list[Case]) -> None:
 
 def _is_given_up(case: Case) -> bool:
     """Whether its caller stopped waiting, or was sent away, before it ended."""
-    return bool(case.outcomes) and isinstance(case.outcomes[-1], DeadlineExceeded | PeerLost)
+    outcome = case.outcomes[-1] if case.outcomes else None
+    is_unknown = isinstance(outcome, Refused) and outcome.code == "unknown_request"
+    return is_unknown or isinstance(outcome, DeadlineExceeded | PeerLost)

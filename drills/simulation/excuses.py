@@ -46,8 +46,8 @@ def is_impatient(case: Case) -> bool:
 def excuse(world: "World", rid: str, case: Case, outcome: object) -> str:
     """The name of the reason; empty if there is none."""
     if case.is_attached and _is_loss(outcome):
-        # Old word of a loss may come twice, and who attaches knows of no execution by then.
-        is_echo = world.is_unreliable and isinstance(outcome, PeerLost)
+        # Old word of a loss may come twice, and who attaches (again) knows of no execution by then.
+        is_echo = world.is_unreliable and isinstance(outcome, PeerLost | Refused)
         return "detached_lost" if is_echo or is_lost_for_good(world, rid, case) else ""
     match outcome:
         case EngineFailed(problem=problem) if problem.code in POISON_CODES:

@@ -7,7 +7,6 @@ be named only where the product promises to remember it for a while.
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from drills.simulation.detached import kept_twice
@@ -20,8 +19,9 @@ REMEMBERED = {
     "tombstones": "executions that are over, for 10 min",
     "_suspicions": "suspects, for 10 min",
     "_done": "answered commands, for 1 min",
-    "_collected": "detached requests that their clients have the end of, for 1 min",
-    "collected": "the latest detached requests whose end a client has",
+    "_collected": "detached requests whose endings were acknowledged, for 1 min",
+    "over": "the latest detached requests that have ended for their callers, for 1 h",
+    "_over": "the same, at their client",
     "released": "detached requests that were given up, at most as many as may be open",
     "_answered": "answered publications, for 1 min",
     "_heap": "duties that were cancelled, until their time or 1024 of them",
@@ -40,13 +40,12 @@ def leftovers(world: "World") -> Iterator[str]:
     for process in processes:
         found, sizes = Counter[str](), Counter[str]()
         for path, thing in _things(process.core):
-            if isinstance(thing, str):
-                found[path] += _is_rid(thing) and thing not in excused
-            else:
+            if not isinstance(thing, str):
                 sizes[path] += 1
+            elif thing.startswith("c") and _is_rid(thing) and thing not in excused:
+                found[path] += 1
         for path, count in sorted(found.items()):
-            if count:
-                yield f"{process.name}: {count} requests are named in {path}"
+            yield f"{process.name}: {count} requests are named in {path}"
         for path, count in sorted(sizes.items()):
             if count > MAX_ITEMS:
                 yield f"{process.name}: {count} items in {path}"
@@ -56,8 +55,7 @@ def leftovers(world: "World") -> Iterator[str]:
 
 
 def _is_rid(text: str) -> bool:
-    client, _, number = text.partition("/")
-    return number.isdecimal() and client.startswith("c")
+    return text.partition("/")[2].isdecimal()
 
 
 def _things(root: object) -> Iterator[tuple[str, object]]:
@@ -66,31 +64,30 @@ def _things(root: object) -> Iterator[tuple[str, object]]:
     waiting: list[tuple[str, object]] = [("core", root)]
     while waiting:
         path, thing = waiting.pop()
-        if type(thing) in DULL:
-            continue
         if isinstance(thing, str):
             yield path, thing
-            continue
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        yield path, thing
-        waiting += _parts(path, thing)
+        elif id(thing) not in seen:
+            seen.add(id(thing))
+            yield path, thing
+            waiting += _parts(path, thing)
 
 
-def _parts(path: str, thing: object) -> Iterator[tuple[str, object]]:
+def _parts(path: str, thing: object) -> list[tuple[str, object]]:
     if isinstance(thing, dict):
         table = cast("dict[object, object]", thing)
-        yield from ((path, item) for item in chain(table.keys(), table.values()))
-    elif isinstance(thing, list | tuple | set | frozenset | deque):
-        yield from ((path, item) for item in cast("Iterable[object]", thing))
-    elif type(thing).__module__.startswith(OURS):
-        for name in _slots(type(thing)):
-            if name not in REMEMBERED:
-                yield f"{path}.{name}", getattr(thing, name, None)
-        for name, part in getattr(thing, "__dict__", {}).items():
-            if name not in REMEMBERED:
-                yield f"{path}.{name}", part
+        return [(path, item) for item in (*table, *table.values()) if type(item) not in DULL]
+    if isinstance(thing, list | tuple | set | frozenset | deque):
+        items = cast("Iterable[object]", thing)
+        return [(path, item) for item in items if type(item) not in DULL]
+    if not type(thing).__module__.startswith(OURS):
+        return []
+    parts = {name: getattr(thing, name, None) for name in _slots(type(thing))}
+    parts.update(getattr(thing, "__dict__", {}))
+    return [
+        (f"{path}.{name}", part)
+        for name, part in parts.items()
+        if type(part) not in DULL and name not in REMEMBERED
+    ]
 
 
 @lru_cache(maxsize=1000)

@@ -16,7 +16,7 @@ from bus.ids import NO_ATTEMPT
 from bus.member import MemberCore
 from bus.messages import COMMANDS
 from drills.simulation.process import Process
-from drills.simulation.scenario import BLINKING, DESERTED, HAUNTED, Scenario
+from drills.simulation.scenario import BLINKING, DESERTED, FORSAKEN, HAUNTED, Scenario
 from drills.simulation.sim_client import ClientNode
 from drills.simulation.sim_router import RouterNode
 from drills.simulation.sim_store import StoreNode
@@ -275,6 +275,12 @@ def without_requeue(process: Process) -> None:
         process.core._executions._doubts.told = _nothing
 
 
+def without_over(process: Process) -> None:
+    """A router forgets at once which detached requests have ended for their callers."""
+    if isinstance(process, RouterNode):
+        process.core.context.detached.over.add = _nothing
+
+
 MUTANTS: dict[str, Callable[[Process], None]] = {
     "fencing": without_fencing,
     "retry": without_retry,
@@ -295,6 +301,7 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
     "session_news": without_session_news,
     "session_news_once": with_doubled_session_news,
     "detached_requeue": without_requeue,
+    "detached_over": without_over,
 }
 """Protection -> how it is switched off."""
 SCENARIOS: dict[str, Scenario] = {
@@ -303,6 +310,7 @@ SCENARIOS: dict[str, Scenario] = {
     "epoch_per_boot": HAUNTED,
     "short_window": BLINKING,
     "detached_requeue": DESERTED,
+    "detached_over": FORSAKEN,
 }
 """Where protections are looked for that are seldom needed, or that others stand in front of (a
 fresh connection for each lease, beats that tell the truth)."""

@@ -33,9 +33,9 @@ def is_updating(worker: WorkerCore) -> bool:
     return worker._controller.state.is_updating
 
 
-def n_running(worker: WorkerCore) -> int:
-    """Requests that its engine works on."""
-    return len(worker._generation)
+def is_busy(worker: WorkerCore) -> bool:
+    """Whether its engine works on any request."""
+    return bool(worker._generation._requests)
 
 
 def sessions_of(router: RouterCore) -> Collection[Session]:
@@ -47,15 +47,15 @@ def is_idle_member(member: MemberCore, now: float) -> bool:
     """Whether a tick at this moment would change nothing but its own date."""
     return (
         now < member._beat_at  # mostly not
-        and member.state == "leased"
+        and member._state == "leased"
         and now < member._holder._until
-        and not len(member.deliveries.outbox)
+        and not member.deliveries.outbox.size_bytes
     )
 
 
 def rest_s(member: MemberCore, now: float) -> float:
     """How long nothing is due at a member that has nothing to do."""
-    return member._beat_at - now if member.state == "leased" else 0.0
+    return member._beat_at - now if member._state == "leased" else 0.0
 
 
 def is_idle_client(client: ClientCore, now: float) -> bool:
@@ -65,7 +65,7 @@ def is_idle_client(client: ClientCore, now: float) -> bool:
         now < link._beat_at
         and link.state == "up"
         and now - link._heard_at <= link._settings.silence_s
-        and not book.acks._waiting
+        and book.acks.is_empty
         and (not book._due._heap or now < book._due._heap[0][0])
     )
 

@@ -64,6 +64,13 @@ DESERTED = Scenario(
     detached_share=0.8,
 )
 """Clients die in the middle of work that others of their name are to collect."""
+FORSAKEN = Scenario(
+    kinds=("restart_client", "restart_client", "cut_worker", "cut_worker", "freeze_worker",
+           "restart_router", "blink_router"),
+    n_faults=(12, 24),
+    detached_share=0.8,
+)  # fmt: skip
+"""Workers come back with work that others have ended since, to routers and clients that are new."""
 SMALL = Scenario(
     n_workers=2,
     n_clients=1,

@@ -34,14 +34,15 @@ class SessionOracle:
         self._core, self._broken = core, broken
         self._known: dict[str, Place] = {}
         self._claims: dict[str, str] = {}
-        """Session -> the worker that its client named when it opened it again."""
+        """Session -> the worker that its client named when it opened it again, at first: copies
+        of what it had said on earlier connections may follow."""
         self._told: defaultdict[Session, list[SessionMoved]] = defaultdict(list)
         """By the opening that it was said of: a session may be closed and opened meanwhile."""
 
     def heard(self, entry: Entry) -> None:
         """A client opens a session."""
         body = cast("OpenSession", unpack(entry))
-        self._claims[body.session] = body.worker
+        self._claims.setdefault(body.session, body.worker)
 
     def told(self, peer: Peer, entry: Entry) -> None:
         """The router says that a session has moved."""
@@ -58,11 +59,16 @@ class SessionOracle:
 
     def check(self) -> None:
         """Compare; to be called now and then."""
-        if not self._known and not sessions_of(self._core):
+        sessions = sessions_of(self._core)
+        if not self._known and not sessions:
+            self._claims.clear()
             return
-        known = {session.name: self._place(session) for session in sessions_of(self._core)}
+        known = {session.name: self._place(session) for session in sessions}
         for name, place in known.items():
-            wrong = self._wrong(place, self._known.get(name))
+            before = self._known.get(name)
+            if place == before and place.session not in self._told:
+                continue  # it is where it was, and nobody was told anything else
+            wrong = self._wrong(place, before)
             if wrong:
                 self._broken(f"{name} {wrong}")
         self._known = known

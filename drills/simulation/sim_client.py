@@ -46,12 +46,14 @@ class Case:
 
     __slots__ = (
         "ask", "asked_at", "behind_s", "client", "deadline_at", "deltas", "ended_at", "gives_up_at",
-        "is_attached", "outcomes", "was_aborted", "was_lost",
+        "is_attached", "is_detached", "outcomes", "was_aborted", "was_lost",
     )  # fmt: skip
 
     def __init__(self, client: "ClientNode", ask: Ask, deadline_s: float) -> None:
         self.client = client
         self.ask = ask
+        self.is_detached = ask.is_detached
+        """Whether it goes on without its caller."""
         self.asked_at = client.time.now
         self.deadline_at = self.gives_up_at = self.asked_at + deadline_s
         """Of the request, and of whoever waits for it."""
@@ -65,11 +67,6 @@ class Case:
         self.was_aborted = False
         self.was_lost = False
         """One of its executions was gone when it ended."""
-
-    @property
-    def is_detached(self) -> bool:
-        """Whether it goes on without its caller."""
-        return self.ask.is_detached
 
     def taken_up(self, client: "ClientNode", deadline_s: float) -> "Case":
         """The same request for another caller."""
@@ -114,6 +111,8 @@ class ClientNode(Process):
         """Detached requests that it looks for."""
         self._dead: set[tuple[str, Attempt]] = set()
         """Executions that this client was told are lost."""
+        self.told_lost_at: dict[str, float] = {}
+        """rid -> when it was told so last."""
         self._subscriber = net.subscriber(
             name, lambda _, entries: self.hear(self._stream, entries), [topic_of(name)]
         )
@@ -222,6 +221,7 @@ class ClientNode(Process):
         self._apply(self.core.receive(entries, self.time.now))
         if not has_rejected(self.core):  # or else it does not believe a word
             self._dead.update(lost)
+            self.told_lost_at.update((rid, self.time.now) for rid, _ in lost)
         alive = {entry.rid for entry, was_dead in endings if not was_dead}
         for entry, was_dead in endings:
             if was_dead and entry.rid not in alive and self._is_over(entry.rid):

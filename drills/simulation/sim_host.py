@@ -10,7 +10,7 @@ from bus.entry import Entry
 from bus.ids import Attempt
 from bus.messages.control import Flushed, Memory
 from bus.messages.endings import Done, Problem
-from bus.messages.generation import Abort, Generate
+from bus.messages.generation import Abort, FinishReason, Generate
 from bus.messages.host import EngineBeat, EngineReady
 from bus.messages.stream import Deltas
 from bus.messages.weights import AbortUpdate, CommitUpdate, PrepareUpdate
@@ -151,6 +151,7 @@ class SimHost:
                 gpus=[f"GPU-{name}"],
                 bulk=f"ipc:///sim/relay-{name}",
                 transports=WAYS,
+                features=["seed"],
             )
             self._owner.host_says(self, Entry("engine_ready", body=pack(ready)))
             self._time.every(BEAT_S, self._beat)
@@ -208,11 +209,12 @@ class SimHost:
         if self.sick_until > self._time.now:
             self._fail_rows()
             return
-        poison = next((rid for (rid, _), row in self._sampled() if row.is_poison), "")
-        if poison:
-            self._owner.engine_struck(self, poison)
-            return
-        self._owner.host_says(self, Entry("deltas", body=pack(self._deltas())))
+        sampled = self._sampled()
+        for (rid, _), row in sampled:
+            if row.is_poison:
+                self._owner.engine_struck(self, rid)
+                return
+        self._owner.host_says(self, Entry("deltas", body=pack(self._deltas(sampled))))
         if self._rows:
             self._go_on()
 
@@ -227,27 +229,30 @@ class SimHost:
             self._owner.engine_failed(rid)
             self._owner.host_says(self, Entry("failed", rid, attempt, body=body))
 
-    def _deltas(self) -> Deltas:
-        deltas = Deltas([], [], [], [], b"", b"", [], [])
-        tokens: list[bytes] = []
-        logprobs: list[bytes] = []
-        for index, (key, row) in enumerate(self._sampled()):
+    def _deltas(self, sampled: list[tuple[Key, SimRow]]) -> Deltas:
+        version = self.version
+        seqs: list[int] = []
+        counts: list[int] = []
+        tokens = logprobs = b""
+        finishes: list[tuple[int, FinishReason]] = []
+        for index, (key, row) in enumerate(sampled):
             start = row.n_tokens
             stop = row.n_tokens = min(row.max_new_tokens, start + TOKENS_PER_STEP)
-            part = slice(start * TOKEN_BYTES, stop * TOKEN_BYTES)
-            columns = continuation(row.prompt, row.seed, self.version)
-            tokens.append(columns[0][part])
-            logprobs.append(columns[1][part])
-            deltas.rids.append(key[0])
-            deltas.attempts.append(key[1])
-            deltas.seqs.append(start)
-            deltas.counts.append(stop - start)
+            columns = continuation(row.prompt, row.seed, version)
+            tokens += columns[0][start * TOKEN_BYTES : stop * TOKEN_BYTES]
+            logprobs += columns[1][start * TOKEN_BYTES : stop * TOKEN_BYTES]
+            seqs.append(start)
+            counts.append(stop - start)
             if stop >= row.max_new_tokens:
-                deltas.finishes.append((index, "length"))
+                finishes.append((index, "length"))
                 del self._rows[key]
-        return msgspec.structs.replace(
-            deltas,
-            tokens=b"".join(tokens),
-            logprobs=b"".join(logprobs),
-            versions=[self.version] * len(deltas.rids),
+        return Deltas(
+            rids=[rid for (rid, _), _ in sampled],
+            attempts=[attempt for (_, attempt), _ in sampled],
+            seqs=seqs,
+            counts=counts,
+            tokens=tokens,
+            logprobs=logprobs,
+            versions=[version] * len(sampled),
+            finishes=finishes,
         )

@@ -21,23 +21,19 @@ class SimLink:
         self._process, self._net, self._endpoint = process, net, endpoint
         self._on_batch, self._on_down = on_batch, on_down
         self._link: MemoryLink | None = None
+        self.send: Callable[[Entry], None] = _lose
+        """Queue for the end of this moment; lost without a connection. The connection's own
+        method, as the next one: they are called for nearly everything that happens."""
+        self.flush: Callable[[], None] = _nothing
+        """The end of this moment."""
 
     def connect(self) -> None:
         """Drop the connection, if there is one, and make a fresh one."""
         self.close()
-        self._link = self._net.link(
+        link = self._link = self._net.link(
             self._endpoint, self._process.name, self._arrived, self._went_down
         )
-
-    def send(self, entry: Entry) -> None:
-        """Queue for the end of this moment; lost without a connection."""
-        if self._link is not None:
-            self._link.send(entry)
-
-    def flush(self) -> None:
-        """The end of this moment."""
-        if self._link is not None:
-            self._link.flush()
+        self.send, self.flush = link.send, link.flush
 
     def close(self) -> None:
         """Drop the connection."""
@@ -61,3 +57,11 @@ class SimLink:
     def _down_late(self, link: MemoryLink) -> None:
         if link is self._link:
             self._on_down()
+
+
+def _lose(entry: Entry) -> None:
+    del entry
+
+
+def _nothing() -> None:
+    pass

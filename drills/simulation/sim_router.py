@@ -1,5 +1,7 @@
 """A simulated router: the shipped core on simulated ports."""
 
+from functools import partial
+
 from bus.effects import SendAll
 from bus.entry import Entry
 from bus.ids import Peer
@@ -29,6 +31,7 @@ class RouterNode(Process):
         super().__init__("router", net.time)
         chance = self.time.chance(instance)
         self.core = RouterCore(RouterSettings(FRONT, BACK), instance, chance)
+        self._context = self.core.context
         self.born_at, self.ended_at = self.time.now, NEVER
         self._watch = watch
         self._sessions = SessionOracle(self.core, watch.fleet.session_broken)
@@ -78,21 +81,26 @@ class RouterNode(Process):
         front, back = self._hubs
         for effect in effects:
             if isinstance(effect, SendAll):
-                if not front.send_all(effect.peer, effect.entries):
-                    back.send_all(effect.peer, effect.entries)
-                for entry in effect.entries:
-                    if entry.kind != "lease":  # by far the most
-                        self._tell(effect.peer, entry)
-        if self.core.context.superseded and self.is_alive:
+                peer, entries = effect.peer, effect.entries
+                if not (front.send_all(peer, entries) or back.send_all(peer, entries)):
+                    returned = partial(self.hear, self._returned, peer, entries)
+                    self.time.later(0.0, returned)
+                if len(entries) > 1 or entries[0].kind != "lease":  # by far the most
+                    self._tell(peer, entries)
+        if self._context.superseded and self.is_alive:
             self.kill()
             self._watch.fleet.stepped_down(self)
 
-    def _tell(self, peer: Peer, entry: Entry) -> None:
+    def _returned(self, peer: Peer, entries: list[Entry]) -> None:
+        self._apply(self.core.undelivered(peer, entries, self.time.now))
+
+    def _tell(self, peer: Peer, entries: list[Entry]) -> None:
         """Say what others must know of what it sends."""
-        if entry.kind == "session_moved":
-            self._sessions.told(peer, entry)
-        elif entry.kind in PHASES:
-            self._watch.fleet.update_reached(PHASES[entry.kind], entry.rid.rpartition("@")[2])
+        for entry in entries:
+            if entry.kind == "session_moved":
+                self._sessions.told(peer, entry)
+            elif entry.kind in PHASES:
+                self._watch.fleet.update_reached(PHASES[entry.kind], entry.rid.rpartition("@")[2])
 
     def _watch_placement(self) -> None:
         """Tell of each placement at the moment of the decision."""

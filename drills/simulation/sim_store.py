@@ -47,8 +47,10 @@ class StoreNode(Process):
 
     def _apply(self, effects: list[MemberEffect]) -> None:
         now = self.time.now
-        executed = self._executed(effects, now) if effects else effects
-        for effect in [*effects, *executed, *self.member.flush(now)]:
+        if effects:
+            effects += self._executed(effects, now)
+        effects += self.member.flush(now)
+        for effect in effects:
             match effect:
                 case Send(_, entry):
                     self._link.send(entry)

@@ -9,6 +9,8 @@ VOCAB_SIZE = 32_000
 MAX_TOKENS = 128
 """Longest continuation; all of it is drawn at once, and cut to size."""
 TOKEN_BYTES = 4
+_LOGPROBS = (-1.0 - (np.arange(VOCAB_SIZE) % 1024) / 1024.0).astype("<f4")
+"""By token."""
 
 
 @lru_cache(maxsize=512)
@@ -16,9 +18,8 @@ def continuation(prompt: bytes, seed: int, version: int) -> tuple[bytes, bytes]:
     """(int32 tokens, float32 logprobs) [MAX_TOKENS] of a prompt under one weight version."""
     key = hashlib.shake_128(b"%d/%d/" % (seed, version) + prompt)
     drawn = np.frombuffer(key.digest(TOKEN_BYTES * MAX_TOKENS), "<u4")
-    tokens = (1 + drawn % (VOCAB_SIZE - 1)).astype("<i4")
-    logprobs = (-1.0 - (tokens % 1024) / 1024.0).astype("<f4")
-    return tokens.tobytes(), logprobs.tobytes()
+    tokens = 1 + drawn % (VOCAB_SIZE - 1)
+    return tokens.tobytes(), _LOGPROBS[tokens].tobytes()
 
 
 def expected(prompt: bytes, seed: int, versions: list[tuple[int, int]]) -> tuple[bytes, bytes]:

@@ -39,7 +39,7 @@ class SimWeights:
     def prepare(self, body: PrepareUpdate, say: Callable[[Answer], None]) -> None:
         """Pull a version, part by part; by `tcp` if the way asked for is closed at first."""
         version = body.version
-        if version <= self.version:
+        if version <= self.version or version == self._staged:
             say(("finished", Prepared(version, 0, "", 0.0)))
             return
         is_closed = body.transport != "tcp" and not self._can_pull()

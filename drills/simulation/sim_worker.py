@@ -9,7 +9,7 @@ from bus.entry import Entry
 from bus.memory_ports import MemoryNet
 from bus.messages import ENDINGS
 from bus.messages.weights import CommitUpdate
-from drills.simulation.peeks import is_idle_member, n_running, rest_s
+from drills.simulation.peeks import is_busy, is_idle_member, rest_s
 from drills.simulation.process import BACK, TICK_S, Process
 from drills.simulation.sim_host import SILENT_S, SimHost
 from drills.simulation.sim_link import SimLink
@@ -74,12 +74,12 @@ class WorkerNode(Process):
     def tick(self) -> None:
         """Time passes."""
         now, member = self.time.now, self._member
-        is_busy = n_running(self.core) > 0
-        if is_busy or self.thawed_at == now or not is_idle_member(member, now):
+        has_work = is_busy(self.core)
+        if has_work or self.thawed_at == now or not is_idle_member(member, now):
             self._after(self.core.tick(now))
             if self._deadlines:
                 self._check_deadlines(now)
-        self.tick_s = TICK_S if is_busy else max(TICK_S, rest_s(member, now))
+        self.tick_s = TICK_S if has_work else max(TICK_S, rest_s(member, now))
 
     # -- the owner of its engine host -----------------------------------------------------------
 

@@ -95,6 +95,7 @@ class SimWeather:
 
     def _left_s(self, source: str, target: str) -> float:
         """Seconds until nothing stands between the two."""
-        cuts = self._cuts
-        ways = ((source, target), (source, EVERYBODY), (EVERYBODY, target))
-        return max(cuts.get(way, 0.0) for way in ways) - self._time.now
+        until = self._cuts.get
+        both = until((source, target), 0.0)
+        worst = max(both, until((source, EVERYBODY), 0.0), until((EVERYBODY, target), 0.0))
+        return worst - self._time.now

@@ -56,6 +56,7 @@ class World:
             climate.echoes = scenario.echoes
         self.is_unreliable = climate.loss > 0 or climate.echoes > 0
         """Whether frames are dropped or come twice on links that stay, until the faults stop."""
+        self.drops_frames = climate.loss > 0
         self.weather = SimWeather(self.time, climate)
         tap = partial(story.carried, self.time) if story is not None else None
         self.net = MemoryNet(self.time, self.weather, tap)

@@ -5,7 +5,7 @@ decodes, then samples once for all rows that reached a next token.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -13,12 +13,16 @@ import numpy as np
 import torch
 
 from bus.ids import AttemptKey
+from bus.messages.array import Array
 from bus.messages.generation import FinishReason
-from engine_worker.engine import Float32s, Int32s, Step
+from engine_worker.engine import Int32s, Step
 from engine_worker.engines.forward import PADDING, Forward
 from engine_worker.engines.kv_blocks import KvBlocks, block_keys
+from engine_worker.engines.lora_layers import Rows
 from engine_worker.engines.request import Request
+from engine_worker.engines.row_rules import cannot_sample
 from engine_worker.engines.sampler import Draw, Sampler, Slots
+from engine_worker.engines.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +150,36 @@ class Batch:
             empty = np.empty(0, np.float32)
             return Step((), (), np.empty(0, np.int32), empty, self._version)
         self._last[_slots(rows)] = draw.tokens
-        if dropped:
-            kept = [i for i, row in enumerate(rows) if row.request.key not in dropped]
-            rows, draw = [rows[i] for i in kept], _take(draw, kept)
+        problems = [
+            (rows[i].request.key, cannot_sample(why))
+            for i, why in draw.failed.items()
+            if rows[i].request.key not in dropped
+        ]
+        if dropped or problems:
+            gone = {*dropped, *(key for key, _ in problems)}
+            kept = [i for i, row in enumerate(rows) if row.request.key not in gone]
+            rows, draw = [rows[i] for i in kept], draw.take(kept)
+        self.release([key for key, _ in problems])
         finishes: list[tuple[int, FinishReason]] = []
+        arrays: list[tuple[int, Mapping[str, Array]]] = []
         for i, (row, token) in enumerate(zip(rows, draw.tokens.tolist(), strict=True)):
-            row.request.tokens.append(token)
-            if (reason := row.request.ending()) is not None:
+            reason = _give(row.request, token, draw.wanted.get(i))
+            if reason is not None:
                 finishes.append((i, reason))
+                if row.request.wanted is not None:
+                    arrays.append((i, row.request.wanted.arrays()))
                 self._close(row)
+        n = len(rows)
         return Step(
-            keys=[row.request.key for row in rows],
-            counts=[1] * len(rows),
+            keys=[*(row.request.key for row in rows), *(key for key, _ in problems)],
+            counts=[1] * n + [0] * len(problems),
             tokens=draw.tokens,
             logprobs=draw.logprobs,
             version=self._version,
             finishes=finishes,
             behaviour_logprobs=draw.behaviour_logprobs,
+            problems=[(n + i, problem) for i, (_, problem) in enumerate(problems)],
+            arrays=arrays,
         )
 
     def release(self, keys: Collection[AttemptKey]) -> None:
@@ -182,7 +199,7 @@ class Batch:
         """Give `request` a slot and all blocks it may need; None when there are not enough."""
         size = self._limits.block_size
         known = request.all_tokens()
-        keys = block_keys(known, size)
+        keys = block_keys(known, size, root=request.kv_root)
         # The last known token is always computed: its logits are wanted.
         n_blocks = -(-request.n_tokens_at_most // size)
         reserved = self._blocks.reserve(n_blocks, keys[: (len(known) - 1) // size])
@@ -202,7 +219,8 @@ class Batch:
         """Free the slot and the blocks of `row`, keeping full blocks findable by content."""
         if row.epoch == self._epoch and row.request.key not in self._prefilling:
             tokens = row.request.all_tokens()[: int(self._n_kv[row.slot])]
-            keys = block_keys(tokens, self._limits.block_size, row.keys)
+            root = row.request.kv_root
+            keys = block_keys(tokens, self._limits.block_size, row.keys, root)
             for block, key in zip(row.blocks, keys, strict=False):
                 self._blocks.publish(block, key)
         self._blocks.release(row.blocks)
@@ -260,21 +278,29 @@ class Batch:
             ids[i, width - (end - start) :] = row.known[start:end]
             positions[i, width - (end - start) :] = np.arange(start, end)
         self._n_kv[slots] = ends
-        return self._forward.run(ids, positions, self._tables[slots])
+        return self._forward.run(ids, positions, self._tables[slots], _adapters(group))
 
     def _decode(self, rows: list[_Row]) -> torch.Tensor:
         slots = _slots(rows)
         positions = self._n_kv[slots][:, None]
         self._n_kv[slots] += 1
-        return self._forward.run(self._last[slots][:, None], positions, self._tables[slots])
+        ids, tables = self._last[slots][:, None], self._tables[slots]
+        return self._forward.run(ids, positions, tables, _adapters(rows))
 
 
 def _slots(rows: list[_Row]) -> Slots:
     return np.array([row.slot for row in rows], np.int64)
 
 
-def _take(draw: Draw, rows: list[int]) -> Draw:
-    behaviour: Float32s | None = draw.behaviour_logprobs
-    return Draw(
-        draw.tokens[rows], draw.logprobs[rows], None if behaviour is None else behaviour[rows]
-    )
+def _adapters(rows: list[_Row]) -> Rows:
+    """Of each row; nothing if none uses any."""
+    adapters = [row.request.adapter for row in rows]
+    return adapters if any(adapters) else ()
+
+
+def _give(request: Request, token: int, wanted: Wanted | None) -> FinishReason | None:
+    """Give a request its next token; why it is complete, None while it is not."""
+    request.tokens.append(token)
+    if request.wanted is not None and wanted is not None:
+        request.wanted.rows.append(wanted)
+    return request.ending()

@@ -37,7 +37,7 @@ from engine_worker.engines.fake_tokens import (
     token_after,
 )
 from engine_worker.engines.fake_weights import FakeWeights
-from engine_worker.engines.live_weights import LiveWeights
+from engine_worker.engines.live_weights import LiveWeights, Updatable
 from engine_worker.engines.request import Request, open_request
 from engine_worker.engines.step_loop import StepLoop
 
@@ -183,8 +183,8 @@ class FakeBatch:
             os.abort()
 
 
-class FakeEngine:
-    """Implements `Engine`, all that `LiveWeights` does, `MemoryTiers` and `PrefixCache`.
+class FakeEngine(Updatable):
+    """Implements `Engine`, `MemoryTiers` and `PrefixCache`.
 
     Once it hangs on request, `pause`, `install` and `close` hang with it, as they would with a
     stuck device.
@@ -197,20 +197,13 @@ class FakeEngine:
             max_context=settings.max_context,
             slots=settings.slots,
             eos_token_ids=(FAKE_EOS,),
+            features=frozenset({"min_new_tokens", "seed"}),
         )
         self._asleep: set[str] = set()
         self._batch = FakeBatch(settings)
         self._loop = StepLoop(self._batch, sink, "fake-engine")
         self._weights = FakeWeights()
-        live = LiveWeights(self._weights, self._batch, self._loop)
-        self.weight_specs = live.weight_specs
-        self.install = live.install
-        self.read_weights = live.read_weights
-        self.read_ranges = live.read_ranges
-        self.begin_overwrite = live.begin_overwrite
-        self.overwrite = live.overwrite
-        self.overwritten = live.overwritten
-        self.end_overwrite = live.end_overwrite
+        super().__init__(LiveWeights(self._weights, self._batch, self._loop))
 
     @property
     def facts(self) -> EngineFacts:

@@ -4,11 +4,14 @@ Rows are padded on the left, so that the last position of each is its next token
 works whose attention goes through a transformers `Cache` and takes a ready mask.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 
 from engine_worker.engines.causal_lm import CausalLm
 from engine_worker.engines.kv_blocks import TRASH_BLOCK
+from engine_worker.engines.lora_layers import LoraLayers, Rows
 from engine_worker.engines.paged_kv import PagedKv, Places
 
 Grid = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -25,6 +28,7 @@ class Forward:
         self._kv = PagedKv(lm.n_layers, n_blocks + 1, block_size)
         # The first use of the cache allocates it, and shows early what the model cannot do.
         self.allocate()
+        self.lora = LoraLayers(lm.model, self._probe)
 
     def allocate(self) -> int:
         """Take the memory of the KV cache if it was dropped; returns the bytes taken."""
@@ -38,13 +42,14 @@ class Forward:
         return self._kv.drop()
 
     @torch.inference_mode()
-    def run(self, ids: Grid, positions: Grid, tables: Grid) -> torch.Tensor:
+    def run(self, ids: Grid, positions: Grid, tables: Grid, adapters: Rows = ()) -> torch.Tensor:
         """Write the KV of these tokens and return the logits after each row's last one.
 
         Args:
             ids: int64 [n, q], padded on the left with any valid id.
             positions: int64 [n, q], `PADDING` where padded.
             tables: int64 [n, >= blocks of the longest row], the blocks of each row.
+            adapters: of each row; nothing: no row uses any.
 
         Returns:
             [n, vocab], dtype of the model.
@@ -59,15 +64,34 @@ class Forward:
         write[positions == PADDING] = TRASH_BLOCK
         self._kv.prepare(Places(write=self._send(write).view(-1), read=self._send(tables).view(-1)))
         at = self._send(real)
-        output = self._lm.model(
-            input_ids=self._send(ids),
-            position_ids=at,
-            attention_mask=self._masks(at, n_blocks * self._block_size),
-            past_key_values=self._kv,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with self.lora.of_rows(adapters, self._lm.device) if adapters else nullcontext():
+            output = self._lm.model(
+                input_ids=self._send(ids),
+                position_ids=at,
+                attention_mask=self._masks(at, n_blocks * self._block_size),
+                past_key_values=self._kv,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         return output.logits[:, -1]
+
+    @torch.inference_mode()
+    def score(self, ids: Grid) -> torch.Tensor:
+        """Logits after the last token of each row, without the KV cache.
+
+        Args:
+            ids: int64 [n, q].
+
+        Returns:
+            [n, vocab], dtype of the model.
+        """
+        output = self._lm.model(input_ids=self._send(ids), use_cache=False, logits_to_keep=1)
+        return output.logits[:, -1]
+
+    def _probe(self, n_rows: int, n_tokens: int) -> None:
+        ids = np.zeros((n_rows, n_tokens), np.int64)
+        positions = np.tile(np.arange(n_tokens), (n_rows, 1))
+        self.run(ids, positions, np.full((n_rows, n_tokens), TRASH_BLOCK, np.int64))
 
     def _masks(self, at: torch.Tensor, n_keys: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """Which keys each token sees: [n, 1, q, n_keys] per kind of attention layer."""

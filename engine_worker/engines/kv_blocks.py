@@ -24,10 +24,15 @@ class Reservation:
     n_shared: int
 
 
-def block_keys(tokens: Int32s, block_size: int, known: Sequence[bytes] = ()) -> list[bytes]:
-    """Content keys of the full blocks of `tokens`, int32 [n]; the first are already `known`."""
+def block_keys(
+    tokens: Int32s, block_size: int, known: Sequence[bytes] = (), root: bytes = b""
+) -> list[bytes]:
+    """Content keys of the full blocks of `tokens`, int32 [n]; the first are already `known`.
+
+    KV is never shared between chains of different roots.
+    """
     keys = list(known)
-    key = keys[-1] if keys else b""
+    key = keys[-1] if keys else root
     end = len(tokens) - len(tokens) % block_size
     for start in range(len(keys) * block_size, end, block_size):
         chunk = tokens[start : start + block_size].tobytes()
@@ -58,6 +63,11 @@ class KvBlocks:
     def n_used(self) -> int:
         """Blocks that requests hold."""
         return self._n_blocks - len(self._free) - len(self._idle)
+
+    @property
+    def n_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
 
     @property
     def n_idle(self) -> int:

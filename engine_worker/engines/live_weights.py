@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
 from engine_worker.engines.step_loop import TORN, EngineBusy, StepLoop
 from engine_worker.engines.stepper import Stepper
@@ -55,10 +57,36 @@ class VersionedStepper(Stepper, Protocol):
         ...
 
 
-class LiveWeights:
-    """Implements `WeightSink`, `WeightSource`, `WeightRanges` and `InPlaceSink`."""
+class Copies(Protocol):
+    """Versions beside the active one, near to it."""
 
-    def __init__(self, memory: WeightMemory, batch: VersionedStepper, loop: StepLoop) -> None:
+    def stage(self, version: int, tensors: Mapping[str, Bytes]) -> None:
+        """Copy a version there, if there is room."""
+        ...
+
+    def of(self, version: int) -> Mapping[str, RawTensor]:
+        """What is there of it."""
+        ...
+
+    def drop(self, version: int) -> None:
+        """Nobody needs it any more. Idempotent."""
+        ...
+
+
+class LiveWeights:
+    """Implements `WeightSink`, `WeightSource`, `InPlaceSink` and `Stages`."""
+
+    def __init__(
+        self,
+        memory: WeightMemory,
+        batch: VersionedStepper,
+        loop: StepLoop,
+        copies: Copies | None = None,
+    ) -> None:
+        """`copies`: where versions are put that are staged, if that is of use."""
+        self._copies = copies
+        self._installing: set[int] = set()
+        """Versions whose copies are read soon."""
         self._memory = memory
         self._batch = batch
         self._loop = loop
@@ -85,18 +113,32 @@ class LiveWeights:
                 requests running, which would never end.
         """
         self._memory.check(tensors)
-        return self._loop.call(
-            lambda: self._swap(version, tensors, in_flight), when_idle=in_flight == "finish_old"
-        )
+        nearest = dict(tensors)
+        if self._copies is not None:
+            nearest |= self._copies.of(version)
+        self._installing.add(version)
+        try:
+            return self._loop.call(
+                lambda: self._swap(version, nearest, in_flight), when_idle=in_flight == "finish_old"
+            )
+        finally:
+            self._installing.discard(version)
+            self.unstage(version)
 
-    def read_weights(self, names: Sequence[str]) -> tuple[int, Mapping[str, Bytes]]:
-        """See `WeightSource`."""
-        wholes = [TensorRange(name, 0, self._size_of(name)) for name in names]
-        version, copies = self.read_ranges(wholes)
-        return version, dict(zip(names, copies, strict=True))
+    def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
+        """See `Stages`."""
+        self._memory.check(tensors)
+        if self._copies is not None:
+            far = {name: raw for name, raw in tensors.items() if isinstance(raw, np.ndarray)}
+            self._copies.stage(version, far)
+
+    def unstage(self, version: int) -> None:
+        """See `Stages`. An install that has begun to wait goes on."""
+        if self._copies is not None and version not in self._installing:
+            self._copies.drop(version)
 
     def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
-        """See `WeightRanges`."""
+        """See `WeightSource`."""
         for each in ranges:
             self._require(each)
         return self._loop.call(
@@ -165,19 +207,70 @@ class LiveWeights:
                     raise EngineBusy("halted with requests running: finish_old would never end")
         return 0, 0
 
+    def require_usable(self) -> None:
+        """Whether a forward pass may use them now; on the loop only.
+
+        Raises:
+            EngineBusy: it may not.
+        """
+        self._whole_version()
+        if self._memory.are_aside:
+            raise EngineBusy("the weights are asleep: wake them up first")
+
     def _whole_version(self) -> int:
         if self._loop.is_torn:
             raise EngineBusy("the weights are half overwritten: they are of no version")
         return self._batch.version
 
-    def _size_of(self, name: str) -> int:
-        if name not in self._sizes:
-            raise ValueError(f"there is no tensor {name!r}")
-        return self._sizes[name]
-
     def _require(self, asked: TensorRange) -> None:
         name, offset, size_bytes = asked
-        if not 0 <= offset <= offset + size_bytes <= self._size_of(name):
-            raise ValueError(
-                f"tensor {name!r} has {self._size_of(name)} bytes, not {offset} + {size_bytes}"
-            )
+        if name not in self._sizes:
+            raise ValueError(f"there is no tensor {name!r}")
+        held = self._sizes[name]
+        if not 0 <= offset <= offset + size_bytes <= held:
+            raise ValueError(f"tensor {name!r} has {held} bytes, not {offset} + {size_bytes}")
+
+
+class Updatable:
+    """What an engine inherits so that its weights can be replaced, read and overwritten."""
+
+    def __init__(self, live: LiveWeights) -> None:
+        self._live = live
+
+    def weight_specs(self) -> Sequence[TensorSpec]:
+        """See `WeightSink`."""
+        return self._live.weight_specs()
+
+    def install(
+        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
+    ) -> WeightSwap:
+        """See `WeightSink`; what it raises: `LiveWeights.install`."""
+        return self._live.install(version, tensors, in_flight)
+
+    def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
+        """See `Stages`; ValueError as of `install`."""
+        self._live.stage(version, tensors)
+
+    def unstage(self, version: int) -> None:
+        """See `Stages`."""
+        self._live.unstage(version)
+
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        """See `WeightSource`."""
+        return self._live.read_ranges(ranges)
+
+    def begin_overwrite(self, in_flight: InFlight) -> None:
+        """See `InPlaceSink`; what it raises: `LiveWeights.begin_overwrite`."""
+        self._live.begin_overwrite(in_flight)
+
+    def overwrite(self, name: str, offset: int, raw: RawTensor) -> None:
+        """See `InPlaceSink`."""
+        self._live.overwrite(name, offset, raw)
+
+    def overwritten(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """See `InPlaceSink`."""
+        return self._live.overwritten(name, offset, size_bytes)
+
+    def end_overwrite(self, version: int) -> WeightSwap:
+        """See `InPlaceSink`."""
+        return self._live.end_overwrite(version)

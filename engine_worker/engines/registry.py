@@ -7,9 +7,10 @@ import msgspec
 from engine_worker.engine import Engine, StepSink
 from engine_worker.engines.fake_engine import FakeEngine
 from engine_worker.engines.fake_settings import FakeSettings
+from engine_worker.engines.sglang.settings import SglangSettings
 from engine_worker.engines.transformers_settings import TransformersSettings
 
-KINDS = ("transformers", "fake")
+KINDS = ("transformers", "sglang", "fake")
 
 
 def build_engine(kind: str, options: Mapping[str, object], sink: StepSink) -> Engine:
@@ -30,5 +31,10 @@ def build_engine(kind: str, options: Mapping[str, object], sink: StepSink) -> En
             )
 
             return TransformersEngine(settings, sink)
+        case "sglang":
+            # Imports sglang when it is built: seconds, and it changes the process.
+            from engine_worker.engines.sglang_engine import SglangEngine  # noqa: PLC0415
+
+            return SglangEngine(msgspec.convert(options, SglangSettings), sink)
         case _:
             raise ValueError(f"engine: {kind!r} is not one of {', '.join(KINDS)}")

@@ -1,13 +1,21 @@
 """The running state of one request: what it was asked, what it has so far, when it ends."""
 
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bus.ids import AttemptKey
-from bus.messages.generation import FinishReason, Sampling
-from engine_worker.engine import EngineFacts, Int32s, Work
+from bus.messages.endings import Problem
+from bus.messages.generation import NOTHING_MORE, FinishReason, Sampling
+from engine_worker.engine import EngineFacts, Int32s, Step, Work
+from engine_worker.engines.lora_layers import LoadedAdapter
+from engine_worker.engines.processors import LogitProcessor
+from engine_worker.engines.wanted import WantedTokens
+
+EndsText = Callable[[Sequence[int]], bool]
+"""Whether the last of these generated tokens completes a stop text."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +32,16 @@ class Request:
     """uint64; token i is drawn from (seed, i)."""
     end_ids: frozenset[int]
     """Tokens that end it: its stop ids, and the model's unless they are ignored."""
+    processors: Sequence[LogitProcessor] = ()
+    wanted: WantedTokens | None = None
+    """What to tell of each token; None: nothing more."""
+    ends_text: EndsText | None = None
+    adapter: LoadedAdapter | None = None
+
+    @property
+    def kv_root(self) -> bytes:
+        """Where the chain of its KV blocks begins."""
+        return b"" if self.adapter is None else self.adapter.kv_root
 
     @property
     def n_tokens(self) -> int:
@@ -44,9 +62,14 @@ class Request:
         n = len(self.tokens)
         # Up to min_new_tokens the ending ids are banned, so one found there is a leftover of a
         # prefix sampled under other rules and ends nothing.
-        if n > self.sampling.min_new_tokens and self.tokens[-1] in self.end_ids:
+        if n > self.sampling.min_new_tokens and self._is_stopped():
             return "stop"
         return "length" if n >= self.sampling.max_new_tokens else None
+
+    def _is_stopped(self) -> bool:
+        if self.tokens[-1] in self.end_ids:
+            return True
+        return self.ends_text is not None and self.ends_text(self.tokens)
 
 
 def open_request(work: Work, facts: EngineFacts, seed: int) -> Request:
@@ -70,6 +93,7 @@ def open_request(work: Work, facts: EngineFacts, seed: int) -> Request:
         tokens=list(struct.unpack(f"<{len(prefix) // 4}i", prefix)),
         seed=(seed if sampling.seed is None else sampling.seed) & 0xFFFF_FFFF_FFFF_FFFF,
         end_ids=frozenset({*eos, *sampling.stop_token_ids}),
+        wanted=None if work.want == NOTHING_MORE else WantedTokens(work.want),
     )
     if len(request.prompt) == 0:
         raise ValueError(f"{work.key}: the prompt is empty")
@@ -82,3 +106,9 @@ def open_request(work: Work, facts: EngineFacts, seed: int) -> Request:
     if known.min() < 0 or known.max() >= facts.vocab_size:
         raise ValueError(f"{work.key}: a token id is outside of [0, {facts.vocab_size})")
     return request
+
+
+def refusal(key: AttemptKey, problem: Problem) -> Step:
+    """The only step of a request that is not run."""
+    nothing, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return Step([key], [0], nothing, no_logprobs, version=0, problems=((0, problem),))

@@ -1,23 +1,26 @@
 """How logits become tokens: one vectorised draw for a batch, every parameter per row.
 
-Order: penalties, ban of ending ids before min_new_tokens, temperature; `logprobs` is the
-log-softmax at this point. Then top-k, top-p and min-p, all three judged on this distribution;
-`behaviour_logprobs` is renormalised over what they leave. A row at temperature 0 takes the
-likeliest token, and its logprobs are those of temperature 1.
+Order: bias, penalties, ban of ending ids before min_new_tokens, processors, temperature; `logprobs`
+is the log-softmax at this point. Then top-k, top-p and min-p, all three judged on this
+distribution; `behaviour_logprobs` is renormalised over what they leave. A row at temperature 0
+takes the likeliest token, and its logprobs are those of temperature 1.
 
 A token is drawn by inverting the cumulative distribution at one uniform number that depends on
 the request's seed and the token's index only, so it depends neither on the batch nor on whether
 the request was resumed.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from engine_worker.engine import Float32s, Int32s
+from engine_worker.engines.penalties import penalised
 from engine_worker.engines.request import Request
+from engine_worker.engines.row_rules import RowRules
+from engine_worker.engines.wanted import Wanted
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 Float64s = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -33,6 +36,20 @@ class Draw:
     """float32 [n]."""
     behaviour_logprobs: Float32s | None
     """float32 [n]; None: no row truncates."""
+    wanted: Mapping[int, Wanted] = field(default_factory=dict[int, Wanted])
+    """Row -> what its request wants to be told of this token."""
+    failed: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Row -> why nothing could be drawn for it; its token means nothing."""
+
+    def take(self, rows: Sequence[int]) -> "Draw":
+        """Only these rows, in this order; none that failed."""
+        behaviour = self.behaviour_logprobs
+        return Draw(
+            self.tokens[rows],
+            self.logprobs[rows],
+            None if behaviour is None else behaviour[rows],
+            {i: self.wanted[row] for i, row in enumerate(rows) if row in self.wanted},
+        )
 
 
 def uniforms(
@@ -73,6 +90,7 @@ class Sampler:
         self._truncates = np.zeros(n_slots, np.bool_)
         self._penalises = np.zeros(n_slots, np.bool_)
         self._end_ids: dict[int, torch.Tensor] = {}
+        self._rules = RowRules(device)
         self._counts: torch.Tensor | None = None
         """int32 [n_slots, vocab]: how often generated. Only exists once a request penalises."""
         self._seen: torch.Tensor | None = None
@@ -95,6 +113,7 @@ class Sampler:
         if s.min_new_tokens > len(request.tokens):
             ids = sorted(i for i in request.end_ids if 0 <= i < self._vocab_size)
             self._end_ids[slot] = torch.tensor(ids, dtype=torch.int64, device=self._device)
+        self._rules.enter(slot, request)
         if self._penalises[slot]:
             self._count_all(slot, request)
 
@@ -109,19 +128,23 @@ class Sampler:
             FloatingPointError: a row has no finite distribution.
         """
         scores = logits.float()
+        self._rules.bias(scores, slots)
         self._penalise(scores, slots)
         self._ban_endings(scores, slots)
+        failed = self._rules.process(scores, slots, self._n_generated)
         temperature = self._temperature[slots]
         greedy = temperature == 0.0
         divisor = np.where(greedy, 1.0, temperature)
         if (divisor != 1.0).any():
             scores = scores / self._column(divisor)
         logprobs = torch.log_softmax(scores, dim=-1)
-        tokens, mass = self._draw(logprobs, slots, greedy)
+        tokens, probs, mass = self._draw(logprobs, slots, greedy)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         # One copy to the host for everything: float64 holds int32 and float32 exactly.
         columns = torch.stack([tokens.double(), chosen.double(), mass.log()]).cpu().numpy()
-        return self._finish(columns, slots)
+        drawn = self._finish(columns, slots)
+        wanted = self._rules.wanted(logprobs, probs, drawn.tokens, slots)
+        return replace(drawn, wanted=wanted, failed=failed) if wanted or failed else drawn
 
     def _finish(self, columns: np.ndarray, slots: Slots) -> Draw:
         tokens = columns[0].astype(np.int32)
@@ -137,11 +160,14 @@ class Sampler:
 
     def _draw(
         self, logprobs: torch.Tensor, slots: Slots, greedy: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens int64 [n], and the probability float64 [n] of what truncation left."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Tokens int64 [n], what truncation left float64 [n, vocab], and its sums float64 [n].
+
+        None in the middle: every row takes the likeliest.
+        """
         if greedy.all():
             tokens = logprobs.argmax(dim=-1)
-            return tokens, torch.ones_like(tokens, dtype=torch.float64)
+            return tokens, None, torch.ones_like(tokens, dtype=torch.float64)
         # In float32 the cumulative sum of a large vocabulary would lose its tail.
         probs = logprobs.double().exp_()
         rows = np.flatnonzero(self._truncates[slots])
@@ -157,7 +183,7 @@ class Sampler:
         if greedy.any():
             is_greedy = torch.as_tensor(greedy, device=self._device)
             tokens = torch.where(is_greedy, logprobs.argmax(dim=-1), tokens)
-        return tokens, mass
+        return tokens, probs, mass
 
     def _truncate(self, probs: torch.Tensor, rows: Slots, slots: Slots) -> None:
         """Zero what top-k, top-p and min-p cut off, in these rows of `probs`."""
@@ -180,14 +206,9 @@ class Sampler:
         assert self._seen is not None
         index = torch.as_tensor(rows, device=self._device)
         held = torch.as_tensor(slots[rows], device=self._device)
-        repetition, frequency, presence = (
-            self._column(self._penalties[slots[rows], i]) for i in range(3)
-        )
-        counts = self._counts[held]
-        raw = scores[index]
-        repeated = torch.where(raw > 0, raw / repetition, raw * repetition)
-        scaled = torch.where(self._seen[held], repeated, raw)
-        scores[index] = scaled - frequency * counts - presence * (counts > 0)
+        penalties = torch.as_tensor(self._penalties[slots[rows]], dtype=torch.float32)
+        counts, seen = self._counts[held], self._seen[held]
+        scores[index] = penalised(scores[index], counts, seen, penalties.to(self._device))
 
     def _ban_endings(self, scores: torch.Tensor, slots: Slots) -> None:
         for row in np.flatnonzero(self._n_generated[slots] < self._min_new[slots]):

@@ -300,7 +300,8 @@ class StepLoop:
         self._stepper.compute()
         with self._changed:
             step = self._stepper.accept(self._aborted.keys())
-            self._live.difference_update(step.keys[row] for row, _ in step.finishes)
+            ended = (*step.finishes, *step.problems)
+            self._live.difference_update(step.keys[row] for row, _ in ended)
             self._n_steps += 1
         if step.keys:
             self._sink(step)

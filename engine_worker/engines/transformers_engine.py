@@ -11,10 +11,13 @@ also costs more than a small model's whole step.
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+import transformers
 
 from bus.ids import AttemptKey
+from bus.messages.endings import Problem, bad_request
 from engine_worker.engine import (
     EngineFacts,
     EngineStats,
@@ -23,24 +26,30 @@ from engine_worker.engine import (
     StepSink,
     Work,
 )
+from engine_worker.engines.adapted import Adapted
 from engine_worker.engines.batch import Batch, BatchLimits
 from engine_worker.engines.causal_lm import kv_tokens, load_causal_lm
 from engine_worker.engines.forward import Forward
+from engine_worker.engines.inspectable import Inspectable
 from engine_worker.engines.kv_blocks import KvBlocks
 from engine_worker.engines.live_weights import LiveWeights
 from engine_worker.engines.model_weights import ModelWeights
-from engine_worker.engines.request import open_request
+from engine_worker.engines.processors import Processors
+from engine_worker.engines.request import Request, open_request, refusal
 from engine_worker.engines.sampler import Sampler
+from engine_worker.engines.scoring import Scoring
 from engine_worker.engines.step_loop import StepLoop
+from engine_worker.engines.stop_text import Decode, decoder_of, ends_with_text
 from engine_worker.engines.transformers_settings import TransformersSettings
+from engine_worker.weights.device_copies import DeviceCopies
 from engine_worker.weights.gpu import gpus_of
 
 WEIGHTS = "weights"
 KV_CACHE = "kv_cache"
 
 
-class TransformersEngine:
-    """Implements `Engine`, all that `LiveWeights` does, `MemoryTiers` and `PrefixCache`.
+class TransformersEngine(Inspectable, Adapted, Scoring):
+    """Implements `Engine`, `MemoryTiers` and `PrefixCache`.
 
     `EngineBusy` says that a call was refused and changed nothing; `EngineDied`, from any call,
     that the engine's thread has ended.
@@ -54,6 +63,8 @@ class TransformersEngine:
         """
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        self._processors = Processors(settings.processors)
+        self._decode = decoder_of(Path(settings.model))
         lm = load_causal_lm(settings)
         size = settings.block_size
         limits = BatchLimits(
@@ -72,23 +83,22 @@ class TransformersEngine:
             slots=settings.slots,
             eos_token_ids=lm.eos_token_ids,
             gpus=gpus_of([lm.device]),
+            features=_features(self._processors, self._decode),
+            software={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
         self._chance = random.Random(settings.random_seed)  # noqa: S311 - sampling, not secrets
         self._weights = ModelWeights(lm.model)
         self._forward = Forward(lm, n_blocks, size)
         self._blocks = KvBlocks(n_blocks, is_sharing=settings.prefix_cache)
+        self._sink = sink
         sampler = Sampler(settings.slots, lm.vocab_size, lm.device)
         self._batch = Batch(self._forward, sampler, self._blocks, limits)
         self._loop = StepLoop(self._batch, sink, "transformers-engine")
-        live = LiveWeights(self._weights, self._batch, self._loop)
-        self.weight_specs = live.weight_specs
-        self.install = live.install
-        self.read_weights = live.read_weights
-        self.read_ranges = live.read_ranges
-        self.begin_overwrite = live.begin_overwrite
-        self.overwrite = live.overwrite
-        self.overwritten = live.overwritten
-        self.end_overwrite = live.end_overwrite
+        copies = DeviceCopies(lm.device)
+        live = LiveWeights(self._weights, self._batch, self._loop, copies)
+        Inspectable.__init__(self, live, self._loop, self._blocks, Path(settings.model))
+        Adapted.__init__(self, self._forward.lora, self._loop)
+        Scoring.__init__(self, self._forward, self._loop, live)
 
     @property
     def facts(self) -> EngineFacts:
@@ -98,10 +108,18 @@ class TransformersEngine:
     def generate(self, work: Sequence[Work]) -> None:
         """See `Engine`. ValueError: a request does not fit or its key is in use; none was queued.
 
-        A request whose prefix is already complete ends with an empty row.
+        One whose adapter is not loaded, or whose processors' parameters do not fit, ends with a
+        problem. A request whose prefix is already complete ends with an empty row.
         """
-        chance = self._chance
-        self._loop.submit([open_request(w, self._facts, chance.getrandbits(64)) for w in work])
+        requests: list[Request] = []
+        for each in work:
+            request = open_request(each, self._facts, self._chance.getrandbits(64))
+            problem = self._furnish(request, each)
+            if problem is None:
+                requests.append(request)
+            else:
+                self._sink(refusal(each.key, problem))
+        self._loop.submit(requests)
 
     def abort(self, keys: Sequence[AttemptKey]) -> int:
         """See `Engine`."""
@@ -137,6 +155,21 @@ class TransformersEngine:
         """See `PrefixCache`."""
         return self._loop.call(self._blocks.evict_idle) * self._block_size
 
+    def _furnish(self, request: Request, work: Work) -> Problem | None:
+        """Give it what it names; why that cannot be had, None if it can."""
+        if texts := work.sampling.stop:
+            assert self._decode is not None, "a feature that is not there"
+            request.ends_text = ends_with_text(self._decode, texts)
+        try:
+            request.processors = self._processors.build(work.processors, self._facts.vocab_size)
+        except ValueError as error:
+            return bad_request("processors", str(error))
+        adapter = self.adapter_for(work.lora)
+        if isinstance(adapter, Problem):
+            return adapter
+        request.adapter = adapter
+        return None
+
     def _sleep(self, tags: frozenset[str]) -> MemoryFreed:
         freed: dict[str, int] = {}
         self._loop.retract()
@@ -161,6 +194,13 @@ class TransformersEngine:
         for tag in sorted(tags):
             self._loop.lift(tag)
         return MemoryFreed(taken)
+
+
+def _features(processors: Processors, decode: Decode | None) -> frozenset[str]:
+    features = {"min_new_tokens", "seed", "logit_bias", "lora"}
+    features |= {"top_logprobs", "logprobs_of", "sampling_mask"}
+    features |= {f"processor:{name}" for name in processors.names}
+    return frozenset(features if decode is None else {*features, "stop"})
 
 
 def _known(tags: Sequence[str]) -> frozenset[str]:

@@ -31,3 +31,5 @@ class TransformersSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """CPU threads of one operation, for the whole process; 0: torch's choice."""
     random_seed: int | None = None
     """Of the stream that seeds requests without a seed; None: from the operating system."""
+    processors: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Logit processors besides the built-in ones: name -> `package.module:factory`."""

@@ -1,6 +1,6 @@
 """What the active weights hold: read piece by piece between steps, all pieces of one version."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import xxhash
@@ -10,7 +10,8 @@ from bus.manifest import Bytes
 from bus.messages.endings import Problem
 from bus.messages.limits import CHUNK_BYTES
 from bus.messages.weights import CheckedWeights, CheckWeights, GetWeights, GotWeights, TensorCheck
-from engine_worker.engine import TensorRange, TensorSpec, WeightRanges
+from engine_worker.engine import TensorRange, TensorSpec, WeightSource
+from engine_worker.weights.pieces import in_batches
 from engine_worker.weights.soundness import is_zero, n_not_finite
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -28,7 +29,7 @@ class _Changed(Exception):
 class ActiveWeights:
     """Answers questions about one engine's weights; its methods block, in any thread."""
 
-    def __init__(self, engine: WeightRanges, specs: Sequence[TensorSpec]) -> None:
+    def __init__(self, engine: WeightSource, specs: Sequence[TensorSpec]) -> None:
         self._engine = engine
         self._specs = {spec.name: spec for spec in specs}
 
@@ -61,14 +62,14 @@ class ActiveWeights:
         """Whether every byte of this tensor is 0 now."""
         return all(
             is_zero(piece)
-            for ranges in _batches([self._specs[name]])
+            for ranges in in_batches([self._specs[name]], PIECE_BYTES)
             for piece in self._engine.read_ranges(ranges)[1]
         )
 
     def _check(self, specs: Sequence[TensorSpec]) -> CheckedWeights:
         sums = {spec.name: _Sum(spec.dtype) for spec in specs}
         version, _ = self._engine.read_ranges([])
-        for ranges in _batches(specs):
+        for ranges in in_batches(specs, PIECE_BYTES):
             now, pieces = self._engine.read_ranges(ranges)
             if now != version:
                 raise _Changed
@@ -98,26 +99,6 @@ class _Sum:
 
     def of(self, name: str) -> TensorCheck:
         return TensorCheck(name, self._hasher.intdigest(), self._n_not_finite, self._is_zero)
-
-
-def pieces_of(spec: TensorSpec) -> Iterator[TensorRange]:
-    """All of a tensor, at most PIECE_BYTES at a time."""
-    for offset in range(0, spec.size_bytes, PIECE_BYTES):
-        yield TensorRange(spec.name, offset, min(PIECE_BYTES, spec.size_bytes - offset))
-
-
-def _batches(specs: Sequence[TensorSpec]) -> Iterator[list[TensorRange]]:
-    """All of these tensors in order: small ones together, for each read waits for a step."""
-    batch: list[TensorRange] = []
-    size_bytes = 0
-    for piece in (piece for spec in specs for piece in pieces_of(spec)):
-        if batch and size_bytes + piece.size_bytes > PIECE_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(piece)
-        size_bytes += piece.size_bytes
-    if batch:
-        yield batch
 
 
 def _again(call: Callable[[], Result]) -> Result:

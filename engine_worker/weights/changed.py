@@ -1,7 +1,7 @@
 """`delta`: what changed since the active weights is pulled and applied to a copy of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,10 +12,11 @@ from bus.errors import EngineFailed, RemoteProtocolError
 from bus.manifest import Bytes, bytes_of, first_mismatch, total_bytes
 from bus.messages.limits import CHUNK_BYTES
 from bus.messages.weights import Delta, Manifest, PrepareUpdate, PullChunk, PullDelta, Tensor
-from engine_worker.engine import WeightSource
+from engine_worker.engine import TensorRange, WeightSource
 from engine_worker.engines.step_loop import EngineBusy
 from engine_worker.weights.asking import ask_chunk
 from engine_worker.weights.buffers import SpareBuffer
+from engine_worker.weights.pieces import in_batches
 from engine_worker.weights.pulled import HeldVersion
 from engine_worker.weights.staged import CannotFetch
 
@@ -26,9 +27,13 @@ READ_BYTES = 32 * 1024 * 1024
 class ChangedSince:
     """Brings the next version by what it changed."""
 
-    def __init__(self, engine: WeightSource, spare: SpareBuffer) -> None:
+    def __init__(
+        self, engine: WeightSource, spare: SpareBuffer, read_bytes: int = READ_BYTES
+    ) -> None:
+        """`read_bytes`: read from the engine at once, at most."""
         self._engine = engine
         self._spare = spare
+        self._read_bytes = read_bytes
 
     async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> HeldVersion:
         """Pull the delta, apply and verify it; see `Fetcher`.
@@ -60,21 +65,22 @@ class ChangedSince:
     def close(self) -> None:
         """Nothing is kept but the spare buffer, which is its owner's."""
 
-    def _read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Bytes]]:
+    def _read(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
         try:
-            return self._engine.read_weights(names)
+            return self._engine.read_ranges(ranges)
         except EngineBusy as error:
             raise CannotFetch(str(error)) from error
 
     def _make(
         self, tensors: Sequence[Tensor], delta: Delta, changes: Bytes, content: Bytes
     ) -> None:
-        for some in _batches(tensors):
-            base, raw = self._read([each.name for each in some])
+        places = {each.name: bytes_of(content, each) for each in tensors}
+        for ranges in in_batches(tensors, self._read_bytes):
+            base, pieces = self._read(ranges)
             if base != delta.base:
                 raise CannotFetch(f"version {base} became active meanwhile")
-            for each in some:
-                bytes_of(content, each)[:] = raw[each.name]
+            for (name, offset, size_bytes), piece in zip(ranges, pieces, strict=True):
+                places[name][offset : offset + size_bytes] = piece
         try:
             apply(content, tensors, delta.parts, changes)
         except RemoteProtocolError as error:
@@ -82,19 +88,6 @@ class ChangedSince:
         wrong = first_mismatch(content, tensors)
         if wrong is not None:
             raise CannotFetch(f"tensor {wrong.name!r} did not come out as it was published")
-
-
-def _batches(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    batch: list[Tensor] = []
-    size_bytes = 0
-    for tensor in tensors:
-        if batch and size_bytes + tensor.size_bytes > READ_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(tensor)
-        size_bytes += tensor.size_bytes
-    if batch:
-        yield batch
 
 
 async def _ask_delta(store: BulkLink, ask: PullDelta) -> Delta:

@@ -18,14 +18,16 @@ from bus.loans import Borrowed, NotLent, borrow
 from bus.messages.weights import Bucket, Manifest, Offer, PrepareUpdate
 from engine_worker.weights.buckets import BucketsVersion, offer_of, wrong_bucket
 from engine_worker.weights.gpu import device_of, first_wrong
+from engine_worker.weights.handle_book import HandleBook
 from engine_worker.weights.staged import CannotFetch
 
 
 class CudaIpc:
     """Opens offers on one GPU."""
 
-    def __init__(self, gpu: str) -> None:
-        """`gpu`: UUID of the one that holds the engine's weights."""
+    def __init__(self, gpu: str, book: HandleBook | None = None) -> None:
+        """`gpu`: UUID of the one that holds the engine's weights; `book` hears of what is open."""
+        self._book = book or HandleBook()
         self._gpu = gpu
         self._device = device_of(gpu)
         self._memory: CudaMemory | None = None
@@ -68,15 +70,17 @@ class CudaIpc:
         except CudaError:
             borrowed.give_back()
             raise
+        self._book.opened(address, handle.memory, bucket.size_bytes)
         raw = DeviceBytes(address, bucket.size_bytes)
         # A version that nobody releases is closed with the last tensor of it.
-        close = weakref.finalize(raw, _close, self._memory, address, borrowed)
+        close = weakref.finalize(raw, _close, self._memory, address, borrowed, self._book)
         close.atexit = False
         undo.callback(close)
         return torch.as_tensor(raw, device=self._device)
 
 
-def _close(memory: CudaMemory, address: int, borrowed: Borrowed) -> None:
+def _close(memory: CudaMemory, address: int, borrowed: Borrowed, book: HandleBook) -> None:
+    book.closed(address)
     memory.close(address)
     borrowed.give_back()
 

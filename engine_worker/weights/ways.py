@@ -5,8 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bus.security.zmq_dialer import Dialer
+from engine_worker.capabilities import SharesMemory
 from engine_worker.engine import Engine, WeightSource
-from engine_worker.weights.buffers import SpareBuffer
+from engine_worker.weights.buffers import SpareBuffer, fresh_buffer
 from engine_worker.weights.changed import ChangedSince
 from engine_worker.weights.collective import Collective
 from engine_worker.weights.filed import Files
@@ -27,12 +28,14 @@ def ways_of_this_host(
     Args:
         relay: hears of what arrives, to serve it to other workers.
         dialer: the keys to connect with, if any.
-        engine: if it is a `WeightSource`, only what changed need be brought to it; if it has a
-            GPU, weights can stay there.
+        engine: if it is a `WeightSource`, only what changed need be brought to it; if it
+            `SharesMemory`, that is where versions are put; if it has a GPU, weights can stay
+            there.
         root: directory in which versions may be read from files; empty: none.
     """
     relay = relay or Relay()
-    spare = SpareBuffer(relay.forget)
+    shares = engine if isinstance(engine, SharesMemory) else None
+    spare = SpareBuffer(relay.forget, shares.shared_buffer if shares else fresh_buffer)
     ways: dict[str, Fetcher] = {"shm": SharedMemory(), "tcp": Pull(spare, relay, dialer)}
     if isinstance(engine, WeightSource):
         ways["delta"] = ChangedSince(engine, spare)
@@ -45,5 +48,5 @@ def ways_of_this_host(
         # Imports torch, as its engine has done already.
         from engine_worker.weights.cuda_ipc import CudaIpc  # noqa: PLC0415
 
-        ways["cuda_ipc"] = CudaIpc(gpus[0])
+        ways["cuda_ipc"] = CudaIpc(gpus[0], shares.handles if shares else None)
     return ways

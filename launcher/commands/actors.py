@@ -16,12 +16,17 @@ from launcher.options import (
     DeadLetters,
     EngineOptions,
     KeyFile,
+    ProfileDir,
+    SaveTargets,
     SessionsPerSlot,
+    WeightsRoot,
     example,
-    parse_engine_options,
+    parse_save_targets,
 )
 from launcher.plan import environment, python
-from launcher.settings import EngineKind, FleetSettings, engine_options
+from launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
+from launcher.sglang_options import ANY_MORE, MORE_HELP, KeepText, TensorParallel
+from launcher.sglang_options import engine_options as told_options
 from launcher.terminal import checked
 from router.settings import RouterSettings
 from trainer_adapter.store.settings import StoreSettings
@@ -30,6 +35,15 @@ BACKEND = "tcp://127.0.0.1:7778"
 
 Router = Annotated[
     str, typer.Option("--router", "-r", metavar="ENDPOINT", help="The router's backend.")
+]
+RelayEndpoint = Annotated[
+    str,
+    typer.Option(
+        "--relay",
+        metavar="ENDPOINT",
+        help="Where other workers pull weights from this one. Default: beside --stream if that "
+        "is beyond this machine, otherwise nowhere.",
+    ),
 ]
 
 app = typer.Typer()
@@ -49,6 +63,13 @@ def router(
     ] = 10_000,
     sessions_per_slot: SessionsPerSlot = 2.0,
     dead_letters: DeadLetters = "",
+    tap: Annotated[
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where everything that is routed is published, for `record`. Default: nowhere.",
+        ),
+    ] = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
 ) -> None:
@@ -61,6 +82,7 @@ def router(
             sessions_per_slot=sessions_per_slot,
             security=_security(key, allow_list),
             dead_letters=dead_letters and str(Path(dead_letters).absolute()),
+            tap=tap,
         )
     )
     _become("router", settings)
@@ -96,35 +118,35 @@ def store(
     _become("trainer_adapter.store", settings)
 
 
-@app.command(epilog=example("rolloutbus worker --name w7 --model ./model -o device=cuda"))
+@app.command(
+    help=f"Run a worker with its engine. Prints one JSON line when it has joined.{MORE_HELP}",
+    epilog=example("rolloutbus worker --name w7 --engine sglang --model ./model --tp 2"),
+    context_settings=ANY_MORE,
+)
 def worker(
+    context: typer.Context,
     *,
     name: Annotated[str, typer.Option(help="Unique in the fleet; kept over restarts.")],
     model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
     router: Router = BACKEND,
     engine: Annotated[EngineKind, typer.Option(help="The engine that samples.")] = "transformers",
     engine_option: EngineOptions = None,
+    tp: TensorParallel = 1,
+    text: KeepText = False,
     policy: Annotated[str, typer.Option(help="Whose weights it serves.")] = "default",
     stream: Annotated[
         str, typer.Option(metavar="ENDPOINT", help="Where tokens are published.")
     ] = "tcp://127.0.0.1:0",
-    relay: Annotated[
-        str,
-        typer.Option(
-            metavar="ENDPOINT",
-            help="Where other workers pull weights from this one. Default: beside --stream if that "
-            "is beyond this machine, otherwise nowhere.",
-        ),
-    ] = "",
-    weights_root: Annotated[
-        str,
-        typer.Option(metavar="DIR", help="Where the files of `store --disk` can be read here."),
-    ] = "",
+    relay: RelayEndpoint = "",
+    weights_root: WeightsRoot = "",
+    save_target: SaveTargets = None,
+    profile_dir: ProfileDir = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
 ) -> None:
-    """Run a worker with its engine. Prints one JSON line when it has joined its router."""
-    own_options = parse_engine_options(engine_option)
+    """See `help`."""
+    save_targets = parse_save_targets(save_target)
+    own_options = told_options(context, engine, engine_option, tp=tp, text=text)
 
     def settings() -> WorkerSettings:
         alone = FleetSettings(model=model, workers=1, engine=engine, engine_options=own_options)
@@ -135,6 +157,8 @@ def worker(
             stream=stream,
             relay=relay,
             weights_root=weights_root and str(Path(weights_root).absolute()),
+            save_targets=absolute_targets(save_targets),
+            profile_dir=profile_dir and str(Path(profile_dir).absolute()),
             engine=engine,
             engine_options=engine_options(alone),
             security=_security(key, allow_list),

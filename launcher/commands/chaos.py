@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import msgspec
 import typer
@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.options import example
-from launcher.settings import EngineKind
 from launcher.terminal import ExitStatus, checked, run
 
 COUNTED = (
@@ -37,7 +36,9 @@ def chaos(
     workers: Annotated[int, typer.Option(min=2, help="Workers, each with an engine host.")] = 8,
     minutes: Annotated[float, typer.Option(min=0.1, help="Length of the whole run.")] = 5.0,
     seed: Annotated[int | None, typer.Option(help="Repeat the faults of an earlier run.")] = None,
-    engine: Annotated[EngineKind, typer.Option(help="The engine that samples.")] = "fake",
+    engine: Annotated[
+        Literal["transformers", "fake"], typer.Option(help="The engine that samples.")
+    ] = "fake",
     model: Annotated[
         str, typer.Option(metavar="PATH", help="Model of the transformers engine.")
     ] = "",

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -17,12 +18,18 @@ from launcher.options import (
     DeadLetters,
     EngineOptions,
     KeysDir,
+    OwnAddress,
+    ProfileDir,
+    RunDir,
+    SaveTargets,
     SessionsPerSlot,
     WeightsDir,
+    WithTap,
     example,
-    parse_engine_options,
+    parse_save_targets,
 )
 from launcher.settings import EngineKind, Transport, UpOptions
+from launcher.sglang_options import ANY_MORE, MORE_HELP, KeepText, TensorParallel, engine_options
 from launcher.terminal import ExitStatus, checked, connected, run
 
 STATUS_EVERY_S = 1.0
@@ -30,41 +37,51 @@ STATUS_EVERY_S = 1.0
 app = typer.Typer()
 
 
-@app.command("up", epilog=example("rolloutbus up -n 2 --model ./model"))
+HELP = f"""Run a router, a weight store and workers here; restart what dies; end all on Ctrl-C.
+
+Other commands (status, generate, pause, …) find the fleet by themselves.{MORE_HELP}"""
+
+
+@app.command(
+    "up",
+    help=HELP,
+    epilog=example("rolloutbus up -n 2 --model ./model"),
+    context_settings=ANY_MORE,
+)
 def up_command(
+    context: typer.Context,
     *,
     model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
     workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="How many.")] = 2,
     engine: Annotated[EngineKind, typer.Option(help="`fake` needs no model.")] = "transformers",
     engine_option: EngineOptions = None,
+    tp: TensorParallel = 1,
+    text: KeepText = False,
     policy: Annotated[str, typer.Option(help="Whose weights are served.")] = "default",
     store: Annotated[bool, typer.Option(help="Run a weight store, for updates.")] = True,
     weights_dir: WeightsDir = "",
+    save_target: SaveTargets = None,
+    profile_dir: ProfileDir = "",
     transport: Annotated[Transport, typer.Option(help="How the processes talk.")] = "ipc",
-    address: Annotated[
-        str,
-        typer.Option(metavar="ENDPOINT", help="Where clients connect. Default: a fresh one."),
-    ] = "",
-    run_dir: Annotated[
-        str, typer.Option(metavar="PATH", help="For sockets and logs. Default: a temporary one.")
-    ] = "",
+    address: OwnAddress = "",
+    run_dir: RunDir = "",
     keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave the logs behind.")] = False,
     secure: KeysDir = "",
     dead_letters: DeadLetters = "",
     sessions_per_slot: SessionsPerSlot = 2.0,
+    tap: WithTap = False,
 ) -> None:
-    """Run a router, a weight store and workers here; restart what dies; end all on Ctrl-C.
-
-    Other commands (status, generate, pause, …) find the fleet by themselves.
-    """
+    """See HELP."""
     options = UpOptions(
         model=model,
         workers=workers,
         engine=engine,
-        engine_options=parse_engine_options(engine_option),
+        engine_options=engine_options(context, engine, engine_option, tp=tp, text=text),
         policy=policy,
         store=store,
         weights_dir=weights_dir,
+        save_targets=parse_save_targets(save_target),
+        profile_dir=profile_dir,
         transport=transport,
         address=address,
         run_dir=run_dir or None,
@@ -72,15 +89,16 @@ def up_command(
         secure=secure or None,
         dead_letters=dead_letters,
         sessions_per_slot=sessions_per_slot,
+        tap=tap,
     )
     console = Console()
-
-    def tell(event: ProcessEvent) -> None:
-        if event.kind != "started":
-            console.print(f"{event.name} {event.what}", highlight=False, markup=False)
-
-    fleet = checked(lambda: up(tell, **options))
+    fleet = checked(lambda: up(partial(_tell, console), **options))
     run(_stay_up(fleet, console), terminated=ExitStatus.OK)
+
+
+def _tell(console: Console, event: ProcessEvent) -> None:
+    if event.kind != "started":
+        console.print(f"{event.name} {event.what}", highlight=False, markup=False)
 
 
 async def _stay_up(fleet: Fleet, console: Console) -> None:

@@ -11,9 +11,11 @@ import msgspec
 
 from bus.entry import NO_BODY, Entry, Placement
 from bus.messages import (
+    array,
     control,
     delivery,
     endings,
+    engine,
     generation,
     host,
     membership,
@@ -53,7 +55,23 @@ SAMPLING = generation.Sampling(
     seed=-(2**40),
     stop_token_ids=[2, 32000],
     ignore_eos=True,
+    stop=["\n\n"],
+    stop_regex=["[.!?]$"],
+    logit_bias={2: -100.0, 32000: 1.5},
 )
+WANT = generation.Want(
+    top_logprobs=5,
+    logprobs_of=[1, 32000],
+    prompt_logprobs=True,
+    prompt_logprobs_start=1,
+    hidden_states="last",
+    routed_experts=True,
+    sampling_mask=True,
+)
+PROCESSOR = generation.Processor(
+    "temperature_schedule", {"is_on": True, "n": 3, "final": 0.5, "ids": [1, 300, 2.5]}
+)
+SCORES = array.Array("float32", (1, 3), LOGPROBS)
 TENSORS = [
     weights.Tensor("lm_head.weight", "F32", (32000, 64), 0, 8192000, 2**64 - 1),
     weights.Tensor("norm.weight", "BF16", (64,), 8192000, 128, 1),
@@ -81,7 +99,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         store=membership.StoreFacts(BULK, {POLICY: VERSION}, "host-1", has_files=True),
         router_instance=INSTANCE,
     ),
-    "welcome": membership.Welcome(3, INSTANCE, 1, [MEMBER], BULK, 1500),
+    "welcome": membership.Welcome(3, INSTANCE, 1, [MEMBER], BULK, 1500, "ipc:///run/bus/tap"),
     "members": membership.Members([MEMBER], BULK),
     "dismissed": membership.Dismissed("unknown-peer", "say hello again"),
     "beat": membership.Beat(
@@ -95,6 +113,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         n_tokens=70000,
         stalled_ms=12.5,
         detached=[(RID, "prompt-9")],
+        over=["trainer/5"],
     ),
     "client_beat": membership.ClientBeat(900),
     "lease": membership.Lease(3, INSTANCE, 900),
@@ -102,7 +121,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "rejected": membership.Rejected(3, INSTANCE),
     "queued": delivery.Queued([RID]),
     "accepted": delivery.Accepted([(RID, ATTEMPT)]),
-    "ack": delivery.Ack([(RID, ATTEMPT)]),
+    "ack": delivery.Ack([(RID, ATTEMPT)], [RID]),
     "lost": delivery.Lost([(RID, ATTEMPT)], "w0", "lease_expired"),
     "fenced": delivery.Fenced([(RID, ATTEMPT)], "superseded"),
     "update_progress": weights.UpdateProgress(VERSION, "committing", 4, 3, 1),
@@ -131,14 +150,24 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "engine_ready": host.EngineReady(
         *("transformers", 32001, 4096, 8, [2], ["generate", "pause"]),
         *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
+        *(["lora", "stop"], {"tp": 2}, {"sglang": "0.5.17"}, {"judge": VERSION}),
     ),
+    "extras": host.Extras(RID, ATTEMPT, {"top_logprobs": SCORES}),
     "engine_failed": host.EngineFailed("the model's folder has no config.json"),
     "engine_beat": host.EngineBeat(12345, 2, 1, 640, VERSION, torn=True),
 }
 
 _COMMANDS: dict[str, msgspec.Struct] = {
     "generate": generation.Generate(
-        TOKENS, SAMPLING, stream=True, prefix=generation.Prefix(TOKENS, LOGPROBS, RUNS, BEHAVIOUR)
+        TOKENS,
+        SAMPLING,
+        stream=True,
+        prefix=generation.Prefix(TOKENS, LOGPROBS, RUNS, BEHAVIOUR),
+        lora="judge@7",
+        want=WANT,
+        grammar=generation.Grammar("regex", "[a-z]+"),
+        processors=[PROCESSOR],
+        media=[generation.Media("image", b"\x89PNG")],
     ),
     "abort": generation.Abort(["trainer/5", "trainer/6"], everything=True),
     "repair": generation.Repair("trainer/6", (3, 40), 5),
@@ -148,9 +177,18 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "resume": control.Resume(),
     "sleep": control.Sleep(["weights", "kv_cache"]),
     "wake_up": control.WakeUp(["weights"]),
-    "flush_cache": control.FlushCache(),
+    "flush_cache": control.FlushCache(["host", "storage"]),
     "server_info": control.ServerInfo(),
     "shutdown": control.Shutdown(drain=False),
+    "score": engine.Score(TOKENS, [TOKENS, b""], [1, 258], apply_softmax=False, item_first=True),
+    "embed": engine.Embed([TOKENS], 256),
+    "rerank": engine.Rerank([("why?", "because")]),
+    "load_lora": engine.LoadLora("judge", VERSION, "adapters/judge", BULK),
+    "unload_lora": engine.UnloadLora("judge"),
+    "save_weights": engine.SaveWeights("results", "step-100", "sharded"),
+    "start_profile": engine.StartProfile(5, ["CPU"], with_stack=True, record_shapes=True),
+    "stop_profile": engine.StopProfile(),
+    "get_load": engine.GetLoad(),
     "open_session": session.OpenSession("conv-1", POLICY, 90.5, 20.25, "w0"),
     "close_session": session.CloseSession("conv-1"),
     "status": control.Status(),
@@ -179,6 +217,8 @@ _ROUTES = {
     "record_commit": "store",
     "check_weights": "fleet",
     "get_weights": "worker:w0",
+    **dict.fromkeys(("load_lora", "unload_lora", "start_profile", "stop_profile"), "fleet"),
+    **dict.fromkeys(("score", "embed", "rerank", "save_weights", "get_load"), "worker:w0"),
 }
 """Where a client sends each command; empty for the others: the router answers or places it."""
 
@@ -193,6 +233,7 @@ _GENERATED = generation.Generated(
     n_resumed=2,
     queue_ms=1.5,
     run_ms=250.25,
+    arrays={"hidden_states": array.Array("bfloat16", (1, 2), b"\x80\x3f\x00\x40")},
 )
 _MEMORY = control.Memory({"kv_cache": 2**33, "weights": 2**31}, ["kv_cache", "weights"])
 _DONE = endings.Done("nothing was running")
@@ -224,7 +265,7 @@ _FLEET_STATUS = control.FleetStatus(
 )
 
 _RESULTS: dict[str, msgspec.Struct] = {
-    **dict.fromkeys(("pause", "resume", "shutdown", "close_session"), _DONE),
+    **dict.fromkeys(("pause", "resume", "shutdown", "start_profile", "close_session"), _DONE),
     **dict.fromkeys(("seal_version", "abort_update", "record_commit", "push_chunk"), _DONE),
     "generate": _GENERATED,
     "abort": generation.Aborted(2),
@@ -237,8 +278,17 @@ _RESULTS: dict[str, msgspec.Struct] = {
     "wake_up": _MEMORY,
     "flush_cache": control.Flushed(640),
     "server_info": control.ServerFacts(
-        "transformers", VERSION, "ready", 12345, 2, 1, 640, 32001, 4096, 8
+        *("transformers", VERSION, "ready", 12345, 2, 1, 640, 32001, 4096, 8),
+        *({"tp": 2}, {"torch": "2.9.1"}, ["seed"], {"judge": VERSION}, ["kv_cache"]),
     ),
+    "score": engine.Scored(SCORES, 9),
+    "embed": engine.Embedded(SCORES, 9),
+    "rerank": engine.Reranked(array.Array("float32", (3,), LOGPROBS)),
+    "load_lora": engine.Adapters({"judge": VERSION}),
+    "unload_lora": engine.Adapters({"judge": VERSION}),
+    "save_weights": engine.Saved("/results/step-100", ["model.safetensors"], 8192128),
+    "stop_profile": engine.Profiled(["profile-1/trace.json.gz"]),
+    "get_load": engine.Load({"num_running_reqs": 2.0, "token_usage": 0.25}),
     "status": _FLEET_STATUS,
     "open_session": session.OpenedSession("w0"),
     "reserve_version": weights.Reserved(VERSION, "host-1", "rb-5f", 8192128),

@@ -27,6 +27,9 @@ PRIVILEGED = frozenset(
         "wake_up",
         "flush_cache",
         "shutdown",
+        "load_lora",
+        "unload_lora",
+        "save_weights",
         "reserve_version",
         "seal_version",
         "publish_version",
@@ -73,7 +76,7 @@ class Intruder:
                 self._subscribe(context, n)
             else:
                 await self._talk(context, hostile, name, n)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # who only subscribes has not waited yet
 
     async def _talk(
         self, context: "zmq.Context[zmq.Socket[bytes]]", hostile: HostilePeer, name: str, n: int
@@ -87,7 +90,7 @@ class Intruder:
             for _ in range(n):
                 self._say(socket, self._message(hostile))
                 self._listen(socket)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the other lanes' turn
 
     def _say(self, socket: "zmq.Socket[bytes]", message: list[bytes]) -> None:
         try:

@@ -27,7 +27,7 @@ from bus.security.zmq_dialer import dialer_of
 from rolloutbus import Fleet, RolloutClient
 from tests.fuzz.garbage import connect_and_say, nonsense
 from tests.fuzz.intruder import Intruder
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling, n_held
 from tests.integration.keyring import Keyring
 
 AT_ONCE = 32
@@ -106,7 +106,7 @@ class Target:
         Raises:
             FileNotFoundError: one of them has died.
         """
-        return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in self.pids.values())
+        return sum(n_held("fd", pid) for pid in self.pids.values())
 
     def rss_kib(self) -> dict[str, int]:
         """Resident memory of each."""

@@ -20,8 +20,12 @@ from bus.messages.membership import Hello
 from bus.messages.stream import Deltas
 from bus.messages.weights import Delta, Manifest, ReserveVersion
 from bus.paths import WEIGHTS, check_path
+from bus.tap import TapMark
 from bus.validation import check_generate, check_name, check_placement, check_rid
 from engine_worker.host_link import LENGTH_BYTES, HostLink
+from replay.choice import Filter
+from replay.journal_records import payload_of, record_in
+from replay.recorder_core import RecorderCore
 from trainer_adapter.endings import fleet_result, generated_of
 from trainer_adapter.stream_reader import rows_of
 
@@ -37,8 +41,9 @@ class Readers:
         """`tell` hears what became of each reading, in words."""
         self._tell = tell
         self.n_understood: dict[str, int] = dict.fromkeys(
-            ("batch", "bodies", "results", "host link", "streams"), 0
+            ("batch", "bodies", "results", "host link", "streams", "recorder", "journal"), 0
         )
+        self._recorders = [RecorderCore(Filter()), RecorderCore(Filter(session=["s"]))]
         self.n_refused = 0
         self.crashes: list[str] = []
 
@@ -47,6 +52,9 @@ class Readers:
         entries = self._try("batch", lambda: decode_batch(frame), frame)
         for entry in entries or ():
             self.entry(entry)
+        if entries:
+            self._try("journal", lambda: record_in(frame[3:]), frame)
+            self._try("recorder", lambda: self._recorded(frame[:41], entries), frame)
         return bool(entries)
 
     def host_frame(self, frame: bytes) -> None:
@@ -82,6 +90,20 @@ class Readers:
         elif command == "pause":
             self._try("results", lambda: fleet_result("pause", entry), entry)
             self._try("results", lambda: unpack_fleet(entry), entry)
+
+    def _recorded(self, topic: bytes, entries: list[Entry]) -> None:
+        """What is heard can be written down, and read again."""
+        heard = TapMark("sent", 1, 0.0, 1, "w0").topic
+        for recorder in self._recorders:
+            for builds in (
+                recorder.tapped(topic, entries, 1),
+                recorder.tapped(heard, entries, 2),
+                recorder.published(topic, entries, 3),
+                recorder.told(entries),
+                recorder.tick(10**10),
+            ):
+                for build in builds:
+                    record_in(payload_of(build(1, 1)))
 
     def _encodes_again(self, entry: Entry, kind: type[msgspec.Struct], body: object) -> None:
         """Whatever is taken in can be passed on."""

@@ -3,23 +3,15 @@
 # pyright: reportUnknownMemberType=false
 # The stubs of torch leave parameters untyped.
 
-import asyncio
-import json
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 import torch
 
 from bus.manifest import digest_of, lay_out, total_bytes
 from bus.messages.weights import Manifest, Offer
+from tests.line_process import LineProcess, line_processes
 
-ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 120.0
-"""Of every wait; a first use of a GPU takes seconds."""
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64"}
 
 
@@ -60,52 +52,6 @@ class Version:
         return msgspec.json.encode(manifest).decode()
 
 
-class TakerProcess:
-    """One worker."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    def tell(self, do: str, **order: object) -> None:
-        """Give an order."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{json.dumps({'do': do, **order})}\n".encode())
-
-    async def hear(self) -> dict[str, Any]:
-        """The next answer."""
-        assert self.process.stdout is not None
-        async with asyncio.timeout(DEADLINE_S):
-            return json.loads(await self.process.stdout.readline())
-
-    async def ask(self, do: str, **order: object) -> dict[str, Any]:
-        """Both."""
-        self.tell(do, **order)
-        return await self.hear()
-
-    async def kill(self) -> None:
-        """At once."""
-        self.process.kill()
-        await self.process.wait()
-
-
-@asynccontextmanager
-async def takers(transport: str, gpus: list[str]) -> AsyncGenerator[list[TakerProcess]]:
+def takers(transport: str, gpus: list[str]) -> AbstractAsyncContextManager[list[LineProcess]]:
     """One per GPU named, ready; killed at the end."""
-    started: list[TakerProcess] = []
-    try:
-        for gpu in gpus:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "tests.gpu.weight_taker", transport, gpu),
-                cwd=ROOT,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            started.append(TakerProcess(process))
-        for each in started:
-            assert await each.hear() == {"ready": True}
-        yield started
-    finally:
-        for each in started:
-            if each.process.returncode is None:
-                await each.kill()
+    return line_processes([("tests.gpu.weight_taker", transport, gpu) for gpu in gpus])

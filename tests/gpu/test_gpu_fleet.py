@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import rolloutbus
 from rolloutbus import RolloutClient, Sampling, WeightPublisher
-from tests.gpu.takers import DEADLINE_S
 from tests.integration.reference import Reference
+from tests.line_process import DEADLINE_S
 from trainer_adapter.offers.collective import CollectiveOffering
 
 pytestmark = [

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine_worker.weights.gpu import gpu_uuid
-from tests.gpu.takers import DEADLINE_S, Version, takers
+from tests.gpu.takers import Version, takers
+from tests.line_process import DEADLINE_S
 from trainer_adapter.offers.collective import CollectiveOffering
 
 pytestmark = [

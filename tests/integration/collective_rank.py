@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from operator import le
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -27,6 +26,7 @@ from engine_worker.weights.collective import Collective
 from engine_worker.weights.landing import HostLanding
 from engine_worker.weights.meeting import Meeting
 from engine_worker.weights.staged import CannotFetch
+from tests.integration.drills import n_held
 
 SETTLE_S = 10.0
 
@@ -63,16 +63,11 @@ def take_half(order: dict[str, Any]) -> None:
     meeting.receive(landing.pieces, offer.backend)
 
 
-def count(kind: str) -> int:
-    """Descriptors or threads of this process, those of libraries among them."""
-    return sum(1 for _ in Path(f"/proc/self/{kind}").iterdir())
-
-
 def held_at_rest(before: list[int]) -> list[int]:
     """Descriptors and threads, once there are no more than `before` or that has taken too long."""
     give_up_at = time.monotonic() + SETTLE_S
     while True:
-        held = [count(kind) for kind in ("fd", "task")]
+        held = [n_held("fd"), n_held("task")]
         if all(map(le, held, before)) or time.monotonic() > give_up_at:
             return held
         time.sleep(0.01)  # a thread that was joined is listed a moment longer
@@ -84,7 +79,7 @@ def main() -> None:
     print(json.dumps({"ready": torch.distributed.is_available()}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        if order.get("half"):
+        if order["do"] == "half":
             take_half(order)
             continue
         report = asyncio.run(take(way, order))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Literal, Self, TypeVar, Unpack
 
 import numpy as np
 import pytest
@@ -38,6 +38,27 @@ ENDLESS = 24_000
 """Tokens of a rollout that is still under way whenever a test looks; it has to be cut."""
 FAKE_SEED = 7
 
+Found = TypeVar("Found")
+
+
+class News:
+    """Tells who waits for something that it may have come."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def come(self) -> None:
+        """Let everybody look."""
+        self._event.set()
+
+    async def until(self, look: Callable[[], Found]) -> Found:
+        """Wait until a look, now or at any news, finds something; what that is."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not (found := look()):
+                self._event.clear()
+                await self._event.wait()
+            return found
+
 
 class Streamed:
     """A stream under way, its deltas so far and the rollout that they lead to."""
@@ -54,7 +75,7 @@ class Streamed:
         self._client = client
         self.rid, self._future, self._inbox = client.connection.submit_stream(ask, deadline_s)
         self.deltas: list[Delta] = []
-        self._grown = asyncio.Event()
+        self._news = News()
         self._reader = asyncio.create_task(self._read())
 
     @property
@@ -87,11 +108,14 @@ class Streamed:
 
     async def seen(self, is_so: Callable[[], bool]) -> None:
         """Wait until `is_so`, judged after each delta."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not is_so():
-                assert not self._reader.done(), "the stream ended early"
-                self._grown.clear()
-                await self._grown.wait()
+
+        def look() -> bool:
+            if is_so():
+                return True
+            assert not self._reader.done(), "the stream ended early"
+            return False
+
+        await self._news.until(look)
 
     async def stands_still(self) -> bool:
         """Whether it stops growing; what is on its way may still come."""
@@ -113,9 +137,9 @@ class Streamed:
         assert partial.logprobs[: len(self.logprobs)].tolist() == self.logprobs
         return partial
 
-    async def rollout(self) -> Rollout:
+    async def rollout(self, deadline_s: float = DEADLINE_S) -> Rollout:
         """Its result, once the stream has ended."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             await self._reader
             result = await self._future
         assert isinstance(result, Rollout)
@@ -133,8 +157,8 @@ class Streamed:
     async def _read(self) -> None:
         async for delta in self._inbox:
             self.deltas.append(delta)
-            self._grown.set()
-        self._grown.set()
+            self._news.come()
+        self._news.come()
 
 
 async def status_when(client: RolloutClient, is_so: Callable[[FleetStatus], bool]) -> FleetStatus:
@@ -143,7 +167,7 @@ async def status_when(client: RolloutClient, is_so: Callable[[FleetStatus], bool
     try:
         async with asyncio.timeout(DEADLINE_S):
             while not is_so(status):
-                await asyncio.sleep(PACE_S)
+                await asyncio.sleep(PACE_S)  # the router tells nobody when it changes
                 status = await client.status()
     except TimeoutError:
         raise AssertionError(f"never came true; last seen: {status}") from None
@@ -164,7 +188,7 @@ async def facts_when(
             }
             if is_so(facts):
                 return facts
-            await asyncio.sleep(PACE_S)
+            await asyncio.sleep(PACE_S)  # workers tell nobody when they change
 
 
 def worker_in(status: FleetStatus, name: str) -> WorkerStatus | None:
@@ -196,7 +220,7 @@ class Watcher:
         self.rows: dict[str, list[StreamRow]] = {}
         self._heard: set[str] = set()
         """Workers of whom a row came."""
-        self._news = asyncio.Event()
+        self._news = News()
 
     async def __aenter__(self) -> Self:
         await self._subscriber.__aenter__()
@@ -230,10 +254,7 @@ class Watcher:
 
     async def seen(self, is_so: Callable[[], bool]) -> None:
         """Wait until `is_so`, judged after each row."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not is_so():
-                self._news.clear()
-                await self._news.wait()
+        await self._news.until(is_so)
 
     async def finished(self, rid: str) -> list[StreamRow]:
         """All rows of a request, once the last one came."""
@@ -244,7 +265,12 @@ class Watcher:
         async for row in self._subscriber:
             self.rows.setdefault(row.rid, []).append(row)
             self._heard.add(row.worker)
-            self._news.set()
+            self._news.come()
+
+
+def n_held(kind: Literal["fd", "task"], pid: int | str = "self") -> int:
+    """Descriptors or threads of a process, those of libraries among them."""
+    return sum(1 for _ in Path(f"/proc/{pid}/{kind}").iterdir())
 
 
 async def live_and_die(script: Path, address: str) -> None:

@@ -1,6 +1,5 @@
 """A client that says whatever a test wants said: entries by hand over a real socket."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -15,7 +14,7 @@ from bus.messages.endings import Problem
 from bus.messages.generation import Generate, Sampling
 from bus.messages.membership import Goodbye, Hello
 from bus.zmq_ports import DealerPort
-from tests.integration.drills import DEADLINE_S
+from tests.integration.drills import News
 
 PLACE = Placement("default")
 
@@ -31,7 +30,7 @@ class RawClient:
         self.name = name
         self.entries: list[Entry] = []
         self._n = 0
-        self._news = asyncio.Event()
+        self._news = News()
         self._port = DealerPort(address, self._arrived, None)
 
     async def __aenter__(self) -> Self:
@@ -86,14 +85,9 @@ class RawClient:
         return problem
 
     async def _first(self, is_it: Callable[[Entry], bool]) -> Entry:
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                found = next((entry for entry in self.entries if is_it(entry)), None)
-                if found is not None:
-                    return found
-                self._news.clear()
-                await self._news.wait()
+        found = await self._news.until(lambda: [each for each in self.entries if is_it(each)])
+        return found[0]
 
     def _arrived(self, entries: list[Entry]) -> None:
         self.entries += entries
-        self._news.set()
+        self._news.come()

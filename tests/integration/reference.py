@@ -4,10 +4,11 @@
 # torch's and transformers' stubs leave parameters untyped.
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from rolloutbus import Rollout
 
@@ -38,14 +39,19 @@ class Reference:
     def fresh(self, prompt: list[int], rollout: Rollout, temperature: float) -> np.ndarray:
         """float32 [n]: each token under one forward pass with that token's version."""
         found = np.zeros(len(rollout.tokens), np.float32)
-        ids = torch.tensor([[*prompt, *rollout.tokens.tolist()]])
         for version in sorted({int(v) for v in rollout.token_versions}):
-            self._load(version)
-            with torch.no_grad():
-                logits = self.model(ids).logits[0, len(prompt) - 1 : -1]
+            logits = self._logits(prompt, rollout, version)
             rows = rollout.token_versions == version
             found[rows] = _picked(logits, rollout.tokens, temperature)[rows]
         return found
+
+    def likeliest(self, prompt: list[int], rollout: Rollout) -> list[int]:
+        """The best token in each place, after the tokens that were sampled before it."""
+        found = np.zeros(len(rollout.tokens), np.int64)
+        for version in sorted({int(v) for v in rollout.token_versions}):
+            rows = rollout.token_versions == version
+            found[rows] = self._logits(prompt, rollout, version).argmax(-1).numpy()[rows]
+        return found.tolist()
 
     def by_runs(self, prompt: list[int], rollout: Rollout, temperature: float) -> np.ndarray:
         """float32 [n]: with the KV cache built run by run, as under `in_place`.
@@ -71,12 +77,19 @@ class Reference:
             start = stop
         return found
 
+    def _logits(self, prompt: list[int], rollout: Rollout, version: int) -> torch.Tensor:
+        """float32 [n, vocabulary]: of one forward pass, in the place of each token."""
+        self._load(version)
+        ids = torch.tensor([[*prompt, *rollout.tokens.tolist()]])
+        with torch.no_grad():
+            return self.model(ids).logits[0, len(prompt) - 1 : -1]
+
     def _load(self, version: int) -> None:
         self.model.load_state_dict(self._versions[version])
 
 
-def _load(path: Path) -> LlamaForCausalLM:
-    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
+def _load(path: Path) -> PreTrainedModel:
+    model = cast("Any", AutoModelForCausalLM).from_pretrained(path, dtype=torch.float32)
     return model.eval()
 
 

@@ -42,7 +42,6 @@ async def test_forty_faults_lose_nothing_and_double_nothing(tmp_path: Path, seed
         minutes=1.1,
         deadline_s=120.0,
         client_processes=1,
-        has_detached=False,  # one in a hundred runs twice: docs/protocol.md, "Known weaknesses"
         directory=str(tmp_path / "run"),
     )
     report = await run_chaos(settings)
@@ -69,7 +68,6 @@ async def test_real_model_says_the_same_while_its_workers_are_broken(
         engine="transformers",
         model=str(tiny_model),
         client_processes=1,
-        has_detached=False,
         directory=str(tmp_path / "run"),
     )
     report = await run_chaos(settings)

@@ -4,14 +4,9 @@
 # The stubs of torch leave parameters untyped.
 
 import asyncio
-import json
-import os
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from operator import le
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,8 +15,8 @@ import torch
 
 from bus.manifest import digest_of, lay_out, total_bytes
 from bus.messages.weights import Manifest, Offer
-from tests.integration.drills import DEADLINE_S
-from tests.integration.store_harness import ROOT
+from tests.integration.drills import DEADLINE_S, n_held
+from tests.line_process import LineProcess, line_processes
 from trainer_adapter.offers.collective import CollectiveOffering
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -66,58 +61,18 @@ class Version:
         return {each.name: digest for each, digest in zip(self.layout, self.digests, strict=True)}
 
 
-def n_descriptors() -> int:
-    """Of the trainer: this process."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-class Rank:
-    """A worker's process."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    def tell(self, **order: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{json.dumps(order)}\n".encode())
-
-    async def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(DEADLINE_S):
-            return json.loads(await self.process.stdout.readline())
-
-
-@asynccontextmanager
-async def ranks(n: int) -> AsyncGenerator[list[Rank]]:
-    started: list[Rank] = []
-    try:
-        for _ in range(n):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "tests.integration.collective_rank"),
-                cwd=ROOT,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            started.append(Rank(process))
-        for each in started:
-            assert await each.hear() == {"ready": True}
-        yield started
-    finally:
-        for each in started:
-            if each.process.returncode is None:
-                each.process.kill()
-            await each.process.wait()
+def ranks(n: int) -> AbstractAsyncContextManager[list[LineProcess]]:
+    """Worker processes, ready; killed at the end."""
+    return line_processes([["tests.integration.collective_rank"]] * n)
 
 
 async def broadcast(
-    offering: CollectiveOffering, version: Version, workers: list[Rank], world: int = 0
+    offering: CollectiveOffering, version: Version, workers: list[LineProcess], world: int = 0
 ) -> list[dict[str, Any]]:
     offers = await offering.prepare(version.layout, version.tensors)
     manifest = version.manifest(offers)
     for rank, each in enumerate(workers, 1):
-        each.tell(manifest=manifest, rank=rank, world=world or len(workers) + 1)
+        each.tell("take", manifest=manifest, rank=rank, world=world or len(workers) + 1)
     async with asyncio.timeout(DEADLINE_S):
         await offering.serve()
     await offering.close()
@@ -137,7 +92,7 @@ async def test_every_worker_gets_every_byte_version_after_version(
             assert offering.problem == ""
             assert [each["digests"] for each in got] == [version.expected] * n_workers
             assert {each["moved_bytes"] for each in got} == {total_bytes(version.layout)}
-            held.append([[n_descriptors()], *(each["held"] for each in got)])
+            held.append([[n_held("fd")], *(each["held"] for each in got)])
     before, after = chain(*held[1]), chain(*held[2])
     assert all(map(le, after, before)), held
 
@@ -150,12 +105,12 @@ async def test_a_rank_that_is_killed_half_way_ends_it_for_all_and_the_next_one_w
         doomed, others = workers[0], workers[1:]
         first = Version(1, seed)
         manifest = first.manifest(await offering.prepare(first.layout, first.tensors))
-        doomed.tell(manifest=manifest, rank=1, world=4, half=True)
+        doomed.tell("half", manifest=manifest, rank=1, world=4)
         for rank, each in enumerate(others, 2):
-            each.tell(manifest=manifest, rank=rank, world=4)
+            each.tell("take", manifest=manifest, rank=rank, world=4)
         serving = asyncio.create_task(offering.serve())
         assert await doomed.hear() == {"half": True}
-        doomed.process.kill()
+        await doomed.kill()
         # Far from the timeout: a broken link is noticed at once.
         async with asyncio.timeout(DEADLINE_S / 2):
             got = [await each.hear() for each in others]
@@ -175,8 +130,8 @@ async def test_a_rank_that_hangs_half_way_ends_it_within_the_timeout(seed: int) 
     async with ranks(2) as (hanging, other):
         version = Version(1, seed)
         manifest = version.manifest(await offering.prepare(version.layout, version.tensors))
-        hanging.tell(manifest=manifest, rank=1, world=3, half=True)
-        other.tell(manifest=manifest, rank=2, world=3)
+        hanging.tell("half", manifest=manifest, rank=1, world=3)
+        other.tell("take", manifest=manifest, rank=2, world=3)
         async with asyncio.timeout(DEADLINE_S):
             await offering.serve()
             await offering.close()
@@ -197,10 +152,10 @@ async def test_a_trainer_that_gives_up_releases_those_who_wait(seed: int) -> Non
     version = Version(1, seed)
     async with ranks(1) as (worker,):
         manifest = version.manifest(await offering.prepare(version.layout, version.tensors))
-        worker.tell(manifest=manifest, rank=1, world=2)
+        worker.tell("take", manifest=manifest, rank=1, world=2)
         await offering.close()
         got = await worker.hear()
-        worker.tell(manifest=manifest, rank=1, world=2)
+        worker.tell("take", manifest=manifest, rank=1, world=2)
         late = await worker.hear()
     assert (got["error"], late["error"]) == ("CannotFetch", "CannotFetch")
 
@@ -211,7 +166,7 @@ async def test_two_workers_cannot_have_one_rank(seed: int) -> None:
     async with ranks(2) as workers:
         manifest = version.manifest(await offering.prepare(version.layout, version.tensors))
         for each in workers:
-            each.tell(manifest=manifest, rank=1, world=2)
+            each.tell("take", manifest=manifest, rank=1, world=2)
         await offering.serve()
         await offering.close()
         got = [await each.hear() for each in workers]

@@ -5,7 +5,6 @@ import contextlib
 import resource
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,7 +16,7 @@ from bus.resources import RESERVE_FDS
 from launcher.plan import environment, python
 from rolloutbus import RolloutClient
 from router.settings import RouterSettings
-from tests.integration.drills import DEADLINE_S, PACE_S, status_when
+from tests.integration.drills import DEADLINE_S, PACE_S, n_held, status_when
 from trainer_adapter.settings import ClientSettings
 
 pytestmark = pytest.mark.integration
@@ -63,7 +62,7 @@ class Router:
 
     @property
     def n_fds(self) -> int:
-        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+        return n_held("fd", self.process.pid)
 
     def leave_room_for(self, n_links: int) -> int:
         """Lower what the system allows it; returns how many descriptors it may have."""

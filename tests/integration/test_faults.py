@@ -82,6 +82,13 @@ class Load:
         return rollouts
 
 
+async def load_on(client: RolloutClient, victim: str) -> tuple[Load, set[str]]:
+    """A load that is held, and which streams `victim` is in the middle of."""
+    load = Load(client)
+    await load.is_held()
+    return load, load.rids_at(victim)
+
+
 def assert_kept(rollouts: Sequence[Rollout], struck: set[str]) -> None:
     """What the victim was in the middle of went on, and every token was kept."""
     assert struck, "nothing ran on the victim: the test tested nothing"
@@ -141,9 +148,7 @@ async def test_rollouts_of_a_killed_worker_go_on_elsewhere(
     epoch = await epoch_of(client, "w0")
     n_resumed = client.connection.counters.resumed
     with hold.at(N_BEFORE):
-        load = Load(client)
-        await load.is_held()
-        struck = load.rids_at("w0")
+        load, struck = await load_on(client, "w0")
         fleet.kill("w0")
     rollouts = await load.rollouts()
 
@@ -157,9 +162,7 @@ async def test_rollouts_of_a_killed_engine_host_go_on_and_its_worker_comes_back(
 ) -> None:
     epoch, pid = await epoch_of(client, "w1"), fleet.pids["w1"]
     with hold.at(N_BEFORE):
-        load = Load(client)
-        await load.is_held()
-        struck = load.rids_at("w1")
+        load, struck = await load_on(client, "w1")
         fleet.kill_engine_host("w1")
     rollouts = await load.rollouts()
 
@@ -173,9 +176,7 @@ async def test_a_frozen_worker_that_wakes_up_changes_nothing(
 ) -> None:
     epoch, pid = await epoch_of(client, "w2"), fleet.pids["w2"]
     with hold.at(N_BEFORE):
-        load = Load(client)
-        await load.is_held()
-        struck = load.rids_at("w2")
+        load, struck = await load_on(client, "w2")
         os.kill(pid, signal.SIGSTOP)
     try:
         # Longer than its lease: the router has given it up and its work to others.

@@ -34,7 +34,7 @@ from bus.security.zmq_dialer import dialer_of
 from bus.security.zmq_guard import Doorway, Guard
 from bus.zmq_ports import DealerPort, RouterPort
 from bus.zmq_sockets import CURVE_BYTES, SKIP_FRAMES, Reader, new_socket
-from tests.integration.drills import DEADLINE_S
+from tests.integration.drills import DEADLINE_S, News
 from tests.integration.keyring import Keyring
 
 pytestmark = pytest.mark.integration
@@ -51,7 +51,7 @@ class Listener:
     def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self.entries: list[Entry] = []
         self.offenders: list[Peer] = []
-        self._news = asyncio.Event()
+        self._news = News()
         self.port = RouterPort([ANY], self._hear, self._offended, max_body_bytes=max_body_bytes)
 
     def add(self, entries: list[Entry]) -> None:
@@ -59,13 +59,10 @@ class Listener:
         for entry in entries:
             body = msgspec.Raw(bytes(entry.body))
             self.entries.append(msgspec.structs.replace(entry, body=body))
-        self._news.set()
+        self._news.come()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not is_so():
-                self._news.clear()
-                await self._news.wait()
+        await self._news.until(is_so)
 
     async def hears(self, rid: str) -> Entry:
         await self.until(lambda: any(entry.rid == rid for entry in self.entries))
@@ -76,7 +73,7 @@ class Listener:
 
     def _offended(self, peer: Peer) -> None:
         self.offenders.append(peer)
-        self._news.set()
+        self._news.come()
 
 
 @asynccontextmanager

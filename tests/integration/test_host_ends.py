@@ -64,6 +64,17 @@ async def test_signal_tells_who_is_to_blame(
         assert await _goodbye(router) == reason
 
 
+async def test_engine_process_that_fails_by_its_own_word_is_told_with_that_word(
+    tmp_path: Path,
+) -> None:
+    async with _busy_host(tmp_path) as (router, pid):
+        os.kill(pid, signal.SIGQUIT)  # an engine's child tells its parent so
+        code, _, words = (await _goodbye(router)).partition(": ")
+        assert code == "engine_crashed"
+        assert "one of the engine's processes has failed" in words
+        await router.until(lambda: len({entry.epoch for entry in router.said("hello")}) > 1)
+
+
 async def test_engine_that_aborts_has_crashed(tmp_path: Path) -> None:
     prompt_begins_with = 1
     async with _busy_host(tmp_path, poison_token=prompt_begins_with) as (router, _):

@@ -1,7 +1,6 @@
 """What an actor says before it leaves arrives; nobody waits for ever, and nothing stays behind."""
 
 import asyncio
-import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator
@@ -20,7 +19,7 @@ from bus.zmq_ports import DealerPort, RouterPort
 from bus.zmq_topics import PubPort, SubPort
 from launcher.plan import environment
 from tests.architecture.source_tree import ROOT
-from tests.integration.drills import DEADLINE_S, PACE_S, STILL_S
+from tests.integration.drills import DEADLINE_S, PACE_S, STILL_S, n_held
 
 pytestmark = pytest.mark.integration
 
@@ -110,7 +109,7 @@ async def test_a_process_ends_although_its_peer_takes_nothing_any_more() -> None
 
 def held() -> tuple[int, int]:
     """(threads, descriptors) of this process."""
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    return n_held("task"), n_held("fd")
 
 
 def ignore(_: bytes, __: list[Entry]) -> None:

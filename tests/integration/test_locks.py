@@ -25,7 +25,7 @@ from bus.security.zmq_proof import prove
 from bus.zmq_ports import DealerPort, RouterPort
 from bus.zmq_sockets import bind_anywhere, new_socket
 from bus.zmq_topics import PubPort
-from tests.integration.drills import DEADLINE_S
+from tests.integration.drills import DEADLINE_S, News
 from tests.integration.keyring import Keyring
 
 pytestmark = pytest.mark.integration
@@ -39,17 +39,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.items: list[tuple[str, Entry]] = []
-        self._news = asyncio.Event()
+        self._news = News()
 
     def add(self, who: str, entries: list[Entry]) -> None:
         self.items += [(who, entry) for entry in entries]
-        self._news.set()
+        self._news.come()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not is_so():
-                self._news.clear()
-                await self._news.wait()
+        await self._news.until(is_so)
 
     async def seqs_of(self, who: str, *wanted: str) -> None:
         await self.until(lambda: {e.rid for w, e in self.items if w == who} >= set(wanted))

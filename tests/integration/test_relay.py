@@ -22,7 +22,7 @@ from engine_worker.host_process import HostProcess
 from engine_worker.settings import WorkerSettings
 from engine_worker.weights.relay import open_relay
 from engine_worker.weights.ways import ways_of_this_host
-from tests.integration.drills import DEADLINE_S
+from tests.integration.drills import DEADLINE_S, n_held
 from tests.integration.keyring import Keyring
 from tests.integration.relay_family import (
     TENSOR_BYTES,
@@ -45,10 +45,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 TREES = {"chain": [None, 0], "tree": [None, 0, 0, 1]}
 """Each worker's parent; None: the store."""
 N_ROUNDS = 30
-
-
-def n_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
@@ -230,7 +226,7 @@ async def test_a_relay_leaves_no_descriptor_behind(tmp_path: Path) -> None:
         ):
             with pytest.raises(EngineFailed):
                 await link.ask("push_chunk", PullChunk("default", 1, 0, 1))
-        return n_descriptors()
+        return n_held("fd")
 
     before = await open_and_close("first")
     counts = [await open_and_close(f"r{i}") for i in range(N_ROUNDS)]

@@ -27,6 +27,7 @@ from rolloutbus import Fleet, RolloutClient, Sampling, StreamSubscriber
 from tests.integration.drills import (
     DEADLINE_S,
     ENDLESS,
+    News,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
@@ -91,17 +92,14 @@ class RawLink:
 
     def __init__(self, endpoint: str, dialer: Dialer | None) -> None:
         self.entries: list[Entry] = []
-        self._news = asyncio.Event()
+        self._news = News()
         self.gone = asyncio.Event()
         self._port = DealerPort(endpoint, self._arrived, self.gone.set, dialer=dialer)
         self.send = self._port.send
         self.close = self._port.close
 
     async def heard(self, kind: str) -> Entry:
-        async with asyncio.timeout(DEADLINE_S):
-            while not (found := [entry for entry in self.entries if entry.kind == kind]):
-                self._news.clear()
-                await self._news.wait()
+        found = await self._news.until(lambda: [e for e in self.entries if e.kind == kind])
         return found[0]
 
     async def is_dropped_unheard(self) -> bool:
@@ -113,7 +111,7 @@ class RawLink:
 
     def _arrived(self, entries: list[Entry]) -> None:
         self.entries += entries
-        self._news.set()
+        self._news.come()
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -28,7 +28,7 @@ from bus.messages.weights import (
 from bus.ref import STORE
 from bus.shm import SegmentWriter
 from bus.tensor_files import shard_name
-from engine_worker.engine import RawTensor, TensorSpec
+from engine_worker.engine import RawTensor, TensorRange, TensorSpec
 from engine_worker.weights.buffers import SpareBuffer
 from engine_worker.weights.changed import ChangedSince
 from engine_worker.weights.receiver import WeightReceiver
@@ -40,6 +40,8 @@ from trainer_adapter.rollout import FleetResult
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 Weights = dict[str, torch.Tensor]
+READ_BYTES = 1_000_003
+"""Less than a large tensor has, and no whole number of elements."""
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
@@ -82,8 +84,12 @@ class HeldWeights:
         self._version = version
         self._tensors = tensors
 
-    def read_weights(self, names: Sequence[str]) -> tuple[int, Mapping[str, Bytes]]:
-        return self._version, {name: raw(self._tensors[name]).copy() for name in names}
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        assert sum(each.size_bytes for each in ranges) <= READ_BYTES
+        return self._version, [
+            raw(self._tensors[name])[offset : offset + size_bytes].copy()
+            for name, offset, size_bytes in ranges
+        ]
 
 
 class Worker:
@@ -96,7 +102,7 @@ class Worker:
             TensorSpec(name, DTYPES[each.dtype], tuple(each.shape), each.nbytes)
             for name, each in tensors.items()
         ]
-        changes = ChangedSince(HeldWeights(version, tensors), SpareBuffer())
+        changes = ChangedSince(HeldWeights(version, tensors), SpareBuffer(), READ_BYTES)
         self._harness = harness
         self._receiver = WeightReceiver(specs, {**ways_of_this_host(root=root), "delta": changes})
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from bus.errors import RequestCancelled
 from bus.messages.endings import Problem
+from bus.messages.membership import Member
 from bus.messages.weights import Published, PublishVersion, RecordCommit, UpdateProgress
 from bus.ref import STORE
 from trainer_adapter.control import FleetRef
@@ -27,6 +28,7 @@ class UpdateDesk:
         self.committed: list[int] = []
         self.decides = asyncio.Event()
         self.decides.set()
+        self.members: list[Member] = []
 
     def submit(
         self,

@@ -20,7 +20,7 @@ from bus.messages.generation import Generate, Sampling
 from bus.messages.membership import Beat, Hello, Lease, Welcome
 from bus.zmq_ports import RouterPort
 from bus.zmq_topics import SubPort
-from tests.integration.drills import DEADLINE_S
+from tests.integration.drills import News
 
 CLIENT = "client"
 
@@ -43,7 +43,7 @@ class ScriptedRouter:
         self.hello: Hello | None = None
         self.epoch = ""
         self.is_silent = False
-        self._news = asyncio.Event()
+        self._news = News()
         self._sub = SubPort(self._streamed, [CLIENT])
 
     def close(self) -> None:
@@ -62,11 +62,7 @@ class ScriptedRouter:
         return [e for e in self.entries if e.kind == kind and rid in (None, e.rid)]
 
     async def until(self, condition: Callable[[], Found]) -> Found:
-        async with asyncio.timeout(DEADLINE_S):
-            while not (found := condition()):
-                self._news.clear()
-                await self._news.wait()
-            return found
+        return await self._news.until(condition)
 
     async def ending(self, rid: str) -> Entry:
         kinds = {"finished", "failed", "cancelled", "expired", "refused"}
@@ -101,12 +97,12 @@ class ScriptedRouter:
                 beat = unpack(entry)
                 assert isinstance(beat, Beat)
                 self.port.send(peer, Entry("lease", body=pack(Lease(1, "r", beat.seq))))
-        self._news.set()
+        self._news.come()
 
     def _streamed(self, topic: bytes, entries: list[Entry]) -> None:
         assert topic == topic_of(CLIENT)
         self.published += entries
-        self._news.set()
+        self._news.come()
 
 
 @asynccontextmanager

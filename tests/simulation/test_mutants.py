@@ -29,6 +29,7 @@ FOUND_BY = {
     "session_news": 0,
     "session_news_once": 0,
     "detached_requeue": 38,
+    "detached_over": 0,
 }
 """Mutant -> a seed that finds it."""
 SEARCHED = 600

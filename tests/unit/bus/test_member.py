@@ -1,6 +1,7 @@
 """The member core: leases judged from the sending of beats, epochs, one execution per attempt."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -38,9 +39,9 @@ class Bench:
     def now(self) -> float:
         return self.clock.now()
 
-    def collect(self, effects: list[MemberEffect]) -> list[MemberEffect]:
+    def collect(self, effects: Sequence[MemberEffect]) -> list[MemberEffect]:
         self.effects += effects
-        return effects
+        return list(effects)
 
     def say(self, *entries: Entry) -> list[MemberEffect]:
         return self.collect(self.core.receive(entries, self.now))
@@ -215,6 +216,19 @@ def test_acknowledged_execution_is_not_repeated(leased: Bench) -> None:
     leased.core.ended("finished", FIRST, DONE, leased.now)
     leased.say(Entry("ack", body=pack(Ack([("c/1", (1, 1))]))))
     assert leased.say(command) == []
+
+
+def test_what_is_over_is_told_to_the_next_router_and_then_no_more(leased: Bench) -> None:
+    leased.say(Entry("ack", body=pack(Ack([], ["c/1"]))))
+    leased.pass_time(1.0, answered=True)
+    assert leased.last_beat().over == []
+    leased.collect(leased.core.link_down(leased.now))
+    while not any(isinstance(each, Connect) for each in leased.effects[-3:]):
+        leased.pass_time(0.05, answered=False)
+    assert leased.last_beat().over == ["c/1"]
+    leased.answer_beat(2, "r2")
+    leased.pass_time(1.0, answered=True)
+    assert leased.last_beat().over == []
 
 
 def test_lower_attempt_is_ignored_and_higher_one_replaces(leased: Bench) -> None:

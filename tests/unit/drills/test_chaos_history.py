@@ -176,6 +176,12 @@ def test_end_that_was_not_acknowledged_is_collected_again_but_not_another_one() 
     assert ASKED.op in _inherited(COLLECTED, other).duplicated
 
 
+def test_detached_request_that_an_update_stopped_may_end_so_for_who_collects_it() -> None:
+    stopped = _with(GOOD, outcome="cancelled", tokens=b"", versions=[])
+    assert _inherited(msgspec.structs.replace(stopped, is_collected=True)).n_violations == 0
+    assert _judge(ASKED, stopped).failed == [ASKED.op]
+
+
 def test_detached_request_may_be_lost_only_with_those_who_held_it() -> None:
     assert _inherited().lost == [ASKED.op]
     assert _inherited(GONE).lost == [ASKED.op]

@@ -25,7 +25,12 @@ from engine_worker.core import WorkerCore
 from engine_worker.effects import ToHost, WorkerEffect
 from engine_worker.settings import WorkerSettings
 
-READY = EngineReady("fake", 64, 128, 4, [0], sorted(HOST_COMMANDS))
+READY = EngineReady(
+    *("fake", 64, 128, 4, [0], sorted(HOST_COMMANDS)),
+    features=["min_new_tokens", "seed"],
+    parallel={"tp": 2},
+    software={"fake": "1"},
+)
 KINDS_OF_ENDINGS = {"finished", "failed", "cancelled", "expired", "refused"}
 
 

@@ -6,7 +6,7 @@ import socket
 import msgspec
 
 from bus.entry import Entry
-from engine_worker.host_link import HostLink
+from engine_worker.host_link import CUT_BYTES, HostLink
 
 DEADLINE_S = 60.0
 
@@ -59,6 +59,19 @@ async def test_frames_larger_than_a_read_arrive_whole() -> None:
         left.flush()
     await end.until_has(3)
     assert all(entry.body == body for batch in end.batches for entry in batch)
+    left.close()
+    right.close()
+
+
+async def test_more_than_one_frame_may_hold_arrives_in_order() -> None:
+    left, right, end = await pair()
+    body = msgspec.Raw(msgspec.msgpack.encode(bytes(CUT_BYTES // 3)))
+    for n in range(5):
+        left.send(Entry("extras", f"c/{n}", body=body))
+    left.send(Entry("deltas", "c/5"))
+    await end.until_has(6)
+    assert end.rids == [f"c/{n}" for n in range(6)]
+    assert len(end.batches) > 1
     left.close()
     right.close()
 

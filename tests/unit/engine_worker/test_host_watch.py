@@ -106,7 +106,7 @@ def test_goodbye_says_whether_the_engine_is_to_blame(was_killed: bool, goodbye: 
 def test_host_that_said_that_its_engine_failed_has_crashed_whoever_killed_it() -> None:
     watch = Watched().watch
     watch.complained("CUDA error")
-    assert _end(watch, 100, was_killed=True)[:2] == ("CUDA error", "engine_crashed")
+    assert _end(watch, 100, was_killed=True)[:2] == ("CUDA error", "engine_crashed: CUDA error")
 
 
 def test_what_one_host_said_is_not_laid_at_the_next_ones_door() -> None:

@@ -1,5 +1,9 @@
 """The vectorised sampler against a slow one that handles one row at a time."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# torch's stubs leave parameters untyped.
+
 import random
 from typing import Any
 
@@ -7,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from bus.messages.generation import Sampling
+from bus.messages.generation import Processor, Sampling, Want
 from engine_worker.engine import EngineFacts, Work
+from engine_worker.engines.processors import Processors
 from engine_worker.engines.request import Request, open_request
 from engine_worker.engines.sampler import Draw, Sampler, uniforms
+from engine_worker.engines.wanted import WantedTokens
 from tests.step_log import key
 
 VOCAB = 50
@@ -171,3 +177,72 @@ def test_a_slot_forgets_its_last_request() -> None:
 def test_logits_that_are_not_finite_are_an_error() -> None:
     with pytest.raises(FloatingPointError):
         sample([request(Sampling(seed=1))], torch.full((1, VOCAB), torch.nan))
+
+
+def ruled(sampling: Sampling, **more: Any) -> Request:  # noqa: ANN401
+    opened = request(sampling)
+    for name, value in more.items():
+        setattr(opened, name, value)
+    return opened
+
+
+def test_bias_comes_before_penalties_and_processors_before_the_temperature() -> None:
+    sampling = Sampling(
+        temperature=0.5, frequency_penalty=1.0, logit_bias={3: 2.0}, max_new_tokens=9
+    )
+    mask = Processor("action_mask", {"allowed": [3, 4]})
+    one = ruled(sampling, tokens=[3, 3], processors=Processors({}).build([mask], VOCAB))
+    scores = torch.zeros(1, VOCAB)
+    drawn = sample([one], scores)
+    # Token 3: 0 + 2 - 2 x 1; token 4: 0. Both divided by 0.5, and nothing else is left.
+    assert int(drawn.tokens[0]) in (3, 4)
+    assert drawn.logprobs[0] == pytest.approx(np.log(0.5))
+
+
+def test_rules_of_one_row_leave_the_others_alone() -> None:
+    processors = Processors({}).build([Processor("disallowed_tokens", {"blocked": [1]})], VOCAB)
+    greedy = Sampling(temperature=0.0)
+    plain, scores = request(greedy), torch.zeros(2, VOCAB)
+    scores[:, 1] = 5.0
+    scores[:, 2] = 4.0
+    assert sample([ruled(greedy, processors=processors), plain], scores).tokens.tolist() == [2, 1]
+
+
+def test_a_row_that_nothing_is_left_of_fails_alone() -> None:
+    asked = [
+        Processor("action_mask", {"allowed": [5]}),
+        Processor("disallowed_tokens", {"blocked": [5]}),
+    ]
+    one = ruled(Sampling(), processors=Processors({}).build(asked, VOCAB))
+    drawn = sample([one, request(Sampling())], logits(2, 1))
+    assert list(drawn.failed) == [0]
+    assert np.isfinite(drawn.logprobs[1])
+
+
+def test_what_is_wanted_comes_from_the_distribution_that_was_drawn_from() -> None:
+    want = Want(top_logprobs=3, logprobs_of=[4, 9], sampling_mask=True)
+    rows = [
+        ruled(Sampling(temperature=0.8, top_k=5), wanted=WantedTokens(want)),
+        request(Sampling()),
+        ruled(Sampling(temperature=0.0, top_p=0.5), wanted=WantedTokens(want)),
+    ]
+    scores = logits(3, 2)
+    drawn = sample(rows, scores)
+    assert sorted(drawn.wanted) == [0, 2]
+    for row, temperature in ((0, 0.8), (2, 1.0)):
+        found, truth = drawn.wanted[row], torch.log_softmax(scores[row] / temperature, -1)
+        best = truth.topk(3)
+        assert found.top_token_ids.tolist() == best.indices.tolist()
+        assert found.top_logprobs.tolist() == pytest.approx(best.values.tolist())
+        assert found.logprobs_of.tolist() == pytest.approx(truth[[4, 9]].tolist())
+    assert sorted(drawn.wanted[0].support) == sorted(scores[0].topk(5).indices.tolist())
+    assert drawn.wanted[2].support.tolist() == [int(drawn.tokens[2])]
+
+
+def test_rows_that_are_taken_keep_what_is_told_of_them() -> None:
+    want = WantedTokens(Want(logprobs_of=[4]))
+    rows = [request(Sampling()), ruled(Sampling(top_k=3), wanted=want), request(Sampling())]
+    drawn = sample(rows, logits(3, 3))
+    taken = drawn.take([2, 1])
+    assert taken.tokens.tolist() == drawn.tokens[[2, 1]].tolist()
+    assert taken.wanted == {1: drawn.wanted[1]}

@@ -4,10 +4,15 @@ import asyncio
 import threading
 
 import numpy as np
+import pytest
 
 from bus.codec import unpack
 from bus.entry import Entry
 from bus.ids import AttemptKey, RequestId
+from bus.messages.array import Array
+from bus.messages.endings import Problem
+from bus.messages.host import Extras
+from bus.messages.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
 from bus.messages.stream import Deltas
 from engine_worker.engine import Step
 from engine_worker.step_buffer import StepBuffer
@@ -23,6 +28,26 @@ def columns(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 def logprobs(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return np.array(values, np.float32)
+
+
+async def entries_of(steps: list[Step], n_prefix: int = 0) -> list[Entry]:
+    """Everything said of these steps, which wait when they are read; `deltas` come last."""
+    found: list[Entry] = []
+    is_over = asyncio.Event()
+
+    def take(entry: Entry) -> None:
+        found.append(entry)
+        if entry.kind == "deltas":
+            is_over.set()
+
+    buffer = StepBuffer(take)
+    buffer.begin(A, n_prefix)
+    buffer.begin(B, 0)
+    for step in steps:
+        buffer.sink(step)
+    async with asyncio.timeout(DEADLINE_S):
+        await is_over.wait()
+    return found
 
 
 async def said(steps: list[Step], prefix: int = 0) -> Deltas:
@@ -80,3 +105,69 @@ async def test_finished_request_is_not_open_any_more() -> None:
     buffer.sink(Step([A], [1], columns(5), logprobs(-1), 0, [(0, "length")]))
     await arrived
     assert buffer.open_key("c/1") is None
+
+
+def array(n_bytes: int) -> Array:
+    return Array("uint8", (n_bytes,), bytes(n_bytes))
+
+
+async def test_arrays_of_a_request_go_before_the_step_that_ends_it() -> None:
+    states = {"hidden_states": array(16)}
+    found = await entries_of(
+        [
+            Step([A, B], [1, 1], columns(5, 6), logprobs(-1, -2), 3),
+            Step([A], [1], columns(7), logprobs(-3), 3, [(0, "stop")], arrays=[(0, states)]),
+        ]
+    )
+    assert [(entry.kind, entry.rid) for entry in found] == [("extras", "c/1"), ("deltas", "")]
+    extras = unpack(found[0])
+    assert extras == Extras("c/1", (1, 1), states)
+
+
+async def test_a_request_that_the_engine_gives_up_fails_with_its_problem() -> None:
+    why = Problem("bad_request", "no such thing", "not_started")
+    buffered = Step([A, B], [0, 1], columns(6), logprobs(-2), 3, problems=[(0, why)])
+    found = await entries_of([buffered])
+    assert [(entry.kind, entry.rid, entry.attempt) for entry in found] == [
+        ("failed", "c/1", (1, 1)),
+        ("deltas", "", (0, 0)),
+    ]
+    assert unpack(found[0]) == why
+
+
+async def test_a_request_that_was_given_up_is_not_open_any_more() -> None:
+    arrived: asyncio.Queue[Entry] = asyncio.Queue()
+    buffer = StepBuffer(arrived.put_nowait)
+    buffer.begin(A, 0)
+    why = Problem("busy", "full", "not_started")
+    buffer.sink(Step([A], [0], columns(), logprobs(), 0, problems=[(0, why)]))
+    async with asyncio.timeout(DEADLINE_S):
+        await arrived.get()
+    assert buffer.open_key("c/1") is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n_prefix"),
+    [
+        ([MAX_PIECE_BYTES + 1], 0),
+        ([MAX_PIECE_BYTES, MAX_BODY_BYTES - MAX_PIECE_BYTES], 0),
+        ([MAX_PIECE_BYTES], (MAX_BODY_BYTES - MAX_PIECE_BYTES) // 12),
+    ],
+)
+async def test_a_result_that_no_body_can_hold_fails_instead(
+    sizes: list[int], n_prefix: int
+) -> None:
+    arrays = {f"a{n}": array(size) for n, size in enumerate(sizes)}
+    step = Step([A], [1], columns(7), logprobs(-3), 3, [(0, "stop")], arrays=[(0, arrays)])
+    found = await entries_of([step], n_prefix)
+    assert [entry.kind for entry in found] == ["failed", "deltas"]
+    problem = unpack(found[0])
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.outcome) == ("result_too_large", "failed")
+    assert (problem.field, "a0" in problem.message) == ("want", True)
+
+
+async def test_the_largest_array_fits_into_a_result() -> None:
+    arrays = {"a": array(MAX_PIECE_BYTES)}
+    step = Step([A], [1], columns(7), logprobs(-3), 3, [(0, "stop")], arrays=[(0, arrays)])
+    assert [entry.kind for entry in await entries_of([step])] == ["extras", "deltas"]

@@ -12,6 +12,7 @@ from launcher.options import parse_engine_options
 
 COMMANDS = [
     "up", "status", "generate", "pause", "resume", "router", "store", "worker", "demo", "sim",
+    "record", "export",
 ]  # fmt: skip
 
 
@@ -56,6 +57,11 @@ def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
         ("generate --text a --tokenizer /nowhere", 2, "error: tokenizer: cannot read /nowhere"),
         ("generate --prompt-ids 1 --stream -n 2", 2, "error: --stream shows one sample"),
         ("pause --mode gently", 2, "gently"),
+        ("router --tap tcp://0.0.0.0:7777", 2, "error: tcp://0.0.0.0:7777 is beyond this machine"),
+        ("record ./j --filter worker=w0", 2, "error: filter: 'worker=w0' is not client=, session="),
+        ("record ./j --router nowhere", 2, "error: "),
+        ("record ./j", 3, "error: no fleet of yours runs here"),
+        ("export /nowhere --to rows.csv", 1, "error: /nowhere holds no journal\n"),
         ("dance", 2, "dance"),
         ("status", 3, "error: no fleet of yours runs here"),
     ],

@@ -3,9 +3,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 
 from bus.errors import SettingsError
-from launcher.settings import FleetSettings, UpOptions, engine_options
+from launcher.options import parse_save_targets
+from launcher.settings import FleetSettings, UpOptions, absolute_targets, engine_options
 
 
 @pytest.mark.parametrize(
@@ -14,7 +16,7 @@ from launcher.settings import FleetSettings, UpOptions, engine_options
         ({"model": "/nowhere/at/all"}, "model: /nowhere/at/all is not a directory"),
         ({}, "model: the transformers engine needs"),
         ({"engine": "fake", "workers": 0}, "workers: at least 1"),
-        ({"engine": "magic"}, "'magic' is not one of transformers, fake"),
+        ({"engine": "magic"}, "'magic' is not one of transformers, sglang, fake"),
         ({"engine": "fake", "transport": "udp"}, "'udp' is not one of ipc, tcp"),
         ({"engine": "fake", "engine_options": {"slotz": 1}}, "engine_options: .*slotz"),
         ({"engine": "fake", "engine_options": {"slots": "many"}}, "engine_options: .*slots"),
@@ -26,6 +28,24 @@ def test_what_cannot_work_is_said_before_anything_starts(
 ) -> None:
     with pytest.raises(SettingsError, match=complaint):
         FleetSettings(**options)
+
+
+def test_places_to_save_to_are_the_same_wherever_a_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = parse_save_targets(["models=out/models", "cloud=s3://bucket/x=1"])
+
+    assert absolute_targets(told) == {
+        "models": str(tmp_path / "out/models"),
+        "cloud": "s3://bucket/x=1",
+    }
+
+
+@pytest.mark.parametrize("option", ["models", "=out", "models="])
+def test_a_place_to_save_to_needs_a_name(option: str) -> None:
+    with pytest.raises(typer.BadParameter, match="NAME=PLACE"):
+        parse_save_targets([option])
 
 
 def test_directory_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,11 @@ NAMES = [
     "Fleet",
     "FleetResult",
     "FleetStatus",
+    "Grammar",
+    "Media",
+    "Processor",
     "Published",
+    "PublishedLora",
     "Rollout",
     "RolloutClient",
     "Sampling",
@@ -19,6 +23,7 @@ NAMES = [
     "SyncRolloutClient",
     "SyncWeightPublisher",
     "TextClient",
+    "Want",
     "WeightPublisher",
     "WeightTransferHandle",
     "WorkerStatus",
@@ -37,6 +42,7 @@ def test_public_names_are_these_and_sorted() -> None:
 
 def test_all_public_names_but_those_that_need_torch_are_there_at_once() -> None:
     assert set(NAMES) - set(vars(rolloutbus)) <= {
+        "PublishedLora",
         "ShardedSource",
         "SyncWeightPublisher",
         "WeightPublisher",

@@ -190,10 +190,14 @@ class SimClient(SimPeer):
         self._n += 1
         return f"{self.name}/{self._n}"
 
-    def acknowledge(self, ending: Entry) -> None:
-        """The ending arrived."""
-        body = pack(Ack([(ending.rid, ending.attempt)]))
+    def acknowledge(self, ending: Entry, *over: str) -> None:
+        """The ending arrived, and these requests are over."""
+        body = pack(Ack([(ending.rid, ending.attempt)], list(over)))
         self.say(Entry("ack", route=f"worker:{ending.route}", body=body))
+
+    def say_over(self, *rids: str) -> None:
+        """These requests have ended for their caller."""
+        self.say(Entry("ack", body=pack(Ack([], list(rids)))))
 
     def ending(self) -> tuple[str, str]:
         """(kind, problem code or nothing) of the only ending heard."""
@@ -230,6 +234,7 @@ class SimMember(SimPeer):
         self.running: list[tuple[str, Attempt, str]] = []
         self.outbox: list[tuple[str, Attempt, str]] = []
         self.detached: list[tuple[str, str]] = []
+        self.over: list[str] = []
 
     @property
     def epoch(self) -> str:
@@ -245,6 +250,7 @@ class SimMember(SimPeer):
             running=self.running,
             outbox=self.outbox,
             detached=self.detached,
+            over=self.over,
         )
         self.say(Entry("beat", epoch=self.epoch, body=pack(beat)))
 

@@ -21,7 +21,7 @@ from tests.unit.sizes import largest, sizes
 pytestmark = pytest.mark.timeout(300)
 
 N_NAMES = 30_000
-FEW = 30
+FEW = 40
 """Things that are there without anybody, such as the kinds of commands."""
 BOOT = "b" * 32
 

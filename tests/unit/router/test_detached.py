@@ -5,7 +5,7 @@ from typing import cast
 from bus.codec import pack, unpack_result
 from bus.entry import Entry, Placement
 from bus.messages.endings import Problem
-from bus.messages.generation import Attach, DetachedList, DetachedRequest, Generate, Sampling
+from bus.messages.generation import Abort, Attach, DetachedList, DetachedRequest, Generate, Sampling
 from bus.messages.membership import ClientBeat, Goodbye
 from router.clients import Clients
 from router.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
@@ -232,6 +232,38 @@ def test_request_that_a_worker_cannot_take_now_waits_for_another_one() -> None:
     assert [each.rid for each in bus.worker("w1").take("generate")] == [command.rid]
 
 
+def test_request_that_its_worker_stopped_by_itself_begins_again() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    _restarted(bus)
+    worker.end(command, "cancelled")
+    assert [each.rid for each in worker.take("generate")] == [command.rid]
+
+
+def test_request_that_was_stopped_for_its_client_does_not_begin_again() -> None:
+    bus = Bus()
+    worker, command = _running(bus)
+    client = next(each for each in bus.peers.values() if isinstance(each, SimClient))
+    client.ask("abort", Abort([command.rid]))
+    _restarted(bus)
+    worker.end(command, "cancelled")
+    assert worker.take("generate") == []
+
+
+def test_restarted_router_begins_again_what_its_client_had_sent_it_too() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = client.next_rid()
+    worker.running, worker.detached = [(rid, (1, 7), "trainer")], [(rid, "prompt-9")]
+    worker.beat()
+    _submit(client, rid=rid)
+    bus.advance(4)
+    _restarted(bus)
+    worker.running, worker.detached = [], []
+    worker.say(Entry("cancelled", rid, (1, 7), worker.epoch, "trainer"))
+    assert [each.rid for each in worker.take("generate")] == [rid]
+
+
 def test_deadline_that_passed_unheard_is_told_upon_attaching_once() -> None:
     bus = Bus()
     rid = _submit(bus.client(), deadline_s=1)
@@ -241,6 +273,7 @@ def test_deadline_that_passed_unheard_is_told_upon_attaching_once() -> None:
     assert _listed(client) == [DetachedRequest(rid, "ended", "prompt-9")]
     _attach(client, rid)
     assert client.ending() == ("expired", "deadline")
+    client.say_over(rid)
     assert _listed(client) == []
 
 
@@ -256,26 +289,24 @@ def test_end_that_was_said_to_a_process_that_had_just_died_is_kept_for_the_next_
     assert _listed(client) == [DetachedRequest(rid, "ended", "prompt-9")]
     _attach(client, rid)
     assert client.ending() == ("expired", "deadline")
-    assert _listed(client) == []
-    bus.advance(3)
+    client.say_over(rid)
     assert _listed(_restarted(bus)) == []
 
 
-def test_end_is_not_listed_where_it_was_said_and_forgotten_once_it_was_read() -> None:
+def test_end_that_its_client_has_is_forgotten() -> None:
     bus = Bus()
     client = bus.client()
     rid = _submit(client, deadline_s=1)
     bus.advance(1.25)
     assert client.ending() == ("expired", "deadline")
-    assert _listed(client) == []
-    bus.advance(3)
+    client.say_over(rid)
     fresh = _restarted(bus)
     assert _listed(fresh) == []
     _attach(fresh, rid)
     assert fresh.problem().code == "unknown_request"
 
 
-def test_copy_of_a_beat_that_a_dead_client_had_sent_is_no_sign_of_life() -> None:
+def test_copy_of_what_a_dead_client_had_sent_is_no_sign_of_life() -> None:
     bus = Bus()
     dead = bus.client()
     rid = _submit(dead, deadline_s=1)
@@ -283,6 +314,7 @@ def test_copy_of_a_beat_that_a_dead_client_had_sent_is_no_sign_of_life() -> None
     dead.is_alive = False
     bus.advance(3)
     dead.say(Entry("client_beat", body=pack(ClientBeat(1))))
+    dead.say_over("trainer/99")
     bus.advance(0.25)
     assert _listed(_restarted(bus)) == [DetachedRequest(rid, "ended", "prompt-9")]
 

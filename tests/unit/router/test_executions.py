@@ -15,6 +15,16 @@ def _running(bus: Bus) -> tuple[SimClient, SimWorker, Entry]:
     return client, worker, command
 
 
+def _in_a_new_epoch(bus: Bus) -> tuple[SimClient, SimWorker, Entry]:
+    """A command that the worker had in the epoch before."""
+    worker, client = bus.worker(), bus.client()
+    client.generate(deadline_s=60)
+    (command,) = worker.take("generate")
+    worker.lease_no += 1
+    worker.hello()
+    return client, worker, command
+
+
 def test_accepted_is_passed_on_with_the_workers_name() -> None:
     bus = Bus()
     client, _, command = _running(bus)
@@ -71,12 +81,7 @@ def test_ended_but_unacknowledged_result_of_a_dead_worker_is_lost() -> None:
 
 
 def test_ending_of_an_older_attempt_is_fenced() -> None:
-    bus = Bus()
-    worker, client = bus.worker(), bus.client()
-    client.generate(deadline_s=60)
-    (first,) = worker.take("generate")
-    worker.lease_no += 1
-    worker.hello()
+    client, worker, first = _in_a_new_epoch(Bus())
     worker.beat()
     (second,) = worker.take("generate")
     worker.end(first)
@@ -89,12 +94,7 @@ def test_ending_of_an_older_attempt_is_fenced() -> None:
 
 
 def test_acceptance_of_an_older_attempt_is_fenced() -> None:
-    bus = Bus()
-    worker, client = bus.worker(), bus.client()
-    client.generate(deadline_s=60)
-    (first,) = worker.take("generate")
-    worker.lease_no += 1
-    worker.hello()
+    client, worker, first = _in_a_new_epoch(Bus())
     worker.accept(first)
     assert len(worker.take("fenced")) == 1
     assert client.take("accepted") == []

@@ -1,6 +1,9 @@
 """Faults that only many seeds of the simulator had shown, each in a few steps."""
 
+from bus.codec import pack
+from bus.entry import Entry, Placement
 from bus.messages.endings import Done, Problem
+from bus.messages.generation import Generate, Sampling
 from bus.messages.weights import Committed, Prepared, PublishVersion
 from tests.unit.router.harness import Bus
 
@@ -64,3 +67,22 @@ def test_a_beat_confirms_what_the_lost_word_of_its_worker_had_said() -> None:
 
     assert worker.take("generate") == []  # it is not sent again
     assert len(client.take("accepted")) == 1
+
+
+def test_requests_that_were_found_at_a_worker_wait_side_by_side_when_it_is_lost() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rids = [client.next_rid(), client.next_rid()]
+    worker.running = [(rid, (1, n), "trainer") for n, rid in enumerate(rids)]
+    worker.detached = [(rid, "g") for rid in rids]
+    worker.beat()
+    place = Placement("default", cost=10, outlives_client=True)
+    body = pack(Generate(bytes(4), Sampling(max_new_tokens=8)))
+    for rid in rids:
+        client.say(Entry("generate", rid, deadline_ms=60_000, place=place, body=body))
+    bus.advance(4)
+    client.is_alive = worker.is_alive = False
+
+    bus.advance(4)
+
+    assert [each.rid for each in bus.worker("w1").take("generate")] == rids

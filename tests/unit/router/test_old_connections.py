@@ -24,6 +24,23 @@ def test_the_hello_of_a_lease_given_up_does_not_end_the_present_one() -> None:
     assert len(worker.take("generate")) == 1
 
 
+def test_a_lease_that_is_over_does_not_begin_again() -> None:
+    bus = Bus()
+    worker = bus.worker()
+    worker.is_alive = False
+    bus.advance(4)
+
+    worker.is_alive = True
+    worker.connect()
+    worker.hello()
+    assert worker.take_body("dismissed").code == "unknown-peer"
+    assert bus.core.context.members.named(worker.name) is None
+
+    worker.lease_no += 1
+    worker.hello()
+    assert bus.core.context.members.named(worker.name) is not None
+
+
 def test_a_client_is_not_dismissed_for_its_own_older_connection() -> None:
     bus = Bus()
     client = bus.client()

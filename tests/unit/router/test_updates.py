@@ -1,7 +1,7 @@
 """Weight updates as transactions."""
 
 from bus.messages.weights import Offer, Prepared
-from tests.unit.router.harness import Bus
+from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
 from tests.unit.router.update_steps import (
     FAILED,
     commit,
@@ -11,6 +11,17 @@ from tests.unit.router.update_steps import (
     published,
     record,
 )
+
+
+def _one_of_two_fails(
+    bus: Bus, require: str = "any"
+) -> tuple[SimStore, SimWorker, SimWorker, SimClient]:
+    """Publish to two workers, of which the second fails to prepare."""
+    store, good, bad, client = bus.store(), bus.worker("w0"), bus.worker("w1"), bus.client()
+    publish(client, require=require)
+    prepare(good)
+    fail_to_prepare(bad)
+    return store, good, bad, client
 
 
 def test_update_prepares_records_and_commits_in_this_order() -> None:
@@ -41,11 +52,7 @@ def test_committed_worker_serves_the_new_version_at_once() -> None:
 
 def test_worker_that_failed_to_prepare_is_quarantined_and_the_others_go_on() -> None:
     bus = Bus()
-    store, good, bad = bus.store(), bus.worker("w0"), bus.worker("w1")
-    client = bus.client()
-    publish(client)
-    prepare(good)
-    fail_to_prepare(bad)
+    store, good, bad, client = _one_of_two_fails(bus)
     record(store)
     commit(good)
     active = {each.worker: each.is_active for each in published(client).workers}
@@ -57,11 +64,7 @@ def test_worker_that_failed_to_prepare_is_quarantined_and_the_others_go_on() -> 
 
 def test_broken_rule_aborts_the_update_and_commits_nothing() -> None:
     bus = Bus()
-    store, good, bad = bus.store(), bus.worker("w0"), bus.worker("w1")
-    client = bus.client()
-    publish(client, require="all")
-    prepare(good)
-    fail_to_prepare(bad)
+    store, good, _, client = _one_of_two_fails(bus, "all")
     assert client.ending() == ("failed", "update_failed")
     assert len(good.take("abort_update")) == 1
     assert store.take("record_commit") == []
@@ -69,12 +72,7 @@ def test_broken_rule_aborts_the_update_and_commits_nothing() -> None:
 
 
 def test_quorum_needs_more_than_half() -> None:
-    bus = Bus()
-    bus.store()
-    good, bad, client = bus.worker("w0"), bus.worker("w1"), bus.client()
-    publish(client, require="quorum")
-    prepare(good)
-    fail_to_prepare(bad)
+    *_, client = _one_of_two_fails(Bus(), "quorum")
     assert client.ending() == ("failed", "update_failed")
 
 
@@ -214,11 +212,7 @@ def test_worker_started_after_version_7_serves_nothing_before_it_attests_it() ->
 
 def test_reason_of_a_quarantine_shows_until_the_worker_has_caught_up() -> None:
     bus = Bus()
-    store, good, bad = bus.store(), bus.worker("w0"), bus.worker("w1")
-    client = bus.client()
-    publish(client)
-    prepare(good)
-    fail_to_prepare(bad)
+    store, good, bad, _ = _one_of_two_fails(bus)
     record(store)
     commit(good)
     problems = {each.name: each.problem for each in bus.core.status(bus.now).workers}
@@ -272,6 +266,16 @@ def test_group_that_lost_a_rank_is_not_used_for_the_next_try() -> None:
     workers[1].is_alive = False
     bus.advance(4)
     assert prepare(workers[0]).transport == "tcp"
+
+
+def test_torn_worker_waits_for_the_first_publication() -> None:
+    bus = Bus()
+    bus.store({})
+    torn = bus.worker(version=0)
+    torn.state = "torn"
+    torn.beat()
+    bus.advance(5)
+    assert torn.take("prepare_update") == []
 
 
 def test_torn_worker_serves_nothing_and_is_mended_in_place_by_itself() -> None:

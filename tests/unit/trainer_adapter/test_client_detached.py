@@ -1,13 +1,15 @@
 """Detached requests at their client: given up without being stopped, taken up by a new process."""
 
+from typing import cast
+
 import pytest
 
+from bus.codec import unpack
 from bus.entry import Placement
 from bus.errors import DeadlineExceeded, PeerLost, Refused
+from bus.messages.delivery import Ack
 from bus.messages.generation import (
     Attach,
-    DetachedList,
-    DetachedRequest,
     Generate,
     Repair,
     Repaired,
@@ -55,26 +57,51 @@ def test_its_ending_is_left_for_whoever_attaches(bench: Bench) -> None:
     assert bench.rollout(rid).tokens.tolist() == [5]
 
 
-def test_an_end_whose_acknowledgement_was_lost_is_acknowledged_again(bench: Bench) -> None:
+def _over(bench: Bench) -> list[tuple[str, list[str]]]:
+    """(route, rids) of what was said to be over."""
+    acks = [(entry.route, cast("Ack", unpack(entry))) for entry in bench.take("ack")]
+    return [(route, ack.over) for route, ack in acks if ack.over]
+
+
+def test_that_it_is_over_is_told_with_the_acknowledgement_and_to_each_new_router(
+    bench: Bench,
+) -> None:
     rid = _detached(bench)
     bench.finish(rid, (1, 1), generated(5))
     bench.pass_time(0.1)
-    assert bench.acked() == [("worker:w0", rid, (1, 1))]
+    assert _over(bench) == [("worker:w0", [rid])]
+    _detached(bench)
+    bench.sent.clear()
     bench.welcome(epoch=2, instance="r2")
-    (asked,) = bench.take("list_detached")
-    listed = [DetachedRequest(each, "ended", worker="w0") for each in (OLD, rid)]
-    bench.say("finished", DetachedList(listed), rid=asked.rid)
-    assert [entry.rid for entry in bench.take("attach")] == [rid]
-    bench.finish(rid, (1, 1), generated(5))
+    kinds = [entry.kind for entry in bench.sent if entry.kind in ("ack", "generate")]
+    assert kinds == ["ack", "generate"]
+    assert _over(bench) == [("", [rid])]
+
+
+def test_end_that_the_router_said_is_over_without_an_acknowledgement(bench: Bench) -> None:
+    rid = _detached(bench)
+    bench.say("expired", problem("deadline"), rid=rid)
     bench.pass_time(0.1)
-    assert bench.acked() == [("worker:w0", rid, (1, 1))]
+    assert _over(bench) == [("", [rid])]
 
 
-def test_who_has_collected_nothing_asks_for_no_list(bench: Bench) -> None:
+def test_nothing_is_over_that_may_still_be_collected(bench: Bench) -> None:
+    impatient, refused = _detached(bench), OLD
+    bench.accept(impatient, (1, 1))
+    _attach(bench, refused)
+    bench.refuse(refused, problem("unknown_request"))
+    bench.pass_time(62)
+    assert isinstance(bench.outcomes[impatient], DeadlineExceeded)
+    bench.welcome(epoch=2, instance="r2")
+    assert _over(bench) == []
+
+
+def test_end_of_a_request_that_needs_its_caller_is_only_acknowledged(bench: Bench) -> None:
     rid = bench.generate()
     bench.finish(rid, (1, 1), generated(5))
+    bench.pass_time(0.1)
     bench.welcome(epoch=2, instance="r2")
-    assert bench.take("list_detached") == []
+    assert _over(bench) == []
 
 
 def test_deadline_of_the_caller_leaves_it_running(bench: Bench) -> None:

@@ -50,6 +50,12 @@ def test_a_conversation_becomes_a_prompt_for_the_assistant() -> None:
     assert bytes(prompt) == b"<user>hi<assistant>"
 
 
+def test_token_ids_are_decoded_with_special_tokens_or_without() -> None:
+    text = TextClient(Saying(), Utf8())
+    assert text.decode(np.array([0, 104, 105], np.int32)) == "hi"
+    assert text.decode([0, 104, 105], skip_special_tokens=False) == "\0hi"
+
+
 @pytest.mark.parametrize("cut", range(1, 8))
 async def test_streamed_text_joins_to_the_whole_and_never_splits_a_character(cut: int) -> None:
     raw = "aé😀b".encode()

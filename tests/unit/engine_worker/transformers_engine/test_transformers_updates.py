@@ -1,6 +1,6 @@
 """Weight updates of the transformers engine: every logprob is true at its token's version."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from bus.messages.generation import Prefix, Sampling
 from engine_worker.engine import Bytes, InFlight, Work
 from engine_worker.engines.step_loop import EngineBusy
 from engine_worker.engines.transformers_engine import TransformersEngine
+from engine_worker.weights.raw_tensor import RawTensor
 from tests.step_log import DEADLINE_S, StepLog, key
 from tests.tiny_models import (
     TOLERANCE,
@@ -144,29 +145,31 @@ def test_an_update_that_does_not_fit_names_why_and_touches_nothing(
     check_fresh(log, job, make_model("qwen2", 0))
 
 
+def check_installed(
+    build: Build, log: StepLog, tensors: Mapping[str, RawTensor], model: torch.nn.Module
+) -> None:
+    """An engine takes these tensors, and then samples as `model` does."""
+    engine = build("qwen2")
+    assert engine.install(2, tensors, "in_place").version == 2
+    job = work("a")
+    engine.generate([job])
+    log.wait_finished("a")
+    check_fresh(log, job, model)
+
+
 def test_read_only_and_unaligned_bytes_are_installed(build: Build, log: StepLog) -> None:
     model = make_model("qwen2", 0)
     tensors: dict[str, Bytes] = {}
     for name, raw in changed(model, 1).items():
         shifted = np.frombuffer(b"x" + raw.tobytes(), np.uint8)[1:]
         tensors[name] = cast("Bytes", shifted)
-    engine = build("qwen2")
-    assert engine.install(2, tensors, "in_place").version == 2
-    job = work("a")
-    engine.generate([job])
-    log.wait_finished("a")
-    check_fresh(log, job, model)
+    check_installed(build, log, tensors, model)
 
 
 def test_tensors_of_a_device_are_installed_as_they_are(build: Build, log: StepLog) -> None:
     model = make_model("qwen2", 0)
     tensors = {name: torch.as_tensor(raw) for name, raw in changed(model, 1).items()}
-    engine = build("qwen2")
-    assert engine.install(2, tensors, "in_place").version == 2
-    job = work("a")
-    engine.generate([job])
-    log.wait_finished("a")
-    check_fresh(log, job, model)
+    check_installed(build, log, tensors, model)
 
 
 def test_finish_old_is_refused_while_paused_with_requests_running(

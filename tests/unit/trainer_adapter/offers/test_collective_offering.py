@@ -38,7 +38,7 @@ async def test_an_offer_that_nobody_takes_is_withdrawn_at_once() -> None:
     for _ in range(2):
         await offering.prepare(LAYOUT, TENSORS)
         serving = asyncio.create_task(offering.serve())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # lets it begin to wait
         async with asyncio.timeout(30.0):
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)

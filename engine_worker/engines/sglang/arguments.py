@@ -1,0 +1,75 @@
+"""The arguments that SGLang's engine is started with."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from engine_worker.engines.sglang.argument_types import typed
+from engine_worker.engines.sglang.settings import SglangSettings
+
+OURS = frozenset(
+    {
+        "model_path",
+        "skip_tokenizer_init",
+        "max_running_requests",
+        "context_length",
+        "dtype",
+        "device",
+        "tokenizer_worker_num",
+    }
+)
+"""Arguments that follow from the worker's own settings."""
+
+ON_ANY_DEVICE: Mapping[str, object] = {
+    "log_level": "warning",
+    "enable_custom_logit_processor": True,
+    # An idle scheduler would keep a core busy.
+    "sleep_on_idle": True,
+    # The worker's own watch looks at steps; SGLang's takes a pause in place for a hang.
+    "watchdog_timeout": 86_400.0,
+}
+ON_A_CPU: Mapping[str, object] = {
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_overlap_schedule": True,
+    "disable_cuda_graph": True,
+    "lora_backend": "torch_native",
+}
+
+
+def server_arguments(settings: SglangSettings, known: Mapping[str, Any]) -> dict[str, object]:
+    """Keyword arguments for `Engine`; what the operator named wins over our choices.
+
+    Args:
+        settings: the operator's.
+        known: type of each argument of the installed version, by name.
+
+    Raises:
+        ValueError: an argument that does not exist, has a setting of its own, or a value of
+            another type.
+    """
+    given = {name.replace("-", "_"): value for name, value in settings.arguments.items()}
+    for name in given:
+        if name in OURS:
+            raise ValueError(f"arguments: {name} follows from the worker's settings; use those")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"arguments: this SGLang has no argument {name!r}{hint}")
+    given = {name: typed(name, value, known[name]) for name, value in given.items()}
+    chosen: dict[str, object] = {
+        "model_path": settings.model,
+        "skip_tokenizer_init": not settings.text,
+        "max_running_requests": settings.slots,
+        "dtype": settings.dtype,
+        **ON_ANY_DEVICE,
+    }
+    if settings.device != "auto":
+        chosen["device"] = settings.device
+    if settings.device == "cpu":
+        chosen |= ON_A_CPU
+    if settings.max_context:
+        chosen["context_length"] = settings.max_context
+    if not settings.text:
+        chosen["grammar_backend"] = "none"
+    return {name: value for name, value in {**chosen, **given}.items() if name in known}

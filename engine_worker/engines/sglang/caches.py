@@ -1,0 +1,92 @@
+"""SGLang's prefix cache: on the device, in host memory and in a storage behind it."""
+
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+from engine_worker.engines.sglang.engine_thread import EngineThread
+from engine_worker.engines.sglang.guard import KV_CACHE
+from engine_worker.engines.sglang.pausing import Pausing
+from engine_worker.engines.sglang.tap_wire import Flushed
+from engine_worker.engines.sglang.upstream_types import TokenizerManager
+from engine_worker.engines.step_loop import EngineBusy
+
+FLUSH_S = 5.0
+"""For what runs to end, when nothing seems to run."""
+COUNT_S = 2.0
+"""From SGLang's answer until the scheduler's own word, by another way, of what was flushed."""
+
+
+class Caches:
+    """One engine's; calls come from any thread but the engine's."""
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        manager: TokenizerManager,
+        pausing: Pausing,
+        timeout_s: float,
+        tiers: frozenset[str],
+    ) -> None:
+        self._thread = thread
+        self._manager = manager
+        self._pausing = pausing
+        self._timeout_s = timeout_s
+        self._tiers = tiers
+        self._flushed: SimpleQueue[Flushed] = SimpleQueue()
+
+    def heard(self, flushed: Flushed) -> None:
+        """A scheduler has flushed."""
+        self._flushed.put(flushed)
+
+    def flush(self) -> int:
+        """Forget every cached prefix of device and host; returns how many tokens.
+
+        Raises:
+            EngineBusy: SGLang can only do it while nothing runs.
+        """
+        pausing = self._pausing
+        with pausing.lock:
+            guard = pausing.guard
+            guard.check_flush(pausing.n_live)
+            if KV_CACHE in guard.released:  # they went with it
+                return 0
+            if guard.state in ("held", "retracted"):
+                pausing.settle()
+            # Behind a shut gate nothing can end, and there is nothing to wait for.
+            return self._flush(FLUSH_S if guard.state in ("running", "settled") else None)
+
+    def flush_tiers(self, tiers: Sequence[str]) -> int:
+        """Forget cached prefixes; `device` and `host` are flushed together.
+
+        Raises:
+            ValueError: there is no such tier.
+            EngineBusy: as of `flush`.
+        """
+        missing = sorted(set(tiers) - self._tiers)
+        if missing:
+            raise ValueError(
+                f"tiers: this SGLang has no {', '.join(missing)}: `host` comes with "
+                "`enable_hierarchical_cache`, `storage` with `hicache_storage_backend` as well"
+            )
+        n_tokens = self.flush() if {"device", "host"} & set(tiers) else 0
+        if "storage" in tiers:
+            cleared = self._thread.call(
+                self._manager.clear_hicache_storage, self._timeout_s, "clear_hicache_storage"
+            )
+            if not cleared.success:
+                raise EngineBusy("SGLang has not cleared its storage; see its log")
+        return n_tokens
+
+    def _flush(self, patience_s: float | None) -> int:
+        while not self._flushed.empty():
+            self._flushed.get_nowait()
+        answer = self._thread.call(
+            lambda: self._manager.flush_cache(timeout_s=patience_s), self._timeout_s, "flush_cache"
+        )
+        if not answer.success:
+            why = getattr(answer, "message", "") or "it is busy"
+            raise EngineBusy(f"SGLang has not flushed its cache: {why}")
+        try:
+            return self._flushed.get(timeout=COUNT_S).n_tokens
+        except Empty:
+            return 0

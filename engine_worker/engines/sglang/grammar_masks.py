@@ -1,0 +1,37 @@
+"""Grammars on a CPU: some versions of SGLang end at the first one, though xgrammar can do it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from engine_worker.engines.sglang import upstream
+from engine_worker.engines.sglang.upstream_types import SglangObject
+
+Call = Callable[..., Any]
+
+
+def hooks() -> Sequence[tuple[str, Call]]:
+    """What is wrapped: (path, hook); nothing without xgrammar."""
+    if not upstream.has_xgrammar():
+        return ()
+    grammar = "sglang.srt.constrained.xgrammar_backend.XGrammarGrammar"
+    return (
+        (f"{grammar}.allocate_vocab_mask", _allocate),
+        (f"{grammar}.apply_vocab_mask", _apply),
+    )
+
+
+def _allocate(
+    call: Call, grammar: SglangObject, vocab_size: int, batch_size: int, device: object
+) -> object:
+    if str(device) != "cpu":
+        return call(grammar, vocab_size, batch_size, device)
+    return upstream.xgrammar().allocate_token_bitmask(batch_size, vocab_size)
+
+
+def _apply(call: Call, grammar: SglangObject, logits: torch.Tensor, vocab_mask: object) -> None:
+    if logits.device.type != "cpu":
+        call(grammar, logits, vocab_mask)
+    else:
+        upstream.xgrammar().apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")

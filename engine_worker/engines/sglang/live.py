@@ -1,0 +1,216 @@
+"""The requests that SGLang has now, and what of their tokens has been told."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from bus.ids import AttemptKey, RequestId
+from bus.messages.array import Array
+from bus.messages.endings import Problem, bad_request
+from bus.messages.generation import FinishReason
+from engine_worker.engine import Float32s, Int32s, Step, StepSink, Work
+from engine_worker.engines.row_rules import cannot_sample
+from engine_worker.engines.sglang.death import is_out_of_memory
+from engine_worker.engines.sglang.requests import engine_rid
+from engine_worker.engines.sglang.tap_wire import Finish, Rows
+
+NO_TOKENS: Int32s = np.zeros(0, np.int32)
+NO_LOGPROBS: Float32s = np.zeros(0, np.float32)
+REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """One request between `generate` and its last step."""
+
+    key: AttemptKey
+    rid: str
+    """SGLang's id of it."""
+    has_media: bool = False
+    n_told: int = 0
+    is_aborted: bool = False
+    """Its end was asked for."""
+    task: "asyncio.Task[None] | None" = None
+    """Keeps it in SGLang, on the engine's loop; None: has not begun."""
+
+
+class LiveRequests:
+    """Turns what the scheduler taps tell into steps; any thread may call."""
+
+    def __init__(self, sink: StepSink) -> None:
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._none_left = threading.Condition(self._lock)
+        self._by_rid: dict[str, LiveRequest] = {}
+        self._by_key: dict[AttemptKey, LiveRequest] = {}
+        self._readers: dict[str, LiveRequest] = {}
+        """Requests of ours that nobody hears of: they belong to no key, and tell no steps."""
+        self._numbers = count(1)
+
+    def __len__(self) -> int:
+        return len(self._by_rid) + len(self._readers)
+
+    def add(self, work: Work) -> LiveRequest:
+        """Take a request in.
+
+        Raises:
+            ValueError: its key is in use.
+        """
+        with self._lock:
+            if work.key in self._by_key:
+                raise ValueError(f"key {work.key} is in use")
+            rid = engine_rid(next(self._numbers), is_streamed=work.stream)
+            live = LiveRequest(work.key, rid, has_media=bool(work.media))
+            self._by_rid[rid] = self._by_key[work.key] = live
+        return live
+
+    def begin_reading(self) -> str:
+        """SGLang's id for a request that tells no steps; it is live until `end_reading`."""
+        with self._lock:
+            rid = engine_rid(next(self._numbers), is_streamed=False)
+            self._readers[rid] = LiveRequest((RequestId(""), (0, 0)), rid)
+        return rid
+
+    def end_reading(self, rids: Iterable[str]) -> None:
+        """SGLang has answered them."""
+        with self._lock:
+            for rid in rids:
+                del self._readers[rid]
+            self._note_end_of_one()
+
+    def find(self, keys: Iterable[AttemptKey]) -> list[LiveRequest]:
+        """Those of `keys` that are live."""
+        with self._lock:
+            return [live for key in keys if (live := self._by_key.get(key))]
+
+    def all(self) -> list[LiveRequest]:
+        """Everything live."""
+        with self._lock:
+            return [*self._by_rid.values(), *self._readers.values()]
+
+    def has(self, rid: str) -> bool:
+        """Whether SGLang's request of this id is live."""
+        return rid in self._by_rid
+
+    def wait_until_none(
+        self, timeout_s: float | None = None, unless: Callable[[], object] = lambda: False
+    ) -> bool:
+        """Whether the last one has ended, waiting for it; None waits for ever.
+
+        What `unless` says ends the wait; whoever changes that calls `wake`.
+        """
+        with self._none_left:
+            self._none_left.wait_for(lambda: not len(self) or unless(), timeout_s)
+            return not len(self)
+
+    def wake(self) -> None:
+        """Have those who wait look again."""
+        with self._none_left:
+            self._none_left.notify_all()
+
+    def tell(self, rows: Rows) -> None:
+        """Pass on what a scheduler told."""
+        with self._lock:
+            step = self._step(rows)
+        if step.keys:
+            self._sink(step)
+
+    def end(self, rid: str, reason: FinishReason = "abort", problem: Problem | None = None) -> None:
+        """A request ends without a word of the scheduler, which never ran it or lost it."""
+        with self._lock:
+            live = self._by_rid.get(rid)
+            if live is None:
+                return
+            self._remove(live.key)
+        self._sink(_last_step(live.key, reason, problem))
+
+    def _step(self, rows: Rows) -> Step:
+        ends = {finish.row: finish for finish in rows.finishes}
+        wanted = dict(rows.arrays)
+        keys: list[AttemptKey] = []
+        counts: list[int] = []
+        parts: list[slice] = []
+        finishes: list[tuple[int, FinishReason]] = []
+        problems: list[tuple[int, Problem]] = []
+        arrays: list[tuple[int, Mapping[str, Array]]] = []
+        at = 0
+        for row, (rid, n_new) in enumerate(zip(rows.rids, rows.counts, strict=True)):
+            at += n_new
+            live = self._by_rid.get(rid)
+            if live is None:
+                continue
+            if row in wanted:
+                arrays.append((len(keys), wanted[row]))
+            keys.append(live.key)
+            counts.append(n_new)
+            parts.append(slice(at - n_new, at))
+            live.n_told += n_new
+            if row in ends:
+                self._remove(live.key)
+                _note_end(ends[row], len(keys) - 1, finishes, problems)
+        columns = (rows.tokens, "<i4"), (rows.logprobs, "<f4"), (rows.support_logprobs, "<f4")
+        tokens, logprobs, behaviour = (
+            _column(raw, dtype, None if sum(counts) == at else parts) for raw, dtype in columns
+        )
+        return Step(
+            *(keys, counts, tokens, logprobs, rows.version, finishes),
+            behaviour_logprobs=behaviour if rows.support_logprobs else None,
+            problems=problems,
+            arrays=arrays,
+        )
+
+    def _remove(self, key: AttemptKey) -> None:
+        live = self._by_key.pop(key)
+        del self._by_rid[live.rid]
+        self._note_end_of_one()
+
+    def _note_end_of_one(self) -> None:
+        if not len(self):
+            self._none_left.notify_all()
+
+
+def _column(raw: bytes, dtype: str, parts: Sequence[slice] | None) -> Any:  # noqa: ANN401 - of dtype
+    """A column of the tap, or these parts of it; an empty one stays empty."""
+    column = np.frombuffer(raw, dtype)
+    return column if parts is None else np.concatenate([column[:0], *(column[p] for p in parts)])
+
+
+def _note_end(
+    end: Finish,
+    row: int,
+    finishes: list[tuple[int, FinishReason]],
+    problems: list[tuple[int, Problem]],
+) -> None:
+    if end.status:
+        problems.append((row, problem_of(end.message, end.status)))
+    else:
+        finishes.append((row, REASONS[end.kind]))
+
+
+def problem_of(message: str, status: int) -> Problem:
+    """An abort that SGLang calls an error, by its HTTP status."""
+    text = message[:500] or "SGLang gave the request up"
+    if status == HTTPStatus.BAD_REQUEST:
+        return Problem("bad_request", text, "not_started")
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return Problem("busy", text, "not_started", retry_after_ms=1000)
+    if status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        return bad_request("media", text)
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        return cannot_sample(text)
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return Problem("result_too_large", text, "failed", field="want")
+    code = "out_of_memory" if is_out_of_memory(text) else "engine_failed"
+    return Problem(code, text, "failed")
+
+
+def _last_step(key: AttemptKey, reason: FinishReason, problem: Problem | None) -> Step:
+    if problem is not None:
+        return Step([key], [0], NO_TOKENS, NO_LOGPROBS, 0, problems=[(0, problem)])
+    return Step([key], [0], NO_TOKENS, NO_LOGPROBS, 0, [(0, reason)])

@@ -1,0 +1,188 @@
+"""Inside a scheduler process of SGLang: tells the engine host of each step as it happens.
+
+SGLang sends tokens to its tokenizer manager through one asyncio generator per request, which costs
+more than sampling them does for a small model. Here one message holds a whole step. It is also the
+only place that knows which weights computed a token: with overlapped scheduling a step that was
+launched before an update is booked after it.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine_worker.engines.sglang.scheduler_sampling import SchedulerSampling
+from engine_worker.engines.sglang.scheduler_weights import SchedulerWeights
+from engine_worker.engines.sglang.tap_columns import TapColumns
+from engine_worker.engines.sglang.tap_wire import (
+    COARSE_VARIABLE,
+    PATH_VARIABLE,
+    Flushed,
+    LastWords,
+    Message,
+    Pulse,
+    framed,
+)
+from engine_worker.engines.sglang.upstream import hook_around, run_scheduler_process
+from engine_worker.engines.sglang.upstream_types import (
+    OutputStreamer,
+    Scheduler,
+    SchedulerBatch,
+    SchedulerRequest,
+)
+
+PULSE_S = 0.2
+
+Call = Callable[..., Any]
+
+
+def run_scheduler(*arguments: object, **options: object) -> None:
+    """SGLang's own process function, with our hooks in place."""
+    tap = SchedulerTap(os.environ[PATH_VARIABLE], int(os.environ[COARSE_VARIABLE]))
+    tap.install()
+    run_scheduler_process(*arguments, **options)
+
+
+class SchedulerTap:
+    """The hooks of one scheduler process, and its connection to the engine host."""
+
+    def __init__(self, path: str, coarse_tokens: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._sending = threading.Lock()
+        self._columns = TapColumns(coarse_tokens)
+        self._version = 0
+        """Of the weights that the next step is computed with."""
+        self._weights = SchedulerWeights(self._send, self._end, self._use_version)
+        self._sampling = SchedulerSampling()
+        self._scheduler: Scheduler | None = None
+        self._n_forwards = 0
+        self._pulse_at = 0.0
+
+    def install(self) -> None:
+        """Hook into SGLang's classes of this process."""
+        scheduler = "sglang.srt.managers.scheduler.Scheduler"
+        components = "sglang.srt.managers.scheduler_components"
+        streamer = f"{components}.output_streamer.SchedulerOutputStreamer"
+        updater = f"{components}.weight_updater.SchedulerWeightUpdaterManager"
+        hook_around(f"{scheduler}.__init__", self._construct)
+        hook_around(f"{scheduler}.run_event_loop", self._run)
+        hook_around(f"{scheduler}.run_batch", self._launch)
+        hook_around(f"{scheduler}.process_batch_result", self._book)
+        hook_around(f"{streamer}.stream_output", self._stream)
+        for target, hook in self._sampling.hooks():
+            hook_around(target, hook)
+        hook_around(f"{scheduler}.flush_cache", self._flush)
+        hook_around(f"{scheduler}.process_input_requests", self._take_in)
+        weights = self._weights
+        hook_around(f"{updater}.get_weights_by_name", weights.answer)
+        hook_around(f"{scheduler}._add_request_to_queue", weights.enqueue)
+        hook_around(f"{scheduler}.get_next_batch_to_run", weights.plan)
+        hook_around(f"{scheduler}.pause_generation", weights.pause)
+        hook_around(f"{scheduler}.continue_generation", weights.go_on)
+
+    def _construct(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
+        self._scheduler = scheduler
+        self._weights.take_over(scheduler)
+        self._or_say_why(call, scheduler, *args, **kwargs)
+
+    def _run(self, call: Call, scheduler: object, *args: object, **kwargs: object) -> None:
+        self._or_say_why(call, scheduler, *args, **kwargs)
+
+    def _or_say_why(self, call: Call, *args: object, **kwargs: object) -> None:
+        try:
+            call(*args, **kwargs)
+        except BaseException as error:
+            self._send(LastWords(f"{type(error).__name__}: {error}"[:4000]))
+            raise
+
+    def _launch(self, call: Call, *args: object, **kwargs: object) -> object:
+        result = call(*args, **kwargs)
+        result.rolloutbus_version = self._version
+        self._sampling.launched(result)
+        self._n_forwards += 1
+        now = time.monotonic()
+        if now >= self._pulse_at:
+            self._pulse_at = now + PULSE_S
+            self._send(self._pulse())
+        return result
+
+    def _book(
+        self, call: Call, scheduler: object, batch: SchedulerBatch, result: object, *args: object
+    ) -> object:
+        # A result that was not launched through `run_batch` is of no forward pass.
+        self._tell_version(getattr(result, "rolloutbus_version", self._version), batch.reqs)
+        self._sampling.before_booking(batch, result)
+        return call(scheduler, batch, result, *args)
+
+    def _stream(
+        self,
+        call: Call,
+        streamer: OutputStreamer,
+        reqs: Sequence[SchedulerRequest],
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        """Wraps `stream_output(reqs, return_logprob, skip_req=None)`."""
+        if streamer.is_generation and streamer.send_to_detokenizer.socket is not None:
+            skipped = kwargs.get("skip_req", args[1] if len(args) > 1 else None)
+            told = reqs if skipped is None else [req for req in reqs if req is not skipped]
+            self._send(self._columns.step(told))
+        return call(streamer, reqs, *args, **kwargs)
+
+    def _use_version(self, version: int) -> None:
+        self._version = version
+
+    def _end(self, requests: Sequence[SchedulerRequest]) -> None:
+        """These are about to be aborted."""
+        if self._is_speaker:
+            self._send(self._columns.end(requests))
+
+    def _take_in(self, call: Call, scheduler: Scheduler, requests: Sequence[object]) -> object:
+        taken = call(scheduler, requests)
+        if getattr(scheduler, "_engine_paused", False) and not requests:
+            # It would spin: held, it passes over what makes an idle one wait for its sockets.
+            scheduler.maybe_sleep_on_idle()
+        return taken
+
+    def _flush(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> bool:
+        n_tokens = scheduler.tree_cache.evictable_size()
+        has_flushed: bool = call(scheduler, *args, **kwargs)
+        if has_flushed:
+            self._send(Flushed(n_tokens))
+        return has_flushed
+
+    def _tell_version(self, version: int, booked: Sequence[SchedulerRequest]) -> None:
+        if version != self._columns.version and self._is_speaker:
+            self._send(self._columns.change_version(version, [*booked, *self._live()]))
+
+    def _live(self) -> list[SchedulerRequest]:
+        scheduler = self._scheduler
+        assert scheduler is not None, "it has run a step"
+        # Launched and not booked: with overlapped scheduling they are in no other place.
+        launched = [batch for batch, _ in getattr(scheduler, "result_queue", ())]
+        batches = (scheduler.running_batch, scheduler.last_batch, *launched)
+        running = [req for batch in batches if batch is not None for req in batch.reqs]
+        return [*running, *scheduler.waiting_queue]
+
+    @property
+    def _is_speaker(self) -> bool:
+        """Whether this is the rank that tells of tokens."""
+        assert self._scheduler is not None, "it has run a step"
+        return self._scheduler.ipc_channels.send_to_detokenizer.socket is not None
+
+    def _pulse(self) -> Pulse:
+        scheduler = self._scheduler
+        assert scheduler is not None, "it has run a step"
+        pool = scheduler.token_to_kv_pool_allocator
+        n_running, n_waiting = len(scheduler.running_batch.reqs), len(scheduler.waiting_queue)
+        n_free = pool.available_size() + scheduler.tree_cache.evictable_size()
+        n_used = scheduler.max_total_num_tokens - n_free
+        return Pulse(self._n_forwards, n_running, n_waiting, max(0, n_used))
+
+    def _send(self, message: Message | None) -> None:
+        if message is not None:
+            with self._sending:
+                self._socket.sendall(framed(message))

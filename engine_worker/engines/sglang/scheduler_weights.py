@@ -1,0 +1,232 @@
+"""The weights of one scheduler process: when they change, and what is told of it."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine_worker.engines.sglang import upstream
+from engine_worker.engines.sglang.model_tensors import ModelTensors
+from engine_worker.engines.sglang.orders import (
+    Answer,
+    Install,
+    Order,
+    Read,
+    Stage,
+    Survey,
+    Unstage,
+    as_numbers,
+    order_of,
+)
+from engine_worker.engines.sglang.ranks import Ranks
+from engine_worker.engines.sglang.tap_wire import Message, Staged, Swapped
+from engine_worker.engines.sglang.upstream_types import (
+    NamedWeightRequest,
+    Scheduler,
+    SchedulerRequest,
+)
+from engine_worker.engines.sglang.version_change import VersionChange
+
+ASLEEP = "weights"
+"""SGLang's tag of weights whose memory is released."""
+
+Call = Callable[..., Any]
+
+
+class SchedulerWeights:
+    """Hooks into a scheduler, each called in place of a method of SGLang's, which it calls."""
+
+    def __init__(
+        self,
+        tell: Callable[[Message], None],
+        end: Callable[[Sequence[SchedulerRequest]], None],
+        set_version: Callable[[int], None],
+    ) -> None:
+        """Until `take_over` no hook is called.
+
+        Args:
+            tell: sends a message to the engine host; any thread may call it.
+            end: tells the host the end of requests that are about to be aborted.
+            set_version: called with the version of the steps to come.
+        """
+        self._tell = tell
+        self._end = end
+        self._set_version = set_version
+        self._version = 0
+        self._due: Install | None = None
+        """Waits for its moment."""
+        self._is_paused = False
+        """As the host wants it."""
+        self._is_changing = False
+
+    def take_over(self, scheduler: Scheduler) -> None:
+        """Work for this scheduler of SGLang's, which is being built."""
+        self._scheduler = scheduler
+        self._change = VersionChange(scheduler, self._end)
+        self._made: tuple[ModelTensors, Ranks] | None = None
+
+    def answer(self, call: Call, updater: object, request: NamedWeightRequest) -> object:
+        """Around the request for a weight by name."""
+        order = order_of(request.name)
+        if order is None:
+            return call(updater, request)
+        try:
+            answer = self._carry_out(order)
+        except Exception as error:  # noqa: BLE001 - whatever it is, SGLang would die of it
+            answer = Answer(problem=f"{type(error).__name__}: {error}"[:500])
+        return upstream.request("GetWeightsByNameReqOutput", parameter=as_numbers(answer))
+
+    def enqueue(
+        self,
+        call: Call,
+        scheduler: object,
+        request: SchedulerRequest,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        """Around the queueing of a request."""
+        self._change.admit(request)
+        return call(scheduler, request, *args, **kwargs)
+
+    def plan(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> object:
+        """Around the choice of the next batch."""
+        if self._due is not None and self._change.may_begin(self._due.in_flight):
+            self._install(self._due)
+        if self._due is None:
+            return call(scheduler, *args, **kwargs)
+        # What runs gets on, and nothing new begins.
+        held: Sequence[SchedulerRequest] = scheduler.waiting_queue
+        scheduler.waiting_queue = []
+        try:
+            return call(scheduler, *args, **kwargs)
+        finally:
+            scheduler.waiting_queue = [*scheduler.waiting_queue, *held]
+
+    def pause(self, call: Call, scheduler: object, request: object) -> object:
+        """Around a pause."""
+        result = call(scheduler, request)
+        if not self._is_changing:
+            self._is_paused = True
+            if self._due is not None:
+                self._settle_paused(self._due)
+        return result
+
+    def go_on(self, call: Call, scheduler: object, request: object) -> object:
+        """Around the end of a pause."""
+        result = call(scheduler, request)
+        if not self._is_changing:
+            self._is_paused = False
+            if self._tensors.is_torn:
+                upstream.halt(self._scheduler)
+        return result
+
+    def _carry_out(self, order: Order) -> Answer:
+        match order:
+            case Survey():
+                return self._tensors.survey(order)
+            case Stage():
+                threading.Thread(target=self._stage, args=(order,), name="stage").start()
+            case Unstage(version=version):
+                if self._due is not None and self._due.version == version:
+                    self._refuse(self._due, "the version was given up")
+                self._tensors.drop(version)
+            case Install():
+                return self._take(order)
+            case Read():
+                return self._read(order)
+        return Answer(version=self._version)
+
+    def _stage(self, order: Stage) -> None:
+        problem = self._tensors.stage(order)
+        self._tell(Staged(order.version, self._ranks.mine, self._ranks.n, problem))
+
+    def _take(self, order: Install) -> Answer:
+        if not self._tensors.has(order.version):
+            return Answer(problem=f"version {order.version} is not staged")
+        if self._due is not None:
+            return Answer(problem=f"version {self._due.version} is on its way", is_busy=True)
+        if self._are_asleep:
+            problem = "the weights are asleep: wake them up before an update"
+            return Answer(problem=problem, is_busy=True)
+        self._due = order
+        if self._is_paused:
+            self._settle_paused(order)
+        elif self._change.may_begin(order.in_flight):
+            self._install(order)
+        return Answer()
+
+    def _settle_paused(self, due: Install) -> None:
+        """Nothing that runs gets on: now or never."""
+        if due.in_flight == "finish_old" and self._change.running:
+            self._refuse(due, "paused with requests running: finish_old would never end")
+        else:
+            self._install(due)
+
+    def _refuse(self, due: Install, problem: str) -> None:
+        self._due = None
+        self._tell_swapped(Swapped(due.version, 0.0, problem=problem, is_busy=True))
+
+    def _install(self, due: Install) -> None:
+        began = time.perf_counter()
+        self._due = None
+        self._is_changing = True
+        try:
+            cost = self._change.make_way(due.in_flight)
+            problem, is_torn = self._tensors.overwrite(due.version)
+            if not problem:
+                self._become(due.version)
+            self._release(is_halted=self._is_paused or is_torn)
+        finally:
+            self._is_changing = False
+        stall_ms = (time.perf_counter() - began) * 1e3
+        self._tell_swapped(Swapped(due.version, stall_ms, *cost, problem=problem, is_torn=is_torn))
+
+    def _become(self, version: int) -> None:
+        self._version = version
+        self._set_version(version)
+        self._change.use(version)
+        record = getattr(self._scheduler, "record_weight_version_change", None)
+        if record is not None:
+            record(new_version=str(version))
+
+    def _release(self, *, is_halted: bool) -> None:
+        """Take steps again, or none."""
+        if is_halted:
+            upstream.halt(self._scheduler)
+        else:
+            self._scheduler.continue_generation(
+                upstream.request("ContinueGenerationReqInput", torch_empty_cache=False)
+            )
+
+    def _read(self, order: Read) -> Answer:
+        if self._tensors.is_torn:
+            problem = "the weights are half overwritten: they are of no version"
+            return Answer(problem=problem, is_busy=True)
+        if self._are_asleep:
+            return Answer(problem="the weights are asleep", is_busy=True)
+        self._tensors.read(order)
+        return Answer(version=self._version)
+
+    def _tell_swapped(self, swapped: Swapped) -> None:
+        if self._ranks.mine == 0:
+            self._tell(swapped)
+
+    @property
+    def _tensors(self) -> ModelTensors:
+        return self._parts[0]
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self._parts[1]
+
+    @property
+    def _parts(self) -> tuple[ModelTensors, Ranks]:
+        """Made when they are first needed: after the model."""
+        if self._made is None:
+            ranks = Ranks(self._scheduler.tp_cpu_group)
+            self._made = ModelTensors(self._scheduler.tp_worker.model_runner, ranks), ranks
+        return self._made
+
+    @property
+    def _are_asleep(self) -> bool:
+        return ASLEEP in self._scheduler.weight_updater.offload_tags

@@ -1,0 +1,110 @@
+"""Versions at hand in a scheduler process: mapped, copied to its GPU, or opened there.
+
+All of it is done in threads beside the steps, so that the pause for an update is that of the copy
+into the model and no more.
+"""
+
+import mmap
+from collections.abc import Mapping
+from math import prod
+
+import torch
+
+from bus.cuda_memory import CudaMemory, DeviceBytes
+from bus.manifest import Bytes
+from engine_worker.engines.sglang.mapped_files import MappedFiles
+from engine_worker.engines.sglang.orders import CheckpointTensor, Lent, Placed, Stage
+from engine_worker.engines.sglang.torch_types import TORCH_TYPES
+from engine_worker.weights.device_copies import DeviceCopies
+
+PAGE_BYTES = mmap.PAGESIZE
+
+NamedTensors = list[tuple[str, torch.Tensor]]
+
+
+class Staging:
+    """What is staged, for one device; `stage` comes from one thread at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._files = MappedFiles()
+        self._copies = DeviceCopies(device)
+        self._held: dict[int, NamedTensors] = {}
+        self._memory: CudaMemory | None = None
+        self._open: dict[int, list[int]] = {}
+        """Version -> addresses of what other processes lend."""
+
+    def stage(self, order: Stage) -> None:
+        """Bring the bytes of a version as near as there is room.
+
+        Raises:
+            OSError, CudaError: they cannot be opened.
+            ValueError: a file is too small.
+        """
+        contents = [self._mapped(path) for path in order.files]
+        in_files = {
+            each.tensor.name: _bytes_of(contents[each.file], each) for each in order.tensors
+        }
+        self._copies.stage(order.version, in_files)
+        raws: dict[str, torch.Tensor] = {
+            name: torch.as_tensor(raw) for name, raw in in_files.items()
+        }
+        raws |= self._copies.of(order.version)
+        raws |= self._opened(order)
+        tensors = [each.tensor for each in (*order.tensors, *order.lent)]
+        self._held[order.version] = [
+            (each.name, raws[each.name].view(TORCH_TYPES[each.dtype]).view(each.shape))
+            for each in tensors
+        ]
+
+    def tensors(self, version: int) -> NamedTensors | None:
+        """Of a staged version, on the device or in host memory; None: it is not staged."""
+        return self._held.get(version)
+
+    def drop(self, version: int) -> None:
+        """Nobody needs the version any more, and nothing reads it. Idempotent."""
+        self._held.pop(version, None)
+        self._copies.drop(version)
+        for address in self._open.pop(version, ()):
+            assert self._memory is not None, "it was opened with it"
+            with torch.cuda.device(self._device):
+                self._memory.close(address)
+
+    def _mapped(self, path: str) -> Bytes:
+        content = self._files.of(path)
+        # The first touch of each page costs as much as its copy: here nobody waits for it.
+        content[::PAGE_BYTES].max(initial=0)
+        return content
+
+    def _opened(self, order: Stage) -> Mapping[str, torch.Tensor]:
+        """Memory that other processes lend, uint8 [size_bytes] for each tensor in it."""
+        if not order.lent:
+            return {}
+        wholes: dict[bytes, torch.Tensor] = {}
+        with torch.cuda.device(self._device):
+            for each in order.lent:
+                if each.handle not in wholes:
+                    wholes[each.handle] = self._open_whole(order.version, each)
+        return {
+            each.tensor.name: wholes[each.handle][each.offset : each.offset + size_of(each.tensor)]
+            for each in order.lent
+        }
+
+    def _open_whole(self, version: int, lent: Lent) -> torch.Tensor:
+        if self._memory is None:
+            self._memory = CudaMemory()
+        address = self._memory.open(lent.handle, lent.size_bytes)
+        self._open.setdefault(version, []).append(address)
+        return torch.as_tensor(DeviceBytes(address, lent.size_bytes), device=self._device)
+
+
+def size_of(tensor: CheckpointTensor) -> int:
+    """In bytes."""
+    return prod(tensor.shape) * TORCH_TYPES[tensor.dtype].itemsize
+
+
+def _bytes_of(content: Bytes, placed: Placed) -> Bytes:
+    end = placed.offset + size_of(placed.tensor)
+    if end > len(content):
+        raise ValueError(f"tensor {placed.tensor.name!r} lies beyond the end of its file")
+    return content[placed.offset : end]

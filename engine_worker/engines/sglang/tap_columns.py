@@ -1,0 +1,201 @@
+"""Which tokens of a step leave a scheduler, and as weights of which version.
+
+Pure but for the request objects, which are SGLang's. A request that is streamed leaves its tokens
+at every step, another one in portions, so that it can still be resumed elsewhere.
+"""
+
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+
+import numpy as np
+
+from bus.messages.array import Array
+from engine_worker.engines.sglang.tap_arrays import wanted_arrays
+from engine_worker.engines.sglang.tap_wire import STREAMED, Finish, Rows
+from engine_worker.engines.sglang.upstream_types import FinishReason, SchedulerRequest
+
+
+class TapColumns:
+    """The columns of each step, and the version of the weights that computed it."""
+
+    def __init__(self, coarse_tokens: int) -> None:
+        self.version = 0
+        """Of the weights that computed the step being told."""
+        self._coarse_tokens = coarse_tokens
+        self._steady = SteadyBatch()
+
+    def step(self, requests: Sequence[SchedulerRequest]) -> Rows | None:
+        """What is due of these requests after a step; None if nothing is."""
+        batch = self._steady
+        if batch.has_one_more_each(requests):
+            return batch.rows(self.version)
+        batch.leave()
+        rows = self._rows(requests, self._coarse_tokens)
+        if rows is not None and len(rows.rids) == len(requests) and not rows.finishes:
+            batch.enter(requests)
+        return rows
+
+    def change_version(self, version: int, live: Iterable[SchedulerRequest]) -> Rows | None:
+        """The steps told from now on are of other weights; what `live` has left of the old ones."""
+        if version == self.version:
+            return None
+        self._steady.leave()
+        rows = self._rows(live, 1)
+        self.version = version
+        return rows
+
+    def end(self, requests: Iterable[SchedulerRequest]) -> Rows | None:
+        """The rest of requests that are aborted, and their end."""
+        self._steady.leave()
+        return self._rows(requests, 0, is_end=True)
+
+    def _rows(
+        self, requests: Iterable[SchedulerRequest], portion: int, *, is_end: bool = False
+    ) -> Rows | None:
+        rids: list[str] = []
+        counts: list[int] = []
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        finishes: list[Finish] = []
+        arrays: list[tuple[int, dict[str, Array]]] = []
+        cuts: list[tuple[int, Sequence[float]]] = []
+        for request in requests:
+            reason = request.finished_reason
+            if reason is not None and request.finished_output:
+                continue  # with overlapped scheduling a request is shown again after its end
+            start: int = getattr(request, "rolloutbus_told", 0)
+            stop = len(request.output_ids)
+            if reason is None:
+                n_new = stop - start
+                if is_end:
+                    finishes.append(Finish(len(rids), "abort"))
+                elif n_new < portion and not (n_new and request.rid.startswith(STREAMED)):
+                    continue
+            else:
+                if request.finished_len is not None:
+                    stop = request.finished_len
+                finishes.append(_finish(len(rids), reason))
+                if request.sampling_params.custom_params:
+                    finishes[-1] = _with_arrays(request, stop, finishes[-1], arrays)
+            cut = getattr(request, "rolloutbus_log_mass", None)
+            if cut is not None:
+                cuts.append((len(logprobs), cut[start:stop]))
+            request.rolloutbus_told = stop
+            rids.append(request.rid)
+            counts.append(stop - start)
+            tokens += request.output_ids[start:stop]
+            logprobs += (request.logprob.output_token_logprobs_val or ())[start:stop]
+        if not rids:
+            return None
+        return Rows(
+            version=self.version,
+            rids=rids,
+            counts=counts,
+            tokens=np.array(tokens, "<i4").tobytes(),
+            logprobs=np.array(logprobs, "<f4").tobytes(),
+            finishes=finishes,
+            support_logprobs=_support_logprobs(logprobs, cuts),
+            arrays=arrays,
+        )
+
+
+class SteadyBatch:
+    """The usual step: the same requests as before, all streamed, each with one token more.
+
+    A scheduler does nothing else meanwhile, so for small models this is time that the GPU waits.
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[SchedulerRequest] = []
+        self._rids: list[str] = []
+        self._lengths: list[int] = []
+        """Tokens of each after the next step, if it is a usual one."""
+        self._truncates = False
+
+    def enter(self, requests: Sequence[SchedulerRequest]) -> None:
+        """Every one of these has just been told in full."""
+        if all(request.rid.startswith(STREAMED) for request in requests):
+            self._requests = [*requests]
+            self._rids = [request.rid for request in requests]
+            self._lengths = [len(request.output_ids) + 1 for request in requests]
+            self._truncates = any(hasattr(each, "rolloutbus_log_mass") for each in requests)
+
+    def leave(self) -> None:
+        """Another kind of step follows."""
+        for request, length in zip(self._requests, self._lengths, strict=True):
+            request.rolloutbus_told = length - 1
+        self._requests = []
+        self._lengths = []
+
+    def has_one_more_each(self, requests: Sequence[SchedulerRequest]) -> bool:
+        """Whether this step is such a one."""
+        return (
+            bool(self._requests)
+            and self._requests == requests
+            and self._lengths == [len(request.output_ids) for request in requests]
+            and not [request for request in requests if request.finished_reason is not None]
+        )
+
+    def rows(self, version: int) -> Rows:
+        """Tell it."""
+        requests = self._requests
+        tokens = [request.output_ids[-1] for request in requests]
+        known = [request.logprob.output_token_logprobs_val or _NONE for request in requests]
+        logprobs = [values[-1] for values in known]
+        self._lengths = [length + 1 for length in self._lengths]
+        cuts: list[tuple[int, Sequence[float]]] = []
+        if self._truncates:
+            masses = (getattr(request, "rolloutbus_log_mass", _NOTHING) for request in requests)
+            cuts = [(row, mass[-1:]) for row, mass in enumerate(masses)]
+        return Rows(
+            version=version,
+            rids=self._rids,
+            counts=[1] * len(requests),
+            tokens=np.array(tokens, "<i4").tobytes(),
+            logprobs=np.array(logprobs, "<f4").tobytes(),
+            finishes=[],
+            support_logprobs=_support_logprobs(logprobs, cuts),
+        )
+
+
+_NONE = (float("nan"),)
+_NOTHING = (0.0,)
+
+
+def _support_logprobs(
+    logprobs: Sequence[float], cuts: Sequence[tuple[int, Sequence[float]]]
+) -> bytes:
+    """Logprobs over what truncation left; `cuts`: (place, log of what it left) of some tokens."""
+    if not cuts:
+        return b""
+    column = np.array(logprobs, np.float64)
+    for at, log_mass in cuts:
+        column[at : at + len(log_mass)] -= log_mass
+    return column.astype("<f4").tobytes()
+
+
+def _with_arrays(
+    request: SchedulerRequest, stop: int, end: Finish, arrays: list[tuple[int, dict[str, Array]]]
+) -> Finish:
+    """Add what the request wanted to `arrays`; its end, which is another one if it cannot be had.
+
+    Nothing may be raised: SGLang would end with it.
+    """
+    try:
+        found = wanted_arrays(request, getattr(request, "rolloutbus_from", 0), stop)
+    except ValueError as error:
+        return Finish(end.row, "abort", str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    except Exception as error:  # noqa: BLE001 - as above
+        return Finish(end.row, "abort", repr(error)[:500], HTTPStatus.INTERNAL_SERVER_ERROR)
+    if found:
+        arrays.append((end.row, found))
+    return end
+
+
+def _finish(row: int, reason: FinishReason) -> Finish:
+    told = reason.to_json()
+    status = told.get("status_code")
+    kind, message = str(told["type"]), str(told.get("message", ""))
+    if told.get("matched") == "NaN happened":
+        kind, message, status = "abort", "the logits held NaN", 500
+    return Finish(row, kind, message, int(status) if isinstance(status, int) else 0)

@@ -1,0 +1,293 @@
+"""The part of SGLang's objects that is used here, as types."""
+
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+SglangObject = Any
+"""Something of SGLang's of which too much is used, or changed, to be written down as a type."""
+
+
+class RequestState(Protocol):
+    """What the tokenizer manager keeps of a request."""
+
+    dispatched: bool
+    """A scheduler knows it. Missing in some versions."""
+
+
+class ModelConfig(Protocol):
+    """SGLang's reading of the model's config.json."""
+
+    vocab_size: int
+    context_len: int
+    hf_eos_token_id: Collection[int] | None
+
+
+class TokenizerManager(Protocol):
+    """SGLang's front half: every call belongs on the engine's loop."""
+
+    rid_to_state: Mapping[str, RequestState]
+    model_config: ModelConfig
+    server_args: object
+
+    def generate_request(
+        self, obj: object, request: None
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Run one request; yields its outputs."""
+        ...
+
+    def abort_request(self, rid: str) -> None:
+        """Ask for its end; fire and forget."""
+        ...
+
+    async def pause_generation(self, obj: object) -> None:
+        """Hold or retract what runs."""
+        ...
+
+    async def continue_generation(self, obj: object) -> None:
+        """Go on."""
+        ...
+
+    async def flush_cache(self, timeout_s: float | None = None) -> "Outcome":
+        """Forget what is cached, at once or when nothing runs any more."""
+        ...
+
+    async def clear_hicache_storage(self) -> "Outcome":
+        """Forget what is in the storage behind the caches."""
+        ...
+
+    async def start_profile(self, req: object) -> object:
+        """Begin; RuntimeError: it cannot."""
+        ...
+
+    async def stop_profile(self) -> object:
+        """Write it; RuntimeError: there is nothing to write."""
+        ...
+
+    async def get_loads(self) -> "Sequence[LoadSnapshot]":
+        """What the schedulers last told of themselves."""
+        ...
+
+    async def get_weights_by_name(self, obj: object, request: None) -> Sequence[Any]:
+        """Numbers of a weight."""
+        ...
+
+    async def get_internal_state(self) -> Sequence[Mapping[str, Any]]:
+        """One mapping per scheduler; answered in the order of commands."""
+        ...
+
+
+class Outcome(Protocol):
+    """Answer to a control call."""
+
+    success: bool
+    message: str
+    """Missing in some answers."""
+
+
+class LoadSnapshot(Protocol):
+    """How busy one data parallel rank is."""
+
+    dp_rank: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, and mappings of numbers."""
+        ...
+
+
+class SchedulerInitResult(Protocol):
+    """What the schedulers said when they were ready."""
+
+    scheduler_infos: Sequence[Mapping[str, Any]]
+
+
+class SglangHandle(Protocol):
+    """SGLang's `Engine`."""
+
+    tokenizer_manager: TokenizerManager
+    server_args: Any
+    """See `upstream.resolved_arguments`."""
+
+    def save_sharded_model(self, *, path: str, pattern: str | None, max_size: int | None) -> None:
+        """Write what each rank holds; blocks. AssertionError: it could not."""
+        ...
+
+    def save_remote_model(self, *, url: str) -> None:
+        """Write to a connector; blocks. AssertionError: it could not."""
+        ...
+
+    def shutdown(self) -> None:
+        """Kill every child of this process; blocks."""
+        ...
+
+
+class Sender(Protocol):
+    """A socket, or nothing on ranks that do not speak."""
+
+    socket: object | None
+
+
+class OutputStreamer(Protocol):
+    """What sends a scheduler's outputs."""
+
+    is_generation: bool
+    send_to_detokenizer: Sender
+
+
+class IpcChannels(Protocol):
+    """A scheduler's sockets."""
+
+    send_to_detokenizer: Sender
+
+
+class SchedulerBatch(Protocol):
+    """Requests that run together."""
+
+    reqs: "Sequence[SchedulerRequest]"
+
+
+class KvPool(Protocol):
+    """Counts the free places of the KV cache."""
+
+    def available_size(self) -> int:
+        """In tokens."""
+        ...
+
+
+class TreeCache(Protocol):
+    """The prefix cache."""
+
+    def evictable_size(self) -> int:
+        """Tokens that no request uses."""
+        ...
+
+
+class Model(Protocol):
+    """A model as SGLang runs it."""
+
+    def parameters(self) -> Iterable[Any]:
+        """Tensors, tied ones once."""
+        ...
+
+    def named_parameters(self) -> Iterable[tuple[str, Any]]:
+        """The same with their names."""
+        ...
+
+    def load_weights(self, weights: Iterator[tuple[str, Any]]) -> object:
+        """Copy tensors of its checkpoint to where they belong."""
+        ...
+
+
+class WeightUpdater(Protocol):
+    """Overwrites the model of one rank. Some versions want `begin_weight_update` first."""
+
+    def update_weights_from_tensor(
+        self, *, named_tensors: Sequence[tuple[str, Any]], load_format: str | None
+    ) -> tuple[bool, str]:
+        """Whether it did, and why not."""
+        ...
+
+    def end_weight_update(self, *, run_post_load: bool) -> None:
+        """All that belongs together was written."""
+        ...
+
+
+class ModelRunner(Protocol):
+    """What runs the model on one rank."""
+
+    model: Model
+    weight_updater: WeightUpdater
+
+
+class ModelWorker(Protocol):
+    """The scheduler's own view of it."""
+
+    model_runner: ModelRunner
+
+
+class WeightManager(Protocol):
+    """Answers commands about weights and their memory."""
+
+    offload_tags: Collection[str]
+    """Of memory that is released."""
+
+
+class NamedWeightRequest(Protocol):
+    """Asks for a weight."""
+
+    name: str
+
+
+class Scheduler(Protocol):
+    """SGLang's scheduler, in its own process."""
+
+    running_batch: SchedulerBatch
+    last_batch: SchedulerBatch | None
+    waiting_queue: "Sequence[SchedulerRequest]"
+    chunked_req: "SchedulerRequest | None"
+    """Its prompt is computed piece by piece."""
+    tp_worker: ModelWorker
+    tp_cpu_group: object
+    """Of PyTorch: the ranks that hold the model between them."""
+    weight_updater: WeightManager
+    ipc_channels: IpcChannels
+    token_to_kv_pool_allocator: KvPool
+    tree_cache: TreeCache
+    max_total_num_tokens: int
+
+    def pause_generation(self, recv_req: object) -> None:
+        """Hold or retract what runs."""
+        ...
+
+    def continue_generation(self, recv_req: object) -> None:
+        """Take steps again."""
+        ...
+
+    def abort_request(self, recv_req: object) -> None:
+        """End what is queued, and soon what runs."""
+        ...
+
+    def maybe_sleep_on_idle(self) -> None:
+        """Wait up to 1 s for something to come, if `sleep_on_idle` says so."""
+        ...
+
+
+class FinishReason(Protocol):
+    """Why SGLang ended a request."""
+
+    def to_json(self) -> dict[str, object]:
+        """As SGLang shows it to its callers."""
+        ...
+
+
+class RequestLogprobs(Protocol):
+    """Of the tokens sampled so far."""
+
+    output_token_logprobs_val: Sequence[float] | None
+
+
+class SamplingParams(Protocol):
+    """As SGLang has them."""
+
+    custom_params: Mapping[str, object] | None
+
+
+class SchedulerRequest(Protocol):
+    """A request inside a scheduler."""
+
+    rid: str
+    output_ids: Sequence[int]
+    finished_len: int | None
+    finished_reason: FinishReason | None
+    finished_output: bool | None
+    logprob: RequestLogprobs
+    sampling_params: SamplingParams
+    rolloutbus_told: int
+    """Ours: how many of its tokens have left. Not there before the first."""
+    extra_key: str | None
+    """Namespace in the prefix cache."""
+    rolloutbus_extra_key: str | None
+    """Ours: what that would be for weights that never change. Not there before it is queued."""
+
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        ...

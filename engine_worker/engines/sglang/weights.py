@@ -1,0 +1,296 @@
+"""The weights of SGLang's model: staged, installed and read through its scheduler processes.
+
+Spec: docs/protocol.md, "Weights".
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bus.errors import EngineFailed
+from bus.manifest import ALIGN_BYTES, DTYPE_BYTES
+from bus.messages.endings import Problem
+from engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
+from engine_worker.engines.sglang.checkpoint import tensors_of
+from engine_worker.engines.sglang.orders import (
+    CheckpointTensor,
+    Install,
+    Lent,
+    Placed,
+    Read,
+    Rows,
+    Stage,
+    Survey,
+    Unstage,
+)
+from engine_worker.engines.sglang.pausing import Pausing
+from engine_worker.engines.sglang.schedulers import Schedulers
+from engine_worker.engines.sglang.tap_wire import Staged, Swapped
+from engine_worker.engines.step_loop import EngineBusy
+from engine_worker.weights.buffers import SpareBuffer
+from engine_worker.weights.handle_book import HandleBook
+from engine_worker.weights.raw_tensor import RawTensor
+from engine_worker.weights.shared_memory import Whereabouts, shared_buffer
+
+
+class _Piece(NamedTuple):
+    """Part of an answer that some bytes asked for are in."""
+
+    rows: Rows
+    skip_bytes: int
+    """In the first row, before what was asked for."""
+
+
+class SglangWeights:
+    """Implements `WeightSink`, `WeightSource`, `Stages` and `SharesMemory`."""
+
+    def __init__(
+        self, schedulers: Schedulers, pausing: Pausing, model: Path, *, is_whole: bool
+    ) -> None:
+        """Find out what the model keeps of the checkpoint in the directory `model`.
+
+        `is_whole`: all of the model comes from there.
+
+        Raises:
+            ValueError: a file is no checkpoint, or a part of the model is in none.
+        """
+        self._schedulers = schedulers
+        self._pausing = pausing
+        self._lock = threading.Lock()
+        """One update at a time."""
+        self._staging = threading.Lock()
+        self._reading = threading.Lock()
+        self._spare = SpareBuffer(make=shared_buffer)
+        self._answers = shared_buffer(0)
+        self._staged: dict[int, Bytes | None] = {}
+        """By version: the copy of its bytes that is ours, if there had to be one."""
+        self.handles = HandleBook()
+        """See `SharesMemory`."""
+        self.version = 0
+        self.n_calls = 0
+        """Updates that wait, or are being made."""
+        tensors = tensors_of(model)
+        survey = schedulers.ask(Survey(list(tensors)))
+        if is_whole and survey.unfilled:
+            n, first = len(survey.unfilled), survey.unfilled[0]
+            raise ValueError(f"model: the checkpoint lacks {n} parameters of the model: {first}, …")
+        self._unreadable = frozenset(survey.unreadable)
+        self._specs = {
+            each.name: _spec(each, dtype)
+            for each, dtype in zip(tensors, survey.dtypes, strict=True)
+            if dtype
+        }
+
+    def weight_specs(self) -> Sequence[TensorSpec]:
+        """See `WeightSink`: names of the checkpoint, types that the model keeps them in."""
+        return [*self._specs.values()]
+
+    def shared_buffer(self, size_bytes: int) -> Bytes:
+        """See `SharesMemory`."""
+        return shared_buffer(size_bytes)
+
+    def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
+        """See `Stages`."""
+        self._check(tensors)
+        with self._staging:
+            self.unstage(version)
+            told = self._schedulers.expect(Staged, version)
+            self._staged[version], order = self._placed(version, tensors)
+            self._schedulers.ask(order)
+            word = self._schedulers.wait(told, is_patient=False)
+        assert isinstance(word, Staged)
+        if word.problem:
+            self.unstage(version)
+            raise EngineFailed(_failed(version, word.problem))
+
+    def unstage(self, version: int) -> None:
+        """See `Stages`."""
+        try:
+            copy = self._staged.pop(version)
+        except KeyError:
+            return
+        self._schedulers.ask(Unstage(version))
+        if copy is not None:
+            self._spare.give_back(copy)
+
+    def install(
+        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
+    ) -> WeightSwap:
+        """See `WeightSink`.
+
+        Raises:
+            ValueError: tensors do not fit, by name; nothing was touched.
+            EngineBusy: the weights are asleep, or `finish_old` was asked for while paused with
+                requests running, which would never end.
+            EngineFailed: the model does not take them; `is_torn` tells whether it is spoiled.
+        """
+        self.n_calls += 1
+        try:
+            with self._lock:
+                if version not in self._staged:
+                    self.stage(version, tensors)
+                try:
+                    return self._swap(self._install(version, in_flight))
+                finally:
+                    self.unstage(version)
+        finally:
+            self.n_calls -= 1
+
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        """See `WeightSource`.
+
+        Raises:
+            EngineFailed: `unsupported`: the model keeps something else than a copy of the tensor.
+        """
+        pieces: list[_Piece] = []
+        end = 0
+        for asked in ranges:
+            pieces.append(self._piece(asked, end))
+            rows = pieces[-1].rows
+            end = _aligned(rows.offset + rows.n * self._row_bytes(rows.name))
+        if self._pausing.guard.is_torn:
+            raise EngineBusy("the weights are of no version: update them first")
+        with self._reading:
+            file = self._room(end) if ranges else ""
+            answer = self._schedulers.ask(Read(file, [each.rows for each in pieces]))
+            starts = [each.rows.offset + each.skip_bytes for each in pieces]
+            found = [
+                self._answers[start : start + asked.size_bytes].copy()
+                for start, asked in zip(starts, ranges, strict=True)
+            ]
+        return answer.version, found
+
+    def _install(self, version: int, in_flight: InFlight) -> Swapped:
+        self._pausing.begin_update()
+        is_torn = self._pausing.guard.is_torn
+        try:
+            told = self._schedulers.expect(Swapped, version)
+            self._schedulers.ask(Install(version, in_flight))
+            word = self._schedulers.wait(told, is_patient=in_flight == "finish_old")
+            assert isinstance(word, Swapped)
+            is_torn = word.is_torn or (is_torn and bool(word.problem))
+            if not word.problem:
+                self.version = version
+        finally:
+            self._pausing.end_update(is_torn=is_torn)
+        return word
+
+    @staticmethod
+    def _swap(word: Swapped) -> WeightSwap:
+        if word.is_busy:
+            raise EngineBusy(word.problem)
+        if word.problem:
+            raise EngineFailed(_failed(word.version, word.problem))
+        return WeightSwap(word.version, word.stall_ms, word.n_retracted, word.n_aborted)
+
+    def _placed(self, version: int, tensors: Mapping[str, RawTensor]) -> tuple[Bytes | None, Stage]:
+        """The order to stage these bytes; what no other process can see is copied first."""
+        lent: list[Lent] = []
+        seen: dict[str, Bytes] = {}
+        hidden: dict[str, RawTensor] = {}
+        there = Whereabouts()
+        for name, raw in tensors.items():
+            if not raw.nbytes:
+                continue
+            if not isinstance(raw, np.ndarray):
+                found = self.handles.find(int(raw.data_ptr()), raw.nbytes)
+                if found is not None:
+                    lent.append(Lent(self._tensor(name), *found))
+                    continue
+            elif there.of(raw) is not None:
+                seen[name] = raw
+                continue
+            hidden[name] = raw
+        copy: Bytes | None = None
+        if hidden:
+            copy = self._spare.take(sum(_aligned(raw.nbytes) for raw in hidden.values()))
+            seen |= _copied(hidden, copy)
+        files: dict[str, int] = {}
+        placed = self._in_files(seen, files)
+        return copy, Stage(version, [*files], placed, lent)
+
+    def _in_files(self, contents: Mapping[str, Bytes], files: dict[str, int]) -> list[Placed]:
+        """Where these lie; `files` gets each file, and its number."""
+        there = Whereabouts()
+        placed: list[Placed] = []
+        for name, raw in contents.items():
+            place = there.of(raw)
+            assert place is not None, "it was mapped for this"
+            file = files.setdefault(place.path, len(files))
+            placed.append(Placed(self._tensor(name), file, place.offset))
+        return placed
+
+    def _tensor(self, name: str) -> CheckpointTensor:
+        spec = self._specs[name]
+        return CheckpointTensor(name, spec.dtype, spec.shape)
+
+    def _piece(self, asked: TensorRange, offset: int) -> _Piece:
+        name, start, size_bytes = asked
+        spec = self._specs.get(name)
+        if spec is None:
+            raise ValueError(f"there is no tensor {name!r}")
+        if not 0 <= start <= start + size_bytes <= spec.size_bytes:
+            raise ValueError(
+                f"tensor {name!r} has {spec.size_bytes} bytes, not {start} + {size_bytes}"
+            )
+        if name in self._unreadable:
+            message = f"SGLang keeps no plain copy of {name!r}: it cannot be read back"
+            raise EngineFailed(Problem("unsupported", message, "not_started", field="names"))
+        row_bytes = self._row_bytes(name)
+        first = start // row_bytes if row_bytes else 0
+        stop = -(-(start + size_bytes) // row_bytes) if row_bytes else 0
+        return _Piece(Rows(name, first, stop - first, offset), start - first * row_bytes)
+
+    def _row_bytes(self, name: str) -> int:
+        spec = self._specs[name]
+        return prod(spec.shape[1:]) * DTYPE_BYTES[spec.dtype]
+
+    def _room(self, size_bytes: int) -> str:
+        """A file for answers of this size; its content is `_answers`."""
+        if len(self._answers) < size_bytes:
+            self._answers = shared_buffer(size_bytes)
+        place = Whereabouts().of(self._answers[:1])
+        assert place is not None, "it was mapped for this"
+        return place.path
+
+    def _check(self, tensors: Mapping[str, RawTensor]) -> None:
+        problems = [f"unknown: {name}" for name in tensors if name not in self._specs]
+        problems += [f"missing: {name}" for name in self._specs if name not in tensors]
+        problems += [
+            f"{name}: {tensors[name].nbytes} bytes, but {spec.dtype} {list(spec.shape)} has "
+            f"{spec.size_bytes}"
+            for name, spec in self._specs.items()
+            if name in tensors and tensors[name].nbytes != spec.size_bytes
+        ]
+        if problems:
+            shown = "; ".join(problems[:8])
+            more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""  # noqa: PLR2004
+            raise ValueError(f"weights do not fit the model: {shown}{more}")
+
+
+def _spec(tensor: CheckpointTensor, dtype: str) -> TensorSpec:
+    return TensorSpec(tensor.name, dtype, tensor.shape, prod(tensor.shape) * DTYPE_BYTES[dtype])
+
+
+def _copied(tensors: Mapping[str, RawTensor], memory: Bytes) -> dict[str, Bytes]:
+    """The same bytes, one after another in `memory`."""
+    found: dict[str, Bytes] = {}
+    start = 0
+    for name, raw in tensors.items():
+        into = memory[start : start + raw.nbytes]
+        into[:] = raw if isinstance(raw, np.ndarray) else raw.cpu().numpy()
+        found[name] = into
+        start += _aligned(raw.nbytes)
+    return found
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _failed(version: int, why: str) -> Problem:
+    return Problem("update_failed", f"version {version}: {why}"[:500], "failed")

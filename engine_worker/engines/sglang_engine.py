@@ -1,0 +1,249 @@
+"""The SGLang engine: its real scheduler, cache and kernels behind the worker's protocols.
+
+Requests go in through SGLang's tokenizer manager. Tokens come out through taps in its scheduler
+processes, one message per step (see `engine_worker.engines.sglang.scheduler`).
+"""
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from bus.ids import AttemptKey
+from engine_worker.engine import EngineFacts, EngineStats, PauseMode, StepSink, Work
+from engine_worker.engines.processors import Processors
+from engine_worker.engines.sglang import features, upstream
+from engine_worker.engines.sglang.adapted import Adapted
+from engine_worker.engines.sglang.arguments import server_arguments
+from engine_worker.engines.sglang.death import cause_of
+from engine_worker.engines.sglang.engine_thread import EngineThread
+from engine_worker.engines.sglang.facts import abilities_of, facts_of
+from engine_worker.engines.sglang.guard import Guard
+from engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem_of
+from engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits
+from engine_worker.engines.sglang.operated import Operated, Operations
+from engine_worker.engines.sglang.pausing import Pausing
+from engine_worker.engines.sglang.reading import Reading, Reads
+from engine_worker.engines.sglang.requests import (
+    RequestTerms,
+    Unfit,
+    generate_request,
+    n_kept,
+)
+from engine_worker.engines.sglang.scheduler import run_scheduler
+from engine_worker.engines.sglang.schedulers import Schedulers
+from engine_worker.engines.sglang.settings import SglangSettings
+from engine_worker.engines.sglang.tap_listener import TapListener
+from engine_worker.engines.sglang.tap_wire import (
+    COARSE_VARIABLE,
+    PATH_VARIABLE,
+    Flushed,
+    LastWords,
+    Message,
+    Pulse,
+    Rows,
+    Staged,
+    Swapped,
+)
+from engine_worker.engines.sglang.updatable import Updatable
+from engine_worker.engines.sglang.upstream_types import SglangHandle
+from engine_worker.engines.sglang.weights import SglangWeights
+from engine_worker.engines.step_loop import EngineDied
+
+LAST_ROW_S = 5.0
+"""SGLang has ended a request: its last row of the tap comes within this time."""
+LAST_WORDS_S = 5.0
+"""A scheduler that was seen to end has said why within this time, if at all."""
+NEVER = 1_000_000_000
+
+
+class SglangEngine(Updatable, Operated, Adapted, Reads):
+    """Implements `Engine`. EngineDied, from any call: SGLang is dead; only a new engine helps."""
+
+    def __init__(self, settings: SglangSettings, sink: StepSink) -> None:
+        """Start SGLang's processes and wait until the model is loaded.
+
+        Raises:
+            ValueError: a setting is of no use; names it.
+            EngineDied: SGLang did not start; says why.
+        """
+        self._timeout_s = settings.control_timeout_s
+        self._live = LiveRequests(sink)
+        self._pulse = Pulse(0, 0, 0, 0)
+        self._last_words = ""
+        self._gone = threading.Event()
+        self._thread: EngineThread | None = None
+        processors = Processors(settings.processors)
+        known = upstream.server_argument_types()
+        arguments = server_arguments(settings, known)
+        self._taps = TapListener(self._hear, self._scheduler_gone)
+        os.environ[PATH_VARIABLE] = self._taps.path
+        os.environ[COARSE_VARIABLE] = str(settings.coarse_tokens)
+        # Tokens come through the taps: nothing but the end of a request need come the other way.
+        os.environ["SGLANG_FORCE_STREAM_INTERVAL"] = str(NEVER)
+        if arguments.get("enable_memory_saver"):
+            # Without it the tag `cuda_graph` would free nothing.
+            os.environ.setdefault("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "1")
+        self._thread = self._started(arguments)
+        self._manager = self._thread.engine.tokenizer_manager
+        self._terms = _terms(self._thread.engine, settings, processors)
+        resolved = upstream.resolved_arguments(self._thread.engine)
+        guard = Guard(abilities_of(resolved))
+        self._pausing = Pausing(self._thread, self._manager, self._live, guard, self._timeout_s)
+        self._schedulers = Schedulers(self._thread, self._manager, self._timeout_s)
+        is_whole = not {"load_format", "quantization"} & settings.arguments.keys()
+        model = Path(settings.model)
+        super().__init__(SglangWeights(self._schedulers, self._pausing, model, is_whole=is_whole))
+        self._operations = Operations.of(
+            self._thread, self._pausing, self._weights, resolved, self._timeout_s
+        )
+        self._lora = LoraAdapters(
+            *(self._thread, self.weight_specs()), LoraLimits.of(resolved), self._timeout_s
+        )
+        kind = upstream.model_kind(self._thread.engine)
+        self._reading = Reading(self._thread, self._live, kind, has_text=settings.text)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `Engine`."""
+        return self._terms.facts
+
+    def generate(self, work: Sequence[Work]) -> None:
+        """See `Engine`. ValueError: a key is in use; it and what follows was not queued."""
+        for each in work:
+            live = self._live.add(each)
+            if n_kept(each) >= each.sampling.max_new_tokens:
+                self._live.end(live.rid, "length")
+                continue
+            try:
+                self._reading.check_writes()
+                adapter = self._lora.begin(live.rid, each.lora)
+                request = generate_request(each, live.rid, upstream.request, self._terms, adapter)
+            except Unfit as error:
+                self._lora.end(live.rid)
+                self._live.end(live.rid, problem=error.problem)
+                continue
+            self._alive().begin(lambda request=request, live=live: self._run(request, live))
+
+    def abort(self, keys: Sequence[AttemptKey]) -> int:
+        """See `Engine`."""
+        found = self._live.find(keys)
+        self._pausing.abort(found)
+        return len(found)
+
+    def pause(self, mode: PauseMode) -> None:
+        """See `Engine`."""
+        self._pausing.pause(mode)
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._pausing.resume()
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        self._alive().check()
+        pulse = self._pulse
+        return EngineStats(
+            steps=pulse.n_forwards,
+            n_running=pulse.n_running,
+            n_waiting=max(0, len(self._live) - pulse.n_running),
+            n_kv_tokens=pulse.n_kv_tokens,
+            version=self._weights.version,
+            n_calls=self._pausing.n_calls + self._weights.n_calls,
+            is_torn=self._pausing.guard.is_torn,
+        )
+
+    def close(self) -> None:
+        """See `Engine`."""
+        thread = self._alive()
+        thread.close(thread.engine.shutdown)
+        self._taps.close()
+
+    def _started(self, arguments: dict[str, object]) -> EngineThread:
+        try:
+            return EngineThread(
+                lambda: upstream.build_engine(run_scheduler, arguments), "sglang-engine"
+            )
+        except RuntimeError as error:
+            # It only knows that a scheduler has ended; the scheduler knew why.
+            self._gone.wait(LAST_WORDS_S)
+            raise EngineDied(cause_of(self._last_words or str(error))) from error
+
+    def _alive(self) -> EngineThread:
+        assert self._thread is not None, "it is built"
+        return self._thread
+
+    async def _run(self, request: object, live: LiveRequest) -> None:
+        try:
+            if live.is_aborted:
+                self._live.end(live.rid)
+                return
+            live.task = asyncio.current_task()
+            await self._watch(request, live)
+        finally:
+            self._lora.end(live.rid)
+
+    async def _watch(self, request: object, live: LiveRequest) -> None:
+        """Keep one request in SGLang until it ends there."""
+        reason: Mapping[str, Any] = {}
+        try:
+            async with aclosing(self._manager.generate_request(request, None)) as outputs:
+                async for output in outputs:
+                    reason = output["meta_info"]["finish_reason"] or {}
+        except ValueError as error:
+            if live.is_aborted:
+                self._live.end(live.rid)
+            else:
+                self._live.end(live.rid, problem=problem_of(str(error), 400))
+            return
+        # Whatever SGLang raises, the request has ended there; media are read by many packages.
+        except Exception as error:  # noqa: BLE001
+            status = upstream.http_status(error) or (415 if live.has_media else 500)
+            why = f"{type(error).__name__}: {error}"
+            self._live.end(live.rid, problem=problem_of(why, status))
+            return
+        if reason.get("type") == "abort" and not live.n_told:
+            status = reason.get("status_code")
+            why = str(reason.get("message", ""))
+            self._live.end(live.rid, problem=problem_of(why, status) if status else None)
+        elif self._live.has(live.rid):
+            loop = self._alive().loop
+            loop.call_later(LAST_ROW_S, self._live.end, live.rid)
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Rows():
+                self._live.tell(message)
+            case Pulse():
+                self._pulse = message
+            case Staged() | Swapped():
+                self._schedulers.hear(message)
+            case Flushed():
+                self._operations.caches.heard(message)
+            case LastWords(text):
+                self._last_words = text
+
+    def _scheduler_gone(self) -> None:
+        self._gone.set()
+        if self._thread is not None:
+            self._thread.die(cause_of(self._last_words))
+
+
+def _terms(engine: SglangHandle, settings: SglangSettings, processors: Processors) -> RequestTerms:
+    model = engine.tokenizer_manager.model_config
+    arguments = engine.tokenizer_manager.server_args
+    able = features.features_of(settings, arguments, model, processors.names)
+    facts = facts_of(engine, settings, upstream.resolved_arguments(engine), able)
+    return RequestTerms(
+        facts=facts,
+        processors=processors,
+        chance=random.Random(),  # noqa: S311 - sampling, not secrets
+        has_seeds=features.has_seeds(arguments),
+        has_priorities=features.has_priorities(arguments),
+        has_sessions=features.has_sessions(arguments),
+        is_speculative=features.is_speculative(arguments),
+    )

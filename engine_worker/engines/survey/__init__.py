@@ -1,0 +1,1 @@
+"""What this machine, its packages and a model allow: findings for `rolloutbus doctor`."""

@@ -1,0 +1,69 @@
+"""The machine and the installed packages; nothing heavy is imported."""
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from engine_worker.engines.survey.finding import Finding
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is only measured
+GIB = 1 << 30
+REQUIRED = ("msgspec", "numpy", "pyzmq", "uvloop", "xxhash", "zstandard")
+OPTIONAL = {
+    "torch": "every engine that runs a model",
+    "transformers": "the transformers engine, and SGLang",
+    "safetensors": "weights from files",
+    "tokenizers": "text in and out",
+    "sglang": "the sglang engine",
+    "sglang-kernel": "SGLang's kernels on a GPU",
+    "flashinfer-python": "SGLang's attention on a GPU",
+    "xgrammar": "structured output with SGLang",
+    "torch-memory-saver": "SGLang gives memory back to a trainer: sleep and wake",
+}
+
+
+def machine() -> Iterator[Finding]:
+    """Python, cores and memory."""
+    yield Finding("machine", "python", "ok", f"{platform.python_version()}, {platform.platform()}")
+    n_cores = len(os.sched_getaffinity(0))
+    few = "note" if n_cores < 4 else "ok"  # noqa: PLR2004 - actor, host, scheduler, detokenizer
+    yield Finding("machine", "cores", few, f"{n_cores} that this process may use")
+    memory = _memory_bytes()
+    available, total = memory["MemAvailable"], memory["MemTotal"]
+    says = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
+    yield Finding("machine", "memory", "ok", says)
+    shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    yield Finding(
+        "machine",
+        "shared memory",
+        "ok" if shared else "missing",
+        f"{shared / GIB:.1f} GiB free; a weight version that this machine takes needs its size",
+    )
+
+
+def packages() -> Iterator[Finding]:
+    """Versions of what is installed."""
+    for name in REQUIRED:
+        version = version_of(name)
+        state = "ok" if version else "failed"
+        yield Finding("packages", name, state, version or "needed by every actor")
+    for name, use in OPTIONAL.items():
+        version = version_of(name)
+        state = "ok" if version else "missing"
+        yield Finding("packages", name, state, version or f"for {use}")
+
+
+def version_of(name: str) -> str:
+    """Of an installed distribution; empty if it is not there."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _memory_bytes() -> dict[str, int]:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}

@@ -1,0 +1,122 @@
+"""What a `generate` asks of an engine beyond what every engine does.
+
+Spec: docs/protocol.md, "What an engine need not be able to do".
+"""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+
+from bus.messages.endings import Problem, bad_request
+from bus.messages.generation import NOTHING_MORE, Generate, Sampling, Want
+from bus.option_checks import adapter_of
+
+PROCESSOR = "processor:"
+"""Before the name of a registered processor."""
+
+_TEXT = "an sglang engine has it with `text`"
+_HINTS: Mapping[str, str] = {
+    "seed": "an sglang engine has it with the argument `enable_deterministic_inference`",
+    "min_new_tokens": _TEXT,
+    "stop": _TEXT,
+    "stop_regex": _TEXT,
+    "json_schema": _TEXT,
+    "regex": _TEXT,
+    "ebnf": _TEXT,
+    "structural_tag": _TEXT,
+    "hidden_states_last": "an sglang engine has it with `return_hidden_states_mode`",
+    "hidden_states_full": "an sglang engine has it with `return_hidden_states_mode` full",
+    "routed_experts": "an sglang engine has it with `enable_return_routed_experts`",
+    "lora": "an sglang engine has it with `enable_lora`",
+    "image": f"{_TEXT} and a model that sees",
+    "video": f"{_TEXT} and a model that sees",
+    "audio": f"{_TEXT} and a model that hears",
+}
+"""Feature -> which option of which engine would help."""
+
+
+_COMMAND_HINTS: Mapping[str, str] = {
+    "score": "it takes a model that generates or classifies",
+    "embed": "it takes an sglang engine with `is_embedding`, and a model made for it",
+    "rerank": "it takes an sglang engine with `is_embedding` and `text`, and a cross-encoder",
+    "sleep": "an sglang engine has it with `enable_memory_saver`",
+    "wake_up": "an sglang engine has it with `enable_memory_saver`",
+    "load_lora": "an sglang engine has it with `enable_lora`",
+    "unload_lora": "an sglang engine has it with `enable_lora`",
+}
+"""Kind of command -> what would help."""
+
+
+def cannot_do(kind: str) -> Problem:
+    """An engine has no such command."""
+    hint = _COMMAND_HINTS.get(kind, "")
+    message = f"This worker's engine cannot do {kind!r}" + (f"; {hint}." if hint else ".")
+    return Problem("unsupported", message, "not_started")
+
+
+def missing(body: Generate, features: AbstractSet[str]) -> Problem | None:
+    """The first wish that an engine with these features cannot grant; None if it can grant all."""
+    for feature, field in needs(body):
+        if feature not in features:
+            hint = _HINTS.get(feature, "")
+            if feature.startswith(PROCESSOR):
+                known = sorted(each for each in features if each.startswith(PROCESSOR))
+                names = ", ".join(each.removeprefix(PROCESSOR) for each in known) or "none"
+                hint = f"registered are: {names}"
+            message = f"This worker's engine has no {feature}" + (f"; {hint}." if hint else ".")
+            return Problem("unsupported", message, "not_started", field=field)
+    return None
+
+
+def needs(body: Generate) -> Iterator[tuple[str, str]]:
+    """(feature, field that asks for it) of all that the request asks for."""
+    yield from _of_sampling(body.sampling)
+    if body.want is not NOTHING_MORE:
+        yield from _of_want(body.want)
+    if body.grammar is not None:
+        yield body.grammar.kind, "grammar"
+    for processor in body.processors:
+        yield f"{PROCESSOR}{processor.name}", "processors"
+    for media in body.media:
+        yield media.kind, "media"
+    if body.lora:
+        yield "lora", "lora"
+
+
+def unknown_adapter(lora: str, adapters: Mapping[str, int]) -> Problem | None:
+    """Why an adapter cannot be used now; None if it is loaded, or none is asked for."""
+    named = adapter_of(lora) if lora else None
+    if named is None:
+        return None
+    name, version = named
+    if name in adapters and version in (None, adapters[name]):
+        return None
+    loaded = ", ".join(f"{each}@{number}" for each, number in sorted(adapters.items())) or "none"
+    return bad_request("lora", f"{lora} is not loaded; loaded are: {loaded}. Send load_lora first.")
+
+
+def _of_sampling(sampling: Sampling) -> Iterator[tuple[str, str]]:
+    if sampling.seed is not None and sampling.temperature > 0:
+        yield "seed", "sampling.seed"
+    if sampling.min_new_tokens:
+        yield "min_new_tokens", "sampling.min_new_tokens"
+    if sampling.stop:
+        yield "stop", "sampling.stop"
+    if sampling.stop_regex:
+        yield "stop_regex", "sampling.stop_regex"
+    if sampling.logit_bias:
+        yield "logit_bias", "sampling.logit_bias"
+
+
+def _of_want(want: Want) -> Iterator[tuple[str, str]]:
+    if want.top_logprobs:
+        yield "top_logprobs", "want.top_logprobs"
+    if want.logprobs_of:
+        yield "logprobs_of", "want.logprobs_of"
+    if want.prompt_logprobs:
+        yield "prompt_logprobs", "want.prompt_logprobs"
+    if want.hidden_states:
+        yield f"hidden_states_{want.hidden_states}", "want.hidden_states"
+    if want.routed_experts:
+        yield "routed_experts", "want.routed_experts"
+    if want.sampling_mask:
+        yield "sampling_mask", "want.sampling_mask"

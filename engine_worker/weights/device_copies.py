@@ -1,0 +1,79 @@
+"""Versions that were copied to a GPU beside the steps: an update then copies within the GPU."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from bus.manifest import ALIGN_BYTES, Bytes
+
+BOUNCE_BYTES = 64 * 1024 * 1024
+"""Pinned memory that bytes pass through on their way: several times as fast as without."""
+SPARE_BYTES = 1 << 30
+"""Of GPU memory, left to others."""
+
+
+class DeviceCopies:
+    """Of one device; does nothing for a CPU. Calls from one thread at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: dict[int, tuple[torch.Tensor, Mapping[str, torch.Tensor]]] = {}
+        self._spare: torch.Tensor | None = None
+        """Memory that goes from version to version."""
+
+    def stage(self, version: int, tensors: Mapping[str, Bytes]) -> None:
+        """Copy a version's tensors, uint8 [size_bytes] each, if there is room for all of them."""
+        self.drop(version)
+        if self._device.type != "cuda":
+            return
+        memory = self._room(sum(_aligned(raw.nbytes) for raw in tensors.values()))
+        if memory is None:
+            return
+        places: dict[str, torch.Tensor] = {}
+        start = 0
+        for name, raw in tensors.items():
+            places[name] = memory[start : start + raw.nbytes]
+            start += _aligned(raw.nbytes)
+        self._copy(tensors, places)
+        self._held[version] = memory, places
+
+    def of(self, version: int) -> Mapping[str, torch.Tensor]:
+        """Copies on the device, uint8 [size_bytes] each; none if there was no room."""
+        return self._held[version][1] if version in self._held else {}
+
+    def drop(self, version: int) -> None:
+        """Nobody needs the version any more, and nothing reads it. Idempotent."""
+        if version in self._held:
+            self._spare, _ = self._held.pop(version)
+
+    def _room(self, size_bytes: int) -> torch.Tensor | None:
+        memory, self._spare = self._spare, None
+        if memory is not None and len(memory) >= size_bytes:
+            return memory
+        memory = None  # given back before more is taken
+        free_bytes: int = cast("Any", torch.cuda).mem_get_info(self._device)[0]  # untyped
+        if free_bytes < size_bytes + SPARE_BYTES:
+            return None
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+
+    def _copy(self, tensors: Mapping[str, Bytes], places: Mapping[str, torch.Tensor]) -> None:
+        stream = cast("Any", torch.cuda).Stream(self._device)  # untyped
+        bounces = [torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        done = [cast("Any", torch.cuda).Event() for _ in bounces]
+        turn = 0
+        with torch.cuda.stream(stream):
+            for name, raw in tensors.items():
+                for start in range(0, raw.nbytes, BOUNCE_BYTES):
+                    part = raw[start : start + BOUNCE_BYTES]
+                    done[turn].synchronize()
+                    bounces[turn].numpy()[: len(part)] = part
+                    into = places[name][start : start + len(part)]
+                    into.copy_(bounces[turn][: len(part)], non_blocking=True)
+                    done[turn].record(stream)
+                    turn = 1 - turn
+        stream.synchronize()
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES

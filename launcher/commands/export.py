@@ -1,0 +1,71 @@
+"""`rolloutbus export`: the rollouts of a journal as a table."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from launcher.options import AsJson, example
+from launcher.terminal import ExitStatus, checked, fail
+from replay.journal import Journal
+from replay.journal_format import JournalError
+from replay.trajectories import Trajectories, Trajectory
+from replay.trajectory_files import write
+from trainer_adapter.tokenizer_file import TokenizerFile, load_tokenizer
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus export ./journal --to trajectories.parquet"))
+def export(
+    journal: Annotated[Path, typer.Argument(help="A directory that `record` has written.")],
+    *,
+    to: Annotated[Path, typer.Option(metavar="FILE", help="Ends with .parquet or .jsonl.")],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="tokenizer.json, or the model directory with it: adds texts."),
+    ] = None,
+    skip: Annotated[
+        bool, typer.Option("--skip", help="Go on behind damage; without it that is an error.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write one row for each finished rollout of a journal.
+
+    The journal must have been recorded with the router's tap (`up --tap`).
+    """
+    loaded = checked(partial(load_tokenizer, tokenizer)) if tokenizer else None
+    try:
+        source = Journal(journal, skip=skip)
+        found = Trajectories(source)
+        n_rows = checked(lambda: write(to, _texted(found, loaded) if loaded else found))
+    except (JournalError, OSError) as error:
+        fail(str(error), ExitStatus.FAILED)
+    told = {
+        "rows": n_rows,
+        "unfinished": found.n_unfinished,
+        "open": found.n_open,
+        "headless": found.n_headless,
+        "malformed": found.n_malformed,
+        "damages": [damage.sentence for damage in source.damages],
+        "torn": source.torn._asdict() if source.torn else None,
+        "lost": len(source.lost),
+    }
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    else:
+        notes = [f"{told[name]} {name}" for name in ("unfinished", "open", "headless", "lost")]
+        sys.stdout.write(f"{n_rows} rows in {to} ({', '.join(notes)})\n")
+    for damage in source.damages:
+        sys.stderr.write(f"damaged: {damage.sentence}\n")
+
+
+def _texted(rows: Iterable[Trajectory], tokenizer: TokenizerFile) -> Iterator[Trajectory]:
+    for row in rows:
+        row.prompt_text = tokenizer.decode(row.prompt_ids.tolist(), skip_special_tokens=False)
+        row.output_text = tokenizer.decode(row.output_ids.tolist(), skip_special_tokens=False)
+        yield row

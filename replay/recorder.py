@@ -1,0 +1,182 @@
+"""Records a fleet: subscribes to its streams and to its router's tap, and writes a journal.
+
+A client of the bus that asks for nothing; the bus does not notice whether it is there.
+Spec: docs/journal.md.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self, cast
+
+from bus.codec import unpack
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.messages.membership import Welcome
+from bus.ports import BatchHandler, DownHandler, LinkPort, SubscriptionPort, TopicBatchHandler
+from bus.security.zmq_dialer import dialer_of
+from replay.choice import Filter
+from replay.journal_settings import JournalSettings
+from replay.journal_writer import JournalWriter, now_ns
+from replay.recorder_core import Build, Heard, RecorderCore
+from trainer_adapter.client import RolloutClient
+from trainer_adapter.connection import Ports, ports_of
+from trainer_adapter.settings import ClientSettings
+
+TICK_S = 0.25
+
+
+class Progress(NamedTuple):
+    """How a recording is doing."""
+
+    n_records: int
+    durable: int
+    """Records up to this number survive; -1: none yet."""
+    heard: Heard
+    n_dropped: int
+    """Messages that had no room, because the disk is slow."""
+    problem: str
+    """Why nothing is recorded any more; empty while all is well."""
+
+
+class Recorder:
+    """A recording under way. An async context manager.
+
+    The end of the context closes the journal; what was heard until then is durable afterwards.
+    """
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        directory: Path,
+        wanted: Filter | None = None,
+        journal: JournalSettings | None = None,
+        *,
+        ports: Ports | None = None,
+    ) -> None:
+        """`client`: who connects, and to which router; `ports`: how, None: by real sockets.
+
+        Raises:
+            SettingsError: the key file cannot be used.
+        """
+        self._wanted = wanted or Filter()
+        self._ports = ports or ports_of(dialer_of(client.security))
+        self._core = RecorderCore(self._wanted)
+        self._ended = asyncio.Event()
+        self.journal = JournalWriter(
+            directory,
+            journal,
+            filter_text=self._wanted.text,
+            on_problem=lambda _: self._ended.set(),
+        )
+        self.client = RolloutClient(client, Ports(self._link, self._subscription))
+        self._tap: SubscriptionPort | None = None
+        self._tap_endpoint = ""
+        self._instance = ""
+        self._tick: asyncio.TimerHandle | None = None
+        self._n_before = 0
+        self.workers_heard: set[str] = set()
+        """Of whom something has come."""
+
+    async def __aenter__(self) -> Self:
+        """Begin.
+
+        Raises:
+            PeerLost: no router answers.
+            SettingsError: the directory cannot be used.
+            JournalError: the journal that is there cannot be continued.
+        """
+        await self.journal.__aenter__()
+        self._n_before = self.journal.next_seq
+        try:
+            await self.client.__aenter__()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        self._on_tick()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
+        if self._tap is not None:
+            self._tap.close()
+        await self.client.__aexit__(kind, error, trace)
+        await self.journal.__aexit__(kind, error, trace)
+
+    @property
+    def has_tap(self) -> bool:
+        """Whether the router publishes what it routes; otherwise only streams are recorded."""
+        return bool(self._tap_endpoint)
+
+    @property
+    def progress(self) -> Progress:
+        """As of now."""
+        journal = self.journal
+        return Progress(
+            journal.next_seq - self._n_before,
+            journal.durable,
+            self._core.heard,
+            journal.n_dropped,
+            journal.problem,
+        )
+
+    async def stopped(self) -> str:
+        """Wait until nothing can be recorded any more; returns why."""
+        await self._ended.wait()
+        return self.journal.problem
+
+    def _link(self, endpoint: str, on_batch: BatchHandler, on_down: DownHandler) -> LinkPort:
+        def heard(entries: list[Entry]) -> None:
+            self._told(entries)
+            on_batch(entries)
+
+        return self._ports.link(endpoint, heard, on_down)
+
+    def _subscription(self, _: TopicBatchHandler, __: Sequence[str]) -> SubscriptionPort:
+        """What the client follows members with: its rows come to the journal instead."""
+        return self._ports.subscription(self._on_stream, self._wanted.client)
+
+    def _told(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.kind == "welcome":
+                try:
+                    self._welcomed(cast("Welcome", unpack(entry)))
+                except RemoteProtocolError:
+                    self._core.heard.malformed += 1
+        self._write(self._core.told(entries))
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        if welcome.instance != self._instance:
+            self._instance = welcome.instance
+            self._core.another_router()
+        if welcome.tap == self._tap_endpoint:
+            return
+        if self._tap is not None:
+            self._tap.close()
+            self._tap = None
+        self._tap_endpoint = welcome.tap
+        if welcome.tap:
+            self._tap = self._ports.subscription(self._on_tap, [])
+            self._tap.connect(welcome.tap)
+
+    def _on_tap(self, topic: bytes, entries: list[Entry]) -> None:
+        self._write(self._core.tapped(topic, entries, now_ns()))
+
+    def _on_stream(self, topic: bytes, entries: list[Entry]) -> None:
+        self.workers_heard.update(entry.route for entry in entries)
+        self._write(self._core.published(topic, entries, now_ns()))
+
+    def _on_tick(self) -> None:
+        self._tick = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
+        self._write(self._core.tick(now_ns()))
+
+    def _write(self, builds: Sequence[Build]) -> None:
+        for build in builds:
+            self.journal.append(build)

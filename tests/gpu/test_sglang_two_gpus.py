@@ -1,0 +1,112 @@
+"""The real SGLang on two GPUs: one model over both, and weights by nccl from one to the other."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rolloutbus
+from bus.messages.control import ServerFacts
+from rolloutbus import Sampling, WeightPublisher
+
+pytest.importorskip("sglang")
+from tests.gpu.permuting import PermutingModel, permutation
+from trainer_adapter.offers.collective import CollectiveOffering
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs"),
+]
+
+DEADLINE_S = 120.0
+GREEDY = Sampling(max_new_tokens=64, temperature=0.0, ignore_eos=True)
+PROMPTS = [[20 + n, 40 + n] for n in range(16)]
+ARGUMENTS: dict[str, object] = {
+    "attention_backend": "triton",
+    "sampling_backend": "pytorch",
+    "mem_fraction_static": 0.4,
+    "max_total_tokens": 16_384,
+    "cuda_graph_max_bs_decode": 16,
+    "disable_prefill_cuda_graph": True,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[PermutingModel, Path]:
+    model = PermutingModel()
+    return model, model.save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def second_gpu() -> Iterator[None]:
+    """Workers that are started meanwhile see the second GPU alone; this process sees both."""
+    torch.cuda.init()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    yield
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+async def assert_follows(client: rolloutbus.RolloutClient, seed: int) -> None:
+    """Every token is what the weights of this seed make of the one before."""
+    rollouts = await asyncio.gather(
+        *[client.generate(each, GREEDY, deadline_s=DEADLINE_S) for each in PROMPTS]
+    )
+    following = permutation(seed)
+    for prompt, rollout in zip(PROMPTS, rollouts, strict=True):
+        before = np.concatenate([[prompt[-1]], rollout.tokens[:-1]])
+        assert np.array_equal(rollout.tokens, following[before])
+
+
+async def test_one_model_over_both_takes_new_weights(model: tuple[PermutingModel, Path]) -> None:
+    weights, folder = model
+    arguments = {**ARGUMENTS, "tp_size": 2}
+    up = rolloutbus.up(
+        model=folder,
+        workers=1,
+        engine="sglang",
+        engine_options={"dtype": "bfloat16", "slots": 16, "arguments": arguments},
+    )
+    async with up as fleet, rolloutbus.connect(fleet.address, name="trainer") as client:
+        facts = (await client.server_info()).by_worker["w0"]
+        assert isinstance(facts, ServerFacts)
+        assert facts.parallel["tp"] == 2
+        await assert_follows(client, 0)
+        publisher = WeightPublisher(client)
+        for seed in (1, 2):
+            weights.become(seed)
+            published = await publisher.publish(
+                weights.weights(), require="all", deadline_s=DEADLINE_S
+            )
+            print("tp=2", published.transport, published.stall_ms)
+            await assert_follows(client, seed)
+        publisher.forget()
+    weights.become(0)
+
+
+@pytest.mark.usefixtures("second_gpu")
+async def test_weights_come_by_nccl(model: tuple[PermutingModel, Path]) -> None:
+    weights, folder = model
+    up = rolloutbus.up(
+        model=folder,
+        workers=1,
+        engine="sglang",
+        engine_options={"dtype": "bfloat16", "slots": 16, "arguments": ARGUMENTS},
+    )
+    async with up as fleet, rolloutbus.connect(fleet.address, name="trainer") as client:
+        publisher = WeightPublisher(client)
+        publisher.offer("collective", CollectiveOffering("nccl"))
+        for seed in (1, 2):
+            weights.become(seed)
+            published = await publisher.publish(
+                weights.weights(), transport="collective", require="all", deadline_s=DEADLINE_S
+            )
+            print("nccl", published.transport, published.stall_ms)
+            assert set(published.transport.values()) == {"collective"}, published.why
+            await assert_follows(client, seed)
+        publisher.forget()
+    weights.become(0)

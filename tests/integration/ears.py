@@ -1,0 +1,129 @@
+"""All that goes through the sockets of one peer, and waits until two peers have heard the same."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+
+from bus.codec import topic_of
+from bus.entry import Entry
+from bus.ports import BatchHandler, DownHandler, LinkPort, SubscriptionPort, TopicBatchHandler
+from bus.security.settings import SecuritySettings
+from bus.security.zmq_dialer import dialer_of
+from replay.journal_index import named_in
+from rolloutbus import Rollout, RolloutClient
+from tests.integration.drills import DEADLINE_S, fake_sampling
+from trainer_adapter.connection import Ports, ports_of
+
+CLIENT = "trainer"
+"""Whose requests are recorded."""
+
+
+class Ears:
+    """Real sockets of one peer, and all that went through them."""
+
+    def __init__(self, security: SecuritySettings | None = None) -> None:
+        self._sockets = ports_of(dialer_of(security))
+        self.sent: list[Entry] = []
+        self.heard: list[Entry] = []
+        self.published: list[tuple[bytes, Entry]] = []
+        """(topic, entry)."""
+        self.workers: set[str] = set()
+        """Of whom rows for the client came."""
+        self.hears_the_tap = False
+        self._kinds: dict[str, set[str]] = {}
+        """rid -> kinds of the entries that spoke of it."""
+        self._news = asyncio.Event()
+        self.ports = Ports(self._link, self._subscription)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until `is_so`, judged after each message."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_so():
+                self._news.clear()
+                await self._news.wait()
+
+    def rows(self, rids: AbstractSet[str]) -> dict[str, list[Entry]]:
+        """Worker -> its messages about any of these requests."""
+        found: dict[str, list[Entry]] = {}
+        for topic, entry in self.published:
+            is_row = entry.kind == "deltas" and topic == topic_of(CLIENT)
+            if is_row and rids & named_in(entry)[0]:
+                found.setdefault(entry.route, []).append(entry)
+        return found
+
+    def listen_anew(self) -> None:
+        """What was heard before tells nothing of what is subscribed to now."""
+        self.workers.clear()
+        self.hears_the_tap = False
+
+    def kinds(self) -> list[str]:
+        """Of what the router said to it."""
+        return [entry.kind for entry in self.heard]
+
+    def knows_the_end_of(self, rid: str) -> bool:
+        """Whether its row has come, and its ending, from the tap or from the router itself."""
+        return {"deltas", "finished"} <= self._kinds.get(rid, set())
+
+    def _note(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            for rid in named_in(entry)[0]:
+                self._kinds.setdefault(rid, set()).add(entry.kind)
+        self._news.set()
+
+    def _link(self, endpoint: str, on_batch: BatchHandler, on_down: DownHandler) -> LinkPort:
+        def heard(entries: list[Entry]) -> None:
+            self.heard += entries
+            on_batch(entries)
+            self._note(entries)
+
+        return _Link(self._sockets.link(endpoint, heard, on_down), self.sent)
+
+    def _subscription(
+        self, on_batch: TopicBatchHandler, clients: Sequence[str]
+    ) -> SubscriptionPort:
+        def heard(topic: bytes, entries: list[Entry]) -> None:
+            self.published += [(topic, entry) for entry in entries]
+            self.hears_the_tap |= len(topic) != len(topic_of(CLIENT))
+            if topic == topic_of(CLIENT):
+                self.workers.update(entry.route for entry in entries if entry.kind == "deltas")
+            on_batch(topic, entries)
+            self._note(entries)
+
+        return self._sockets.subscription(heard, clients)
+
+
+class _Link:
+    """Notes what is sent."""
+
+    def __init__(self, link: LinkPort, sent: list[Entry]) -> None:
+        self.counters = link.counters
+        self._link = link
+        self._sent = sent
+
+    def send(self, entry: Entry) -> None:
+        self._sent.append(entry)
+        self._link.send(entry)
+
+    def close(self, *, linger_ms: int = 0) -> None:
+        self._link.close(linger_ms=linger_ms)
+
+
+async def marked(client: RolloutClient, recorded: Ears, own: Ears, n_workers: int = 2) -> None:
+    """Sample on each worker until both have heard of it, and so of all that came before."""
+
+    async def sample() -> Rollout:
+        return await client.generate([1], fake_sampling(1), deadline_s=DEADLINE_S)
+
+    async with asyncio.timeout(DEADLINE_S):
+        # A subscription takes effect some time after it is made.
+        while (
+            not recorded.hears_the_tap or min(len(recorded.workers), len(own.workers)) < n_workers
+        ):
+            await sample()
+        served: dict[str, str] = {}
+        while len(served) < n_workers:
+            rollout = await sample()
+            served[rollout.worker] = rollout.rid
+    for rid in served.values():
+        await recorded.until(lambda rid=rid: recorded.knows_the_end_of(rid))
+        await own.until(lambda rid=rid: own.knows_the_end_of(rid))

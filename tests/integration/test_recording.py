@@ -1,0 +1,274 @@
+"""A recording holds exactly what a client said and heard, byte for byte."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import pytest
+
+import rolloutbus
+from bus.codec import encode_batch, topic_of
+from bus.entry import Entry
+from launcher.plan import environment
+from launcher.settings import UpOptions
+from replay.choice import Filter
+from replay.journal import Journal
+from replay.journal_index import named_in
+from replay.journal_records import Lost, Record, Stream, Tap
+from replay.journal_search import Wanted, find
+from replay.journal_settings import JournalSettings
+from replay.recorder import Recorder
+from replay.trajectories import Trajectories
+from replay.trajectory_files import read
+from rolloutbus import Fleet, RolloutClient
+from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.ears import CLIENT, Ears, marked
+from tests.integration.keyring import Keyring
+from trainer_adapter.settings import ClientSettings
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+FLEET: UpOptions = {"workers": 2, "engine": "fake", "tap": True}
+STORELESS: UpOptions = {**FLEET, "store": False}
+N_ROLLOUTS = 20
+N_TOKENS = 40
+
+
+def routed(
+    records: Sequence[Record], event: str, rids: AbstractSet[str], name: str = CLIENT
+) -> list[Entry]:
+    """What of these requests came from, or went to, an actor."""
+    taps = [each for each in records if isinstance(each, Tap)]
+    return [
+        entry
+        for each in taps
+        if each.event == event and each.name == name
+        for entry in each.entries
+        if entry.rid in rids
+    ]
+
+
+def published(records: Sequence[Record], worker: str, rids: AbstractSet[str]) -> list[Entry]:
+    """What a worker published to the client about these requests."""
+    return [
+        entry
+        for each in records
+        if isinstance(each, Stream) and each.topic == topic_of(CLIENT)
+        for entry in each.entries
+        if entry.kind == "deltas" and entry.route == worker and rids & named_in(entry)[0]
+    ]
+
+
+async def test_a_recording_is_as_good_as_having_been_there(fleet: Fleet, tmp_path: Path) -> None:
+    own, recorded = Ears(), Ears()
+    settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
+    recorder = Recorder(
+        ClientSettings(name="recorder", router=fleet.address),
+        tmp_path / "j",
+        journal=JournalSettings(segment_bytes=30_000),
+        ports=recorded.ports,
+    )
+    async with RolloutClient(settings, own.ports) as client, recorder:
+        await marked(client, recorded, own)
+        rollouts = await asyncio.gather(
+            *(
+                client.generate([2, 3 + i], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+                for i in range(N_ROLLOUTS)
+            )
+        )
+        await marked(client, recorded, own)
+    rids = {each.rid for each in rollouts}
+
+    journal = Journal(tmp_path / "j")
+    records = list(journal)
+
+    assert journal.is_closed
+    assert [each.seq for each in records] == list(range(len(records)))
+    # Of the first samples, which were to find out who listens, rows may be missing.
+    losses = [each for each in records if isinstance(each, Lost)]
+    assert [each for each in losses if each.source != "stream" or each.name in rids] == []
+    asked = [entry for entry in own.sent if entry.rid in rids]
+    assert {entry.rid for entry in asked} == rids
+    assert encode_batch(routed(records, "received", rids)) == encode_batch(asked)
+    ended = [entry for entry in own.heard if entry.rid in rids]
+    assert {entry.kind for entry in ended} == {"finished"}
+    assert encode_batch(routed(records, "sent", rids)) == encode_batch(ended)
+    rows = own.rows(rids)
+    assert rows
+    for worker, expected in rows.items():
+        assert encode_batch(published(records, worker, rids)) == encode_batch(expected)
+    of_one = list(find(tmp_path / "j", Wanted(frozenset({rollouts[0].rid}))))
+    assert {entry.kind for each in of_one for entry in getattr(each, "entries", [])} >= {
+        "generate",
+        "accepted",
+        "deltas",
+        "finished",
+    }
+
+
+async def test_every_finished_rollout_of_a_recording_can_be_exported(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    own, recorded = Ears(), Ears()
+    settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
+    recorder = Recorder(
+        ClientSettings(name="recorder", router=fleet.address), tmp_path / "j", ports=recorded.ports
+    )
+    async with RolloutClient(settings, own.ports) as client, recorder:
+        await marked(client, recorded, own)
+        rollouts = {
+            each.rid: each
+            for each in await asyncio.gather(
+                *(
+                    client.generate([2, 3 + i], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+                    for i in range(N_ROLLOUTS)
+                )
+            )
+        }
+        await marked(client, recorded, own)
+    command = [sys.executable, "-m", "launcher.cli", "export", str(tmp_path / "j"), "--json"]
+    for file in (tmp_path / "rows.jsonl", tmp_path / "rows.parquet"):
+        process = await asyncio.create_subprocess_exec(
+            *command, "--to", str(file), stdout=asyncio.subprocess.PIPE, env=environment()
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            told, _ = await process.communicate()
+        rows = list(read(file))
+        assert json.loads(told)["rows"] == len(rows)
+        found = {row.rid: row for row in rows if row.rid in rollouts}
+        assert found.keys() == rollouts.keys()
+        for rid, rollout in rollouts.items():
+            row = found[rid]
+            assert row.output_ids.tolist() == rollout.tokens.tolist()
+            assert row.logprobs.tolist() == rollout.logprobs.tolist()
+            runs = list(zip(row.run_versions, row.run_lengths, strict=True))
+            assert runs == list(rollout.versions)
+            assert row.worker == rollout.worker
+
+
+async def test_only_what_a_filter_names_is_kept(fleet: Fleet, tmp_path: Path) -> None:
+    own, recorded = Ears(), Ears()
+    settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
+    recorder = Recorder(
+        ClientSettings(name="recorder", router=fleet.address),
+        tmp_path / "j",
+        Filter(session=["wanted"]),
+        ports=recorded.ports,
+    )
+    async with RolloutClient(settings, own.ports) as client, recorder:
+        await marked(client, recorded, own)
+        rollouts = [
+            await client.generate(
+                [5, i], fake_sampling(N_TOKENS), session=session, deadline_s=DEADLINE_S
+            )
+            for i, session in enumerate(("wanted", "other", "wanted", ""))
+        ]
+        await marked(client, recorded, own)
+    wanted, others = {each.rid for each in rollouts[::2]}, {each.rid for each in rollouts[1::2]}
+    records = list(Journal(tmp_path / "j"))
+    asked = [entry.kind for entry in routed(records, "received", wanted)]
+    assert asked.count("generate") >= len(wanted)
+    assert routed(records, "received", others) == routed(records, "sent", others) == []
+    named = [
+        rid
+        for each in records
+        if isinstance(each, Stream)
+        for entry in each.entries
+        for rid in named_in(entry)[0]
+    ]
+    assert set(named) >= wanted
+    assert not others & set(named)
+
+
+async def test_a_recording_goes_on_with_the_router_that_comes_after_a_killed_one(
+    tmp_path: Path,
+) -> None:
+    own, recorded = Ears(), Ears()
+    async with rolloutbus.up(**STORELESS) as fleet:
+        settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
+        recorder = Recorder(
+            ClientSettings(name="recorder", router=fleet.address),
+            tmp_path / "j",
+            ports=recorded.ports,
+        )
+        async with RolloutClient(settings, own.ports) as client, recorder:
+            await marked(client, recorded, own)
+            before = await client.generate([7], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+            fleet.kill_router()
+            await recorded.until(lambda: recorded.kinds().count("welcome") > 1)
+            recorded.listen_anew()
+            await marked(client, recorded, own)
+            after = await client.generate([8], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+            await marked(client, recorded, own)
+    journal = Journal(tmp_path / "j")
+    rows = {row.rid: row for row in Trajectories(journal)}
+    assert {before.rid, after.rid} <= rows.keys()
+    assert_fake_rollout([8], after, N_TOKENS)
+    assert rows[after.rid].output_ids.tolist() == after.tokens.tolist()
+    assert journal.is_closed
+
+
+async def test_a_subscriber_records_a_fleet_with_keys(tmp_path: Path) -> None:
+    async with rolloutbus.up(**{**STORELESS, "secure": tmp_path / "keys"}) as fleet:
+        keys = Keyring(tmp_path / "keys")
+        keys.add("archive", "subscriber")
+        keys.add(CLIENT, "client")
+        own, recorded = Ears(keys.dials(CLIENT)), Ears(keys.dials("archive"))
+        settings = ClientSettings(
+            name=CLIENT,
+            router=fleet.address,
+            security=keys.dials(CLIENT),
+            overtime_s=DEADLINE_S,
+            connect_timeout_s=DEADLINE_S,
+        )
+        listens = ClientSettings(
+            name="archive",
+            router=fleet.address,
+            security=keys.dials("archive"),
+            connect_timeout_s=DEADLINE_S,
+        )
+        recorder = Recorder(listens, tmp_path / "j", ports=recorded.ports)
+        async with RolloutClient(settings, own.ports) as client, recorder:
+            await marked(client, recorded, own)
+            rollout = await client.generate([7], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+            await marked(client, recorded, own)
+    records = list(Journal(tmp_path / "j"))
+    assert [entry.kind for entry in routed(records, "sent", {rollout.rid})] == ["finished"]
+    rows = own.rows({rollout.rid})[rollout.worker]
+    assert encode_batch(published(records, rollout.worker, {rollout.rid})) == encode_batch(rows)
+
+
+async def test_the_command_records_until_it_is_interrupted(
+    fleet: Fleet, client: RolloutClient, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "launcher.cli", "record", str(tmp_path / "j"), "--json"]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        "--router",
+        fleet.address,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await process.stderr.readline()).startswith(b"recording to ")
+        rollout = await client.generate([9], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+        process.send_signal(signal.SIGINT)
+        told, errors = await process.communicate()
+    assert process.returncode == 130, errors
+    summary = json.loads(told)
+    assert summary["problem"] == ""
+    journal = Journal(tmp_path / "j")
+    assert [each.seq for each in journal][-1] == summary["durable"]
+    assert journal.is_closed
+    assert_fake_rollout([9], rollout, N_TOKENS)

@@ -1,0 +1,75 @@
+"""An engine that dies is replaced, and loses nobody's request."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
+from tests.integration.drills import Streamed
+from tests.integration.reference import Reference
+from tests.sglang.conftest import DEADLINE_S
+from tests.sglang.processes import scheduler_pids
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
+
+N_REQUESTS, N_BEFORE, N_TOKENS = 16, 30, 800
+PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_REQUESTS)]
+GREEDY = Sampling(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
+TOLERANCE = 1e-4
+RESTART_S = 400.0
+"""An engine starts within this time on a busy machine."""
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def trained(client: RolloutClient, llama: Path) -> AsyncIterator[tuple[int, Reference]]:
+    """Weights that are not those of the model's files, on the worker; put right afterwards."""
+    reference = Reference(llama)
+    before = {name: each.clone() for name, each in reference.model.named_parameters()}
+    reference.perturb(seed=1)
+    publisher = WeightPublisher(client)
+    published = await publisher.publish(
+        reference.model.named_parameters(), require="all", deadline_s=DEADLINE_S
+    )
+    reference.keep(published.version)
+    yield published.version, reference
+    # A worker must be there to take them.
+    await client.generate(PROMPTS[0], Sampling(max_new_tokens=1), deadline_s=RESTART_S)
+    await publisher.publish(before, require="all", deadline_s=DEADLINE_S)
+
+
+async def test_requests_outlive_the_death_of_a_scheduler_with_the_weights_they_had(
+    fleet: Fleet, client: RolloutClient, trained: tuple[int, Reference]
+) -> None:
+    version, reference = trained
+    streams = [
+        Streamed(client, prompt, GREEDY, versions="latest", deadline_s=2 * RESTART_S)
+        for prompt in PROMPTS
+    ]
+    await streams[0].reached(N_BEFORE)
+    [scheduler] = scheduler_pids(fleet)
+
+    # It must not get on any further while we look at what has come.
+    os.kill(scheduler, signal.SIGSTOP)
+    n_before = [len(streamed.tokens) for streamed in streams]
+    os.kill(scheduler, signal.SIGKILL)
+
+    n_struck = 0
+    for prompt, streamed, n_seen in zip(PROMPTS, streams, n_before, strict=True):
+        rollout = await streamed.rollout(RESTART_S)
+        assert len(rollout.tokens) == N_TOKENS
+        assert streamed.is_contiguous
+        assert {int(each) for each in rollout.token_versions} == {version}
+        assert rollout.tokens.tolist() == reference.likeliest(prompt, rollout)
+        truth = reference.fresh(prompt, rollout, 1.0)
+        assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
+        if rollout.n_attempts > 1:
+            n_struck += 1
+            assert rollout.n_resumed >= n_seen
+    print(f"{n_struck} of {N_REQUESTS} requests were struck")
+    assert n_struck
+    assert scheduler_pids(fleet) != [scheduler]

@@ -1,0 +1,18 @@
+"""`rolloutbus doctor` where SGLang is installed."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.commands.doctor import look
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_it_finds_sglang_its_features_and_that_it_knows_the_model(llama: Path) -> None:
+    found = {f"{each.section} {each.name}": each for each in look(str(llama))}
+    assert found["sglang import"].state == "ok"
+    assert found["sglang scheduler hooks"].state == "ok"
+    assert found["sglang prefix namespaces"].state == "ok"
+    assert found["model sglang engine"].state == "ok"
+    assert {each.state for each in found.values()} <= {"ok", "note", "missing"}

@@ -1,0 +1,189 @@
+"""Memory that the real SGLang gives up and takes back; here a stand-in really spoils it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from bus.messages.control import Flushed, Memory, MemoryTag
+from bus.messages.endings import Done
+from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus.errors import RequestError, RolloutCancelled
+from tests.integration.drills import DEADLINE_S, Streamed, facts_when
+from tests.integration.reference import Reference
+from tests.sglang.models import ENDLESS
+from tests.sglang.processes import scheduler_pids
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+
+PROMPT = [5, 6, 7, 8, 9]
+GREEDY = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+LONG = Sampling(max_new_tokens=ENDLESS, ignore_eos=True)
+ALL: list[MemoryTag] = ["weights", "kv_cache", "cuda_graph"]
+TOLERANCE = 1e-4
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="session")
+async def nothing_died(fleet: Fleet, client: RolloutClient) -> AsyncIterator[None]:
+    """After each test: the same scheduler as before it, awake."""
+    before = scheduler_pids(fleet)
+    yield
+    await client.wake_up(ALL)
+    await client.resume()
+    await client.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+    assert scheduler_pids(fleet) == before
+
+
+async def greedy(client: RolloutClient) -> Rollout:
+    return await client.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+
+
+async def refused(client: RolloutClient, tags: list[MemoryTag]) -> RequestError:
+    told = (await client.sleep(tags)).by_worker["w0"]
+    assert isinstance(told, RequestError)
+    return told
+
+
+async def asleep_now(client: RolloutClient) -> list[str]:
+    facts = await facts_when(client, lambda found: "w0" in found)
+    return facts["w0"].asleep
+
+
+@pytest.mark.parametrize("tags", [["weights"], ["kv_cache"], ["cuda_graph"], ALL])
+async def test_an_engine_with_a_copy_samples_the_same_after_its_sleep(
+    client: RolloutClient, tags: list[MemoryTag]
+) -> None:
+    before = await greedy(client)
+
+    asleep = (await client.sleep(tags)).only(Memory)
+    assert sorted(asleep.asleep) == sorted(tags) == sorted(await asleep_now(client))
+    assert sorted(asleep.size_bytes) == sorted(tags)
+    awake = (await client.wake_up(tags)).only(Memory)
+
+    assert awake.asleep == []
+    after = await greedy(client)
+    assert after.tokens.tolist() == before.tokens.tolist()
+    assert np.abs(after.logprobs - before.logprobs).max() < TOLERANCE
+
+
+async def test_requests_wait_until_the_last_tag_is_back(client: RolloutClient) -> None:
+    await client.sleep(ALL)
+    waiting = Streamed(client, PROMPT, GREEDY)
+    for tag in ALL:
+        assert await waiting.stands_still()
+        assert waiting.tokens == []
+        await client.wake_up([tag])
+    assert len((await waiting.rollout()).tokens) == GREEDY.max_new_tokens
+
+
+async def test_a_resume_does_not_wake_an_engine(client: RolloutClient) -> None:
+    await client.pause("abort")
+    await client.sleep(["kv_cache"])
+
+    assert (await client.resume()).only(Done) == Done()
+
+    waiting = Streamed(client, PROMPT, GREEDY)
+    assert await waiting.stands_still()
+    await client.wake_up(["kv_cache"])
+    assert len((await waiting.rollout()).tokens) == GREEDY.max_new_tokens
+
+
+async def test_waking_up_does_not_end_a_pause(client: RolloutClient) -> None:
+    await client.pause("abort")
+    await client.sleep(["kv_cache"])
+
+    await client.wake_up(["kv_cache"])
+
+    waiting = Streamed(client, PROMPT, GREEDY)
+    assert await waiting.stands_still()
+    await client.resume()
+    assert len((await waiting.rollout()).tokens) == GREEDY.max_new_tokens
+
+
+async def test_a_sleeping_cache_holds_nothing_to_be_flushed(client: RolloutClient) -> None:
+    await greedy(client)
+    await client.sleep(["kv_cache"])
+
+    assert (await client.flush_cache()).only(Flushed).n_tokens == 0
+
+
+async def test_an_engine_that_pauses_in_place_with_nothing_to_do_can_sleep(
+    client: RolloutClient,
+) -> None:
+    for mode in ("in_place", "retract"):
+        await greedy(client)
+        await client.pause(mode)
+        assert (await client.sleep(["kv_cache"])).only(Memory).asleep == ["kv_cache"]
+        await client.wake_up(["kv_cache"])
+        await client.resume()
+
+
+async def test_requests_that_are_aborted_as_they_come_keep_no_engine_awake(
+    client: RolloutClient,
+) -> None:
+    for _ in range(20):
+        streamed = Streamed(client, PROMPT, LONG)
+        await client.abort([streamed.rid])
+        with pytest.raises(RolloutCancelled):
+            await streamed.rollout()
+
+    assert (await client.sleep(["kv_cache"])).only(Memory).asleep == ["kv_cache"]
+
+
+async def test_woken_weights_without_a_copy_serve_nobody_until_they_are_replaced(
+    operated: RolloutClient, llama: Path
+) -> None:
+    reference = Reference(llama)
+    publisher = WeightPublisher(operated)
+    first = await publisher.publish(reference.model.named_parameters(), require="all")
+    reference.keep(first.version)
+    for seed in (1, 2):
+        await operated.sleep(["weights", "kv_cache"])
+        waiting = Streamed(operated, PROMPT, GREEDY)
+
+        await operated.wake_up(["weights"])
+
+        assert await waiting.stands_still()
+        reference.perturb(seed=seed)
+        published = await publisher.publish(reference.model.named_parameters(), require="all")
+        reference.keep(published.version)
+        assert published.quarantined == {}
+        assert await waiting.stands_still()
+        await operated.wake_up(["kv_cache"])
+        rollout = await waiting.rollout()
+        assert {int(version) for version in rollout.token_versions} == {published.version}
+        assert rollout.tokens.tolist() == reference.likeliest(PROMPT, rollout)
+        truth = reference.fresh(PROMPT, rollout, 1.0)
+        assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
+
+
+async def test_a_torn_engine_is_brought_to_the_last_version_by_itself(
+    operated: RolloutClient, llama: Path
+) -> None:
+    reference = Reference(llama)
+    published = await WeightPublisher(operated).publish(
+        reference.model.named_parameters(), require="all"
+    )
+    reference.keep(published.version)
+    await operated.sleep(["weights", "kv_cache"])
+
+    await operated.wake_up(["weights", "kv_cache"])
+
+    rollout = await operated.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+    assert {int(version) for version in rollout.token_versions} == {published.version}
+    assert rollout.tokens.tolist() == reference.likeliest(PROMPT, rollout)
+
+
+async def test_weights_that_sleep_are_not_replaced(operated: RolloutClient, llama: Path) -> None:
+    weights = dict(Reference(llama).model.named_parameters())
+    published = await WeightPublisher(operated).publish(weights, require="all")
+    await operated.sleep(["weights"])
+
+    with pytest.raises(RequestError):
+        await WeightPublisher(operated).publish(weights, require="all", deadline_s=DEADLINE_S)
+
+    await operated.wake_up(["weights"])
+    rollout = await operated.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+    assert min(rollout.token_versions) >= published.version

@@ -1,0 +1,218 @@
+"""Files, profiles, gauges and caches of the real SGLang, as its operator uses them."""
+
+import asyncio
+import gzip
+import importlib.metadata
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+import torch
+import transformers
+
+from bus.messages.control import CacheTier, Flushed, PauseMode, ServerFacts
+from bus.messages.endings import Done
+from bus.messages.engine import Load, Profiled
+from launcher.process_tree import children_of
+from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
+from rolloutbus.errors import RequestError
+from tests.integration.drills import DEADLINE_S, Streamed
+from tests.integration.reference import Reference
+from tests.sglang.models import ENDLESS, SLOTS
+from tests.sglang.processes import scheduler_pids
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+
+PROMPT = [5, 6, 7, 8, 9]
+GREEDY = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+LONG = Sampling(max_new_tokens=ENDLESS, ignore_eos=True)
+WATCHED_S = 2.0
+"""How long processes are watched; what they cost while starved for a core is only less."""
+IDLE_SHARE = 0.05
+"""Of one core."""
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="session")
+async def everything_goes_on(operated: RolloutClient) -> AsyncIterator[None]:
+    """After each test the engine of the fleet works, and it is still the first one."""
+    yield
+    await operated.abort()
+    await operated.resume()
+    await operated.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+    status = await operated.status()
+    assert [worker.epoch for worker in status.workers] == ["1"] or status.troubled == {}
+
+
+def error_in(result: Any) -> RequestError:  # noqa: ANN401 - a FleetResult
+    told = result.by_worker["w0"]
+    assert isinstance(told, RequestError), told
+    return told
+
+
+async def test_saved_weights_are_those_that_were_published_last(
+    operated: RolloutClient, llama: Path
+) -> None:
+    reference = Reference(llama)
+    reference.perturb(seed=11)
+    await WeightPublisher(operated).publish(reference.model.named_parameters(), require="all")
+
+    saved = await operated.save_weights("models", "whole", worker="w0")
+
+    loaders = cast("Any", transformers.AutoModelForCausalLM)
+    loaded = loaders.from_pretrained(saved.path, dtype=torch.float32)
+    expected = dict(reference.model.named_parameters())
+    assert {name for name, _ in loaded.named_parameters()} == set(expected)
+    for name, tensor in loaded.named_parameters():
+        assert torch.equal(tensor, expected[name]), name
+    assert {"config.json", "tokenizer.json"} <= set(saved.files)
+
+
+async def test_weights_are_saved_as_the_ranks_hold_them(operated: RolloutClient) -> None:
+    saved = await operated.save_weights("models", "sharded", worker="w0", kind="sharded")
+
+    assert "model-rank-0-part-0.safetensors" in saved.files
+    assert "config.json" in saved.files
+    assert saved.size_bytes > 0
+
+
+async def test_a_place_that_cannot_be_written_to_is_told_and_harms_nothing(
+    operated: RolloutClient,
+) -> None:
+    with pytest.raises(RequestError, match="redis") as told:
+        await operated.save_weights("cloud", "x", worker="w0", kind="remote")
+    assert told.value.outcome == "failed"
+
+
+async def test_a_profile_shows_what_the_scheduler_did(
+    operated: RolloutClient, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert isinstance((await operated.start_profile()).only(Done), Done)
+    assert error_in(await operated.start_profile()).code == "busy"
+    await operated.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+
+    (file,) = (await operated.stop_profile()).only(Profiled).files
+
+    trace = tmp_path_factory.getbasetemp() / "operated0" / "profiles" / file
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert any(event.get("name", "").startswith("aten::") for event in events)
+    assert error_in(await operated.stop_profile()).code == "busy"
+
+
+async def test_a_profile_of_some_steps_stops_by_itself(operated: RolloutClient) -> None:
+    await operated.start_profile(n_steps=2)
+    await operated.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+
+    assert len((await operated.stop_profile()).only(Profiled).files) == 1
+
+
+@pytest.mark.parametrize("activities", [["MEM"], ["RPD"], ["GPU"], []])
+async def test_what_cannot_be_profiled_here_is_refused(
+    operated: RolloutClient, activities: list[str]
+) -> None:
+    told = error_in(await operated.start_profile(activities=activities))
+
+    assert told.code == "bad_request"
+    assert "activities" in str(told)
+    assert error_in(await operated.stop_profile()).code == "busy"
+
+
+async def test_gauges_are_those_of_the_engine(operated: RolloutClient) -> None:
+    before = (await operated.get_load()).only(Load).gauges
+    assert before["max_running_requests"] == SLOTS
+
+    await operated.generate([*range(50, 90)], GREEDY, deadline_s=DEADLINE_S)
+
+    after = (await operated.get_load()).only(Load).gauges
+    told = "total_prefill_uncached_tokens"
+    assert after[told] > before[told]
+
+
+async def test_an_engine_says_what_it_is(operated: RolloutClient) -> None:
+    facts = (await operated.server_info()).only(ServerFacts)
+
+    assert facts.engine == "sglang"
+    assert facts.parallel == {"tp": 1, "pp": 1, "dp": 1, "ep": 1}
+    assert facts.software["sglang"] == importlib.metadata.version("sglang")
+    assert facts.software["torch"] == importlib.metadata.version("torch")
+
+
+async def test_a_flush_tells_how_much_it_forgot(operated: RolloutClient) -> None:
+    await operated.flush_cache()
+    prompt = [*range(100, 140)]
+    await operated.generate(prompt, GREEDY, deadline_s=DEADLINE_S)
+
+    assert (await operated.flush_cache()).only(Flushed).n_tokens >= len(prompt)
+    assert (await operated.flush_cache()).only(Flushed).n_tokens == 0
+
+
+@pytest.mark.parametrize("tier", ["host", "storage"])
+async def test_a_tier_that_is_not_there_is_refused(
+    operated: RolloutClient, tier: CacheTier
+) -> None:
+    told = error_in(await operated.flush_cache(["device", tier]))
+
+    assert told.code == "bad_request"
+    assert "enable_hierarchical_cache" in str(told)
+
+
+@pytest.mark.parametrize("mode", [None, "in_place"])
+async def test_a_flush_beside_requests_is_refused_and_they_go_on(
+    operated: RolloutClient, mode: PauseMode | None
+) -> None:
+    streamed = Streamed(operated, PROMPT, LONG)
+    await streamed.reached(10)
+    if mode is not None:
+        await operated.pause(mode)
+
+    assert error_in(await operated.flush_cache()).code == "busy"
+
+    await operated.resume()
+    await streamed.grown_by(10)
+
+
+@pytest.mark.parametrize("mode", [None, "in_place", "abort"])
+async def test_an_engine_that_has_nothing_to_do_leaves_the_cores_alone(
+    fleet: Fleet, client: RolloutClient, mode: PauseMode | None
+) -> None:
+    await client.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+    if mode is not None:
+        await client.pause(mode)
+    pids = [*fleet.host_pids("w0"), *scheduler_pids(fleet)]
+    pids += [child for pid in fleet.host_pids("w0") for child in children_of(pid)]
+
+    before = cpu_seconds(pids)
+    await asyncio.sleep(WATCHED_S)  # what is measured is this time
+    spent = cpu_seconds(pids) - before
+
+    await client.resume()
+    assert spent < IDLE_SHARE * WATCHED_S
+
+
+async def test_a_held_request_keeps_no_core_busy(fleet: Fleet, client: RolloutClient) -> None:
+    for mode in ("in_place", "retract"):
+        streamed = Streamed(client, PROMPT, LONG)
+        await streamed.reached(10)
+        await client.pause(mode)
+        assert await streamed.stands_still()
+
+        before = cpu_seconds(scheduler_pids(fleet))
+        await asyncio.sleep(WATCHED_S)  # what is measured is this time
+        spent = cpu_seconds(scheduler_pids(fleet)) - before
+
+        await client.resume()
+        await streamed.grown_by(10)
+        await streamed.cut()
+        assert spent < IDLE_SHARE * WATCHED_S
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """CPU time that these processes have had."""
+    ticks = 0
+    for pid in set(pids):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,73 @@
+"""Models that read: vectors of the real SGLang, and what it must never be asked by mistake."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+import transformers
+
+import rolloutbus
+from rolloutbus import RolloutClient, Sampling
+from rolloutbus.errors import EngineFailed, RequestError
+from tests.sglang.conftest import DEADLINE_S
+from tests.sglang.fleets import fleet_of
+from trainer_adapter.settings import ClientSettings
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+
+TOLERANCE = 1e-4
+TEXTS = [[5, 6, 7, 8, 9], [10], [11, 12] * 400, [5, 6, 7, 8, 10]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(llama: Path) -> AsyncIterator[RolloutClient]:
+    async with rolloutbus.up(**fleet_of(llama, is_embedding=True)) as fleet:
+        settings = ClientSettings(name="reader", router=fleet.address, overtime_s=DEADLINE_S)
+        async with RolloutClient(settings) as connected:
+            yield connected
+
+
+async def test_a_vector_is_the_normalised_last_state_of_a_plain_forward_pass(
+    client: RolloutClient, llama: Path
+) -> None:
+    embedded = await client.embed(TEXTS)
+
+    loaders = cast("Any", transformers.AutoModel)
+    model = loaders.from_pretrained(llama, dtype=torch.float32).eval()
+    with torch.no_grad():
+        states = [model(torch.tensor([text])).last_hidden_state[0, -1] for text in TEXTS]
+    expected = torch.nn.functional.normalize(torch.stack(states)).numpy()
+    assert np.abs(embedded.rows - expected).max() < TOLERANCE
+    assert embedded.n_prompt_tokens == sum(map(len, TEXTS))
+    similarity = await client.compute_similarity(TEXTS[0], TEXTS[3])
+    assert abs(similarity - float(expected[0] @ expected[3])) < TOLERANCE
+
+
+async def test_vectors_are_cut_only_by_models_made_for_it(client: RolloutClient) -> None:
+    with pytest.raises(RequestError, match="matryoshka"):
+        await client.embed(TEXTS, dimensions=8)
+
+    assert (await client.embed(TEXTS)).rows.shape == (len(TEXTS), 64)
+
+
+async def test_a_model_that_reads_is_not_asked_to_write(client: RolloutClient) -> None:
+    with pytest.raises(EngineFailed, match="reads only") as caught:
+        await client.generate(TEXTS[0], Sampling(max_new_tokens=4), deadline_s=DEADLINE_S)
+    assert caught.value.code == "unsupported"
+    with pytest.raises(EngineFailed, match="generates or classifies"):
+        await client.score(TEXTS[0], TEXTS, [5])
+
+    assert (await client.embed(TEXTS)).rows.shape == (len(TEXTS), 64)
+
+
+async def test_a_reader_can_be_paused_and_its_cache_flushed(client: RolloutClient) -> None:
+    await client.embed(TEXTS)
+    (await client.pause("abort")).check()
+    (await client.flush_cache()).check()
+    (await client.resume()).check()
+
+    assert (await client.embed(TEXTS)).rows.shape == (len(TEXTS), 64)

@@ -1,0 +1,217 @@
+"""Weights on the real SGLang: each token is of the version that it says, however that one came."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import rolloutbus
+from bus.messages.weights import InFlight, Transport, TransportChoice
+from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus.errors import RequestError
+from tests.integration.drills import Streamed
+from tests.integration.reference import Reference
+from tests.sglang.conftest import DEADLINE_S
+from tests.sglang.fleets import fleet_of
+from tests.sglang.models import ENDLESS, VOCAB_SIZE, save_model
+from trainer_adapter.published import Published
+from trainer_adapter.settings import ClientSettings
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+
+TOLERANCE = 1e-4
+TEMPERATURE = 0.8
+N_TOKENS = 120
+WORKER = "w0"
+CHUNK = 128
+"""Prompts longer than this are computed in several steps."""
+PROMPTS = [[(3 + n) % VOCAB_SIZE for n in range(length)] for length in (4, 30, 500, 9, 300, 5)]
+GREEDY = Sampling(max_new_tokens=16, temperature=0.0, ignore_eos=True)
+SAMPLING = Sampling(max_new_tokens=N_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
+LONG = Sampling(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
+TRANSPORTS: tuple[Transport, ...] = ("shm", "tcp", "disk", "delta", "collective")
+MODES: tuple[InFlight, ...] = ("in_place", "retract", "abort", "finish_old")
+
+
+@dataclass
+class Trainer:
+    """A model in training, and the fleet that samples with its versions."""
+
+    client: RolloutClient
+    publisher: WeightPublisher
+    reference: Reference
+    seed: int = 0
+
+    async def publish(
+        self, in_flight: InFlight = "retract", transport: TransportChoice = "auto"
+    ) -> Published:
+        """A step of training, and its version everywhere."""
+        self.seed += 1
+        self.reference.perturb(self.seed)
+        published = await self.publisher.publish(
+            self.reference.model.named_parameters(),
+            in_flight=in_flight,
+            require="all",
+            deadline_s=DEADLINE_S,
+            transport=transport,
+        )
+        assert published.quarantined == {}
+        self.reference.keep(published.version)
+        return published
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["llama", "qwen2"])
+async def trainer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Trainer]:
+    path = tmp_path_factory.mktemp("trained")
+    model = save_model(request.param, path / "model")
+    options = fleet_of(model, chunked_prefill_size=CHUNK)
+    options["weights_dir"] = path / "versions"
+    async with rolloutbus.up(**options) as fleet:
+        settings = ClientSettings(name="trainer", router=fleet.address, overtime_s=DEADLINE_S)
+        async with RolloutClient(settings) as client:
+            publisher = WeightPublisher(client)
+            yield Trainer(client, publisher, Reference(model))
+            publisher.forget()
+
+
+class Load:
+    """Rollouts that never run dry: each one that ends is followed by the next, until `stop`."""
+
+    def __init__(self, client: RolloutClient) -> None:
+        self._client = client
+        self._is_over = False
+        self._begun = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._lane(prompt)) for prompt in PROMPTS]
+
+    async def begun(self) -> None:
+        """Wait until all of this is under way."""
+        async with asyncio.timeout(DEADLINE_S):
+            await self._begun.wait()
+
+    async def stop(self) -> list[tuple[list[int], Rollout]]:
+        """Let what runs end; all that ended."""
+        self._is_over = True
+        return [rollout for lane in await asyncio.gather(*self._tasks) for rollout in lane]
+
+    async def _lane(self, prompt: list[int]) -> list[tuple[list[int], Rollout]]:
+        finished: list[tuple[list[int], Rollout]] = []
+        while not self._is_over:
+            async for delta in self._client.stream(prompt, SAMPLING, deadline_s=DEADLINE_S):
+                self._begun.set()
+                if delta.rollout is not None:
+                    finished.append((prompt, delta.rollout))
+        return finished
+
+
+def assert_true(
+    reference: Reference, rollouts: list[tuple[list[int], Rollout]], *, by_runs: bool = False
+) -> None:
+    """Each logprob is what a forward pass with that version's weights gives."""
+    for prompt, rollout in rollouts:
+        truth = (reference.by_runs if by_runs else reference.fresh)(prompt, rollout, TEMPERATURE)
+        error = np.abs(truth - rollout.logprobs)
+        assert np.nanmax(error) < TOLERANCE, (rollout.versions, int(np.nanargmax(error)))
+
+
+async def assert_greedy_is_true(trainer: Trainer, version: int) -> None:
+    """New requests sample with this version, and with no KV of another."""
+    for prompt in PROMPTS:
+        rollout = await trainer.client.generate(prompt, GREEDY, deadline_s=DEADLINE_S)
+        assert [run for run, _ in rollout.versions] == [version]
+        assert rollout.tokens.tolist() == trainer.reference.likeliest(prompt, rollout)
+        truth = trainer.reference.fresh(prompt, rollout, 1.0)
+        assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
+
+
+async def test_the_first_weights_are_those_of_the_checkpoint(trainer: Trainer) -> None:
+    await assert_greedy_is_true(trainer, 0)
+    report = await trainer.client.check_weights()
+    assert report.is_ok
+    assert report.by_worker[WORKER].n_tensors == len(
+        dict(trainer.reference.model.named_parameters())
+    )
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_weights_come_by_each_transport(trainer: Trainer, transport: Transport) -> None:
+    # A delta needs a version to be the difference to.
+    if transport == "delta":
+        await trainer.publish()
+    load = Load(trainer.client)
+    await load.begun()
+    published = await trainer.publish(transport=transport)
+    assert published.transport == {WORKER: transport}, published.why
+    assert_true(trainer.reference, await load.stop())
+    await assert_greedy_is_true(trainer, published.version)
+    report = await trainer.client.check_weights()
+    assert report.is_ok
+    assert report.by_worker[WORKER].is_in_store
+
+
+@pytest.mark.parametrize("in_flight", MODES)
+async def test_logprobs_are_true_across_updates(trainer: Trainer, in_flight: InFlight) -> None:
+    load = Load(trainer.client)
+    await load.begun()
+    versions = [(await trainer.publish(in_flight)).version for _ in range(3)]
+    rollouts = await load.stop()
+
+    assert_true(trainer.reference, rollouts, by_runs=in_flight == "in_place")
+    assert all(len(rollout.tokens) == N_TOKENS for _, rollout in rollouts)
+    seen = {int(version) for _, rollout in rollouts for version in rollout.token_versions}
+    assert seen & {*versions}, "no rollout met an update: the test tested nothing"
+    if in_flight == "finish_old":
+        assert all(len(rollout.versions) == 1 for _, rollout in rollouts)
+    else:
+        assert any(len(rollout.versions) > 1 for _, rollout in rollouts)
+    # Nothing of what was cached under older weights is used.
+    await assert_greedy_is_true(trainer, versions[-1])
+
+
+@pytest.mark.parametrize("in_flight", ["in_place", "retract"])
+async def test_a_paused_fleet_is_updated_and_goes_on_when_told(
+    trainer: Trainer, in_flight: InFlight
+) -> None:
+    client = trainer.client
+    prompt = PROMPTS[1]
+    streamed = Streamed(client, prompt, LONG, deadline_s=DEADLINE_S)
+    await streamed.reached(30)
+    await client.pause("in_place")
+    version = (await trainer.publish(in_flight)).version
+    assert await streamed.stands_still()
+    await client.resume()
+    await streamed.grown_by(30)
+    rollout = await streamed.cut()
+    assert [run for run, _ in rollout.versions][-1] == version
+    assert len(rollout.versions) == 2
+    assert_true(trainer.reference, [(prompt, rollout)], by_runs=in_flight == "in_place")
+
+
+async def test_what_does_not_fit_the_model_touches_nothing(trainer: Trainer) -> None:
+    version = (await trainer.publish()).version
+    named = dict(trainer.reference.model.named_parameters())
+    name = "model.norm.weight"
+    misfits = [
+        {**named, "nonsense": named[name].clone()},
+        {each: tensor for each, tensor in named.items() if each != name},
+        {**named, name: named[name][:-1]},
+        {**named, name: named[name].bfloat16()},
+    ]
+    for tensors in misfits:
+        with pytest.raises(RequestError):
+            await trainer.publisher.publish(tensors, require="all", deadline_s=DEADLINE_S)
+        await assert_greedy_is_true(trainer, version)
+
+
+async def test_active_weights_are_fetched_by_their_names_in_the_checkpoint(
+    trainer: Trainer,
+) -> None:
+    version = (await trainer.publish()).version
+    for name, weight in trainer.reference.model.named_parameters():
+        fetched = await trainer.client.get_weights(name, WORKER)
+        assert fetched.version == version
+        assert fetched.content.tobytes() == weight.detach().contiguous().numpy().tobytes()

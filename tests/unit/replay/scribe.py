@@ -1,0 +1,39 @@
+"""A writer in a process of its own: appends for ever, and says what it calls durable.
+
+Arguments: directory, and how many bytes a file may have (0: any number).
+"""
+
+import asyncio
+import resource
+import sys
+from pathlib import Path
+
+from bus.entry import Entry
+from replay.journal_records import Stream
+from replay.journal_settings import JournalSettings
+from replay.journal_writer import JournalWriter
+
+SETTINGS = JournalSettings(sync_s=0.002, sync_bytes=20_000, segment_bytes=200_000)
+TOPIC = bytes(range(256)) * 3
+
+
+async def main() -> None:
+    directory, limit_bytes = Path(sys.argv[1]), int(sys.argv[2])
+    if limit_bytes:  # as a full disk: the write that goes beyond fails
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    ended = asyncio.Event()
+
+    async with JournalWriter(directory, SETTINGS, on_problem=lambda _: ended.set()) as journal:
+        print("durable", journal.durable, flush=True)
+        told = journal.durable
+        while not ended.is_set():
+            journal.append(lambda n, at: Stream(n, at, TOPIC, [Entry("idle", f"c/{n}")]))
+            await asyncio.sleep(0)  # the writer's turn
+            if journal.durable != told:
+                told = journal.durable
+                print("durable", told, flush=True)
+        print("durable", journal.durable, flush=True)
+        print("problem", journal.problem, flush=True)
+
+
+asyncio.run(main())

@@ -1,0 +1,105 @@
+"""A tap tells all that the router hears and says, in order, and changes none of it."""
+
+from random import Random
+
+from bus.codec import encode_batch, pack
+from bus.effects import SendAll
+from bus.entry import Entry
+from bus.ids import Peer
+from bus.messages.generation import Abort
+from bus.messages.membership import ClientBeat, Hello
+from bus.security.principals import Principal
+from bus.tap import TapMark, mark_in
+from router.core import RouterCore
+from router.settings import RouterSettings
+from router.tap import TappedCore
+
+SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back")
+PEER = Peer(b"a" * 16)
+OTHER = Peer(b"b" * 16)
+HELLO = [Entry("hello", body=pack(Hello("client", "trainer", "f" * 32)))]
+BEAT = [Entry("client_beat", body=pack(ClientBeat(1)))]
+
+
+def core() -> RouterCore:
+    made = RouterCore(SETTINGS, "router-a", Random(1))
+    made.tick(0.0)
+    return made
+
+
+class Tapped:
+    """A tapped core and what it published."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[TapMark, list[Entry]]] = []
+        self.core = TappedCore(core(), self._publish)
+
+    def _publish(self, topic: bytes, entries: list[Entry]) -> None:
+        self.published.append((mark_in(topic), entries))
+
+    def told(self) -> list[tuple[str, int, str, list[str]]]:
+        """(event, connection, name, kinds) of each message so far."""
+        return [
+            (mark.event, mark.connection, mark.name, [entry.kind for entry in entries])
+            for mark, entries in self.published
+        ]
+
+
+def test_what_comes_in_is_told_before_what_it_led_to() -> None:
+    tapped = Tapped()
+    tapped.core.receive(PEER, [*HELLO, *BEAT], 1.0)
+    tapped.core.tick(1.5)
+    assert tapped.told() == [
+        ("received", 1, "trainer", ["hello", "client_beat"]),
+        ("sent", 1, "trainer", ["welcome", "lease"]),
+        ("tick", 0, "", []),
+    ]
+    assert [mark.n for mark, _ in tapped.published] == [0, 1, 2]
+    assert [mark.at for mark, _ in tapped.published] == [1.0, 1.0, 1.5]
+
+
+def test_the_core_does_and_says_the_same_under_a_tap() -> None:
+    plain, tapped = core(), Tapped()
+    command = [Entry("abort", "trainer/1", deadline_ms=1000, body=pack(Abort()))]
+    for at, entries in enumerate((HELLO, BEAT, command, [Entry("nonsense")]), start=1):
+        said = plain.receive(PEER, entries, float(at))
+        assert tapped.core.receive(PEER, entries, float(at)) == said
+        sent = [each.entries for each in said if isinstance(each, SendAll)]
+        published = [each for mark, each in tapped.published if mark.event == "sent"]
+        assert published[len(published) - len(sent) :] == sent
+    assert plain.tick(9.0) == tapped.core.tick(9.0)
+    assert plain.malformed(PEER, 9.5) == tapped.core.malformed(PEER, 9.5)
+    assert plain.revoked([PEER], "forbidden", 10.0) == tapped.core.revoked(
+        [PEER], "forbidden", 10.0
+    )
+
+
+def test_entries_are_published_as_they_are_and_in_a_list_of_their_own() -> None:
+    tapped = Tapped()
+    effects = tapped.core.receive(PEER, HELLO, 1.0)
+    (sent,) = [each for each in effects if isinstance(each, SendAll)]
+    (_, heard), (_, said) = tapped.published
+    assert encode_batch(heard) == encode_batch(HELLO)
+    assert said == sent.entries
+    sent.entries.append(BEAT[0])  # the port goes on with the list
+    assert len(said) == 1
+
+
+def test_connections_have_numbers_that_are_not_used_again() -> None:
+    tapped = Tapped()
+    tapped.core.receive(PEER, BEAT, 1.0)  # a stranger: dismissed, and forgotten
+    tapped.core.receive(PEER, HELLO, 2.0)
+    tapped.core.receive(OTHER, BEAT, 3.0)
+    numbers = [mark.connection for mark, _ in tapped.published if mark.event == "received"]
+    assert numbers == [1, 2, 3]
+
+
+def test_what_a_key_says_and_loses_is_told_too() -> None:
+    tapped = Tapped()
+    principal = Principal("0" * 64, "trainer", "trainer")
+    tapped.core.receive_signed(PEER, principal, HELLO, 1.0)
+    tapped.core.malformed(PEER, 2.0)
+    tapped.core.revoked([PEER], "forbidden", 3.0)
+    events = [mark.event for mark, _ in tapped.published]
+    assert events == ["received", "sent", "malformed", "revoked", "sent"]
+    assert tapped.told()[-1] == ("sent", 1, "trainer", ["dismissed"])

@@ -1,0 +1,261 @@
+"""What else engines can be asked through a client: scores, vectors, adapters, files, profiles.
+
+Spec: docs/protocol.md, "More of an engine".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict, TypeVar, Unpack, cast
+
+import msgspec
+import numpy as np
+
+from bus.arrays import numpy_of
+from bus.errors import Refused, RemoteProtocolError
+from bus.messages.array import Array
+from bus.messages.endings import Problem
+from bus.messages.engine import (
+    Embed,
+    Embedded,
+    GetLoad,
+    LoadLora,
+    Rerank,
+    Reranked,
+    Saved,
+    SaveKind,
+    SaveWeights,
+    Score,
+    Scored,
+    StartProfile,
+    StopProfile,
+    UnloadLora,
+)
+from bus.ref import FLEET
+from trainer_adapter.control import FleetClient
+from trainer_adapter.rollout import FleetResult, Float32s
+from trainer_adapter.rollouts import Prompt, tokens_of
+
+LONG_S = 300.0
+"""Deadline of what moves weights or files, unless the caller names one."""
+
+ResultT = TypeVar("ResultT", bound=msgspec.Struct)
+Float32Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+
+
+class ReadOptions(TypedDict, total=False):
+    """Who reads texts to score or embed them; all optional."""
+
+    worker: str
+    """Name of a worker; if absent, the ready workers of `policy` take turns."""
+    policy: str
+    """`default` if absent."""
+    deadline_s: float
+    """Seconds from now; the settings' control deadline if absent."""
+
+
+class ScoreOptions(ReadOptions, total=False):
+    """How a score is reckoned; all optional."""
+
+    apply_softmax: bool
+    """If absent: probabilities over the labels alone. Else logprobs over the whole vocabulary, or
+    logits of a model's classes."""
+    item_first: bool
+    """The item stands before the query."""
+
+
+class ProfileOptions(TypedDict, total=False):
+    """What is recorded, and where; all optional."""
+
+    n_steps: int
+    """Stop by itself after so many engine steps; 0 (if absent): at `stop_profile`."""
+    activities: list[str]
+    """`CPU` and `GPU` if absent."""
+    with_stack: bool
+    record_shapes: bool
+    target: str
+    """`fleet` (if absent), or the name of one worker."""
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What scoring gave."""
+
+    scores: Float32Table
+    """float32 [items, labels]: probabilities, logprobs, or logits of classes."""
+    n_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """What embedding gave."""
+
+    rows: Float32Table
+    """float32 [inputs, d]."""
+    n_prompt_tokens: int
+
+
+class EngineClient(FleetClient):
+    """A client that asks engines for more than tokens; which of it they can do, they know.
+
+    Raises, all of them: EngineFailed with code `unsupported` if the engine cannot do it; Refused if
+    a value is wrong or no worker is ready. Those with a `target` raise nothing for a worker: see
+    `FleetClient`.
+    """
+
+    _n_turns = 0
+    """Texts that were given to whoever was ready."""
+
+    async def score(
+        self,
+        query: Sequence[int],
+        items: Sequence[Prompt],
+        label_token_ids: Sequence[int] = (),
+        **options: Unpack[ScoreOptions],
+    ) -> Scores:
+        """How likely each label token follows the query and each item.
+
+        Args:
+            query: token ids, may be empty.
+            items: token ids, int32 [m] each.
+            label_token_ids: none for models that classify.
+            options: see ScoreOptions.
+        """
+        body = Score(
+            query=tokens_of(query).tobytes() if len(query) else b"",
+            items=[tokens_of(each).tobytes() for each in items],
+            label_token_ids=list(label_token_ids),
+            apply_softmax=options.get("apply_softmax", True),
+            item_first=options.get("item_first", False),
+        )
+        scored = await self._read(Scored, body, options)
+        return Scores(_table(scored.scores), scored.n_prompt_tokens)
+
+    async def embed(
+        self, inputs: Sequence[Prompt], *, dimensions: int = 0, **options: Unpack[ReadOptions]
+    ) -> Embeddings:
+        """One vector for each input, token ids int32 [m], cut to `dimensions` unless that is 0."""
+        body = Embed([tokens_of(each).tobytes() for each in inputs], dimensions)
+        embedded = await self._read(Embedded, body, options)
+        return Embeddings(_table(embedded.embeddings), embedded.n_prompt_tokens)
+
+    async def compute_similarity(
+        self, first: Prompt, second: Prompt, **options: Unpack[ReadOptions]
+    ) -> float:
+        """Cosine of the vectors of two inputs, -1 to 1; 0 if one of them is zero."""
+        rows = (await self.embed([first, second], **options)).rows.astype(np.float64)
+        lengths = np.linalg.norm(rows, axis=1)
+        return float(rows[0] @ rows[1] / lengths.prod()) if lengths.all() else 0.0
+
+    async def rerank(
+        self, pairs: Sequence[tuple[str, str]], **options: Unpack[ReadOptions]
+    ) -> Float32s:
+        """How well the text of each (query, text) fits, float32 [pairs]; higher is better."""
+        reranked = await self._read(Reranked, Rerank(list(pairs)), options)
+        return cast("Float32s", _floats(reranked.scores, 1))
+
+    async def load_lora(
+        self,
+        name: str,
+        version: int = 0,
+        *,
+        path: str = "",
+        target: str = FLEET,
+        deadline_s: float = LONG_S,
+    ) -> FleetResult:
+        """Load an adapter, for requests with `lora=name`. Results are `Adapters`.
+
+        Args:
+            name: of the adapter.
+            version: with a path, what it is to be called; else that of the policy
+                `<policy>.<name>` in the weight store.
+            path: directory of a PEFT adapter, relative to the workers' `weights_root`.
+            target: `fleet`, or the name of one worker.
+            deadline_s: seconds from now.
+        """
+        body = LoadLora(name, version, path, "" if path else self.bulk)
+        return await self._to_workers(body, target, deadline_s)
+
+    async def unload_lora(
+        self, name: str, *, target: str = FLEET, deadline_s: float = 0.0
+    ) -> FleetResult:
+        """Forget an adapter. Results are `Adapters`."""
+        return await self._to_workers(UnloadLora(name), target, deadline_s)
+
+    async def save_weights(
+        self,
+        place: str,
+        name: str,
+        *,
+        worker: str,
+        kind: SaveKind = "safetensors",
+        deadline_s: float = LONG_S,
+    ) -> Saved:
+        """Have a worker write its active weights.
+
+        Args:
+            place: a name that its operator has given to a directory or an address.
+            name: of a directory there, which must not hold anything yet.
+            worker: whose weights.
+            kind: `safetensors` whole tensors, `sharded` as they lie on the ranks, `remote` to an
+                address.
+            deadline_s: seconds from now.
+
+        Raises:
+            EngineFailed: nothing was written.
+        """
+        result = await self._to_workers(SaveWeights(place, name, kind), worker, deadline_s)
+        return result.only(Saved)
+
+    async def start_profile(self, **options: Unpack[ProfileOptions]) -> FleetResult:
+        """Have engines record what they do; see ProfileOptions. Results are `Done`."""
+        body = StartProfile(
+            n_steps=options.get("n_steps", 0),
+            activities=list(options.get("activities", ("CPU", "GPU"))),
+            with_stack=options.get("with_stack", False),
+            record_shapes=options.get("record_shapes", False),
+        )
+        target, deadline_s = options.get("target", FLEET), options.get("deadline_s", 0.0)
+        return await self._to_workers(body, target, deadline_s)
+
+    async def stop_profile(self, *, target: str = FLEET, deadline_s: float = LONG_S) -> FleetResult:
+        """Have them write the record. Results are `Profiled`: files below their `profile_dir`."""
+        return await self._to_workers(StopProfile(), target, deadline_s)
+
+    async def get_load(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
+        """Gauges of engines, by the engines' own names. Results are `Load`."""
+        return await self._to_workers(GetLoad(), target, deadline_s)
+
+    async def _read(
+        self, expected: type[ResultT], body: msgspec.Struct, options: ReadOptions
+    ) -> ResultT:
+        name = options.get("worker") or self._next_ready(options.get("policy", "default"))
+        result = await self._to_workers(body, name, options.get("deadline_s", 0.0))
+        return result.only(expected)
+
+    def _next_ready(self, policy: str) -> str:
+        there = [each for each in self.connection.members if each.policy == policy]
+        # What is known of their states may be old: with none better, let one judge by itself.
+        ready = [each.name for each in there if each.state == "ready"]
+        ready = ready or [each.name for each in there]
+        if not ready:
+            message = f"no worker of policy {policy!r} is there"
+            raise Refused(Problem("not_ready", message, "not_started", retry_after_ms=250))
+        self._n_turns += 1
+        return sorted(ready)[self._n_turns % len(ready)]
+
+
+def _table(array: Array) -> Float32Table:
+    return cast("Float32Table", _floats(array, 2))
+
+
+def _floats(array: Array, n_dimensions: int) -> np.ndarray:
+    """float32 of so many dimensions.
+
+    Raises:
+        RemoteProtocolError: it is something else.
+    """
+    values = numpy_of(array)
+    if values.dtype != np.float32 or values.ndim != n_dimensions:
+        raise RemoteProtocolError(f"an array {array.dtype} {array.shape} where scores belong")
+    return values

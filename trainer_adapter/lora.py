@@ -1,0 +1,144 @@
+"""Publishing a low-rank adapter: written into the store as a version, then loaded by every worker.
+
+Spec: docs/protocol.md, "More of an engine".
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
+
+import torch
+
+from bus.errors import BusError, SettingsError
+from bus.messages.engine import Adapters, LoadLora
+from bus.ref import worker
+from trainer_adapter.named_tensors import Tensors, named_tensors
+from trainer_adapter.publication import Policy, Publication
+from trainer_adapter.published import UPDATE_DEADLINE_S
+from trainer_adapter.rollout import FleetResult
+from trainer_adapter.tensor_source import HeldTensors
+from trainer_adapter.transfer import TransferLog
+
+CONFIG = "adapter_config.json"
+"""PEFT's description of an adapter: in the store, a tensor of bytes."""
+PREFIX = "base_model.model."
+_FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
+"""A factor's name in a state dict; PEFT's models put the adapter's own name before `weight`."""
+
+
+class LoraOptions(TypedDict, total=False):
+    """What an adapter is besides its tensors; all optional."""
+
+    use_rslora: bool
+    """Scaled by alpha / sqrt(rank), not by alpha / rank."""
+    deadline_s: float
+    """For everything, seconds from now; 120 if absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLora:
+    """An adapter that requests may name from now on."""
+
+    name: str
+    version: int
+    """`lora=NAME` gets the latest, `lora=NAME@VERSION` this one."""
+    workers: tuple[str, ...]
+    """Those that have it."""
+    problems: dict[str, BusError] = field(default_factory=dict[str, BusError])
+    """Worker -> why it has not."""
+
+
+async def publish_adapter(
+    policy: Policy, name: str, tensors: Tensors, alpha: float, options: LoraOptions
+) -> PublishedLora:
+    """See `WeightPublisher.publish_lora`.
+
+    Args:
+        policy: of the model; what its soundness knows of earlier versions is of this adapter.
+        name: of the adapter.
+        tensors: as a trainer has them.
+        alpha: as PEFT has it.
+        options: see LoraOptions.
+    """
+    factors = factors_of(tensors)
+    config = config_of(factors, alpha, use_rslora=options.get("use_rslora", False))
+    described = torch.frombuffer(bytearray(json.dumps(config).encode()), dtype=torch.uint8)
+    deadline_s = options.get("deadline_s", UPDATE_DEADLINE_S)
+    stored = replace(policy, name=f"{policy.name}.{name}", dtype=None, offerings={})
+    publication = Publication(stored, {"deadline_s": deadline_s}, TransferLog())
+    async with publication:
+        await publication.write(HeldTensors({**factors, CONFIG: described}))
+        return await _load(policy, name, publication)
+
+
+def factors_of(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The adapter's tensors under the names of PEFT's files; others, of the model, are left out.
+
+    Raises:
+        SettingsError: there are none, or only one of a pair.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in named_tensors(tensors):
+        if (parts := _FACTOR.fullmatch(name)) is not None:
+            found[f"{PREFIX}{parts[1]}.lora_{parts[2]}.weight"] = tensor
+    halves = {name for name in found if _other(name) not in found}
+    if not found or halves:
+        what = f"one factor of a pair is missing: {min(halves)}" if halves else "no factors"
+        raise SettingsError(f"this is no adapter: {what}")
+    return found
+
+
+def config_of(
+    factors: Mapping[str, torch.Tensor], alpha: float, *, use_rslora: bool
+) -> dict[str, object]:
+    """PEFT's description of these factors.
+
+    Raises:
+        SettingsError: their ranks differ.
+    """
+    ranks = {
+        each.shape[0] if ".lora_A." in name else each.shape[-1] for name, each in factors.items()
+    }
+    if len(ranks) != 1:
+        raise SettingsError(f"an adapter has one rank, not {sorted(ranks)}")
+    modules = {name.rpartition(".lora_")[0] for name in factors}
+    return {
+        "peft_type": "LORA",
+        "r": ranks.pop(),
+        "lora_alpha": alpha,
+        "use_rslora": use_rslora,
+        "target_modules": sorted({module.rpartition(".")[2] for module in modules}),
+        "bias": "none",
+    }
+
+
+def _other(name: str) -> str:
+    swapped = {".lora_A.": ".lora_B.", ".lora_B.": ".lora_A."}
+    mark = ".lora_A." if ".lora_A." in name else ".lora_B."
+    return name.replace(mark, swapped[mark])
+
+
+async def _load(policy: Policy, name: str, publication: Publication) -> PublishedLora:
+    client, version = policy.client, publication.version
+    there = [each.name for each in client.connection.members if each.policy == policy.name]
+    body = LoadLora(name, version, bulk=client.bulk)
+
+    async def load(at: str) -> BusError | None:
+        try:
+            result = await client.ref(worker(at)).ask_for(
+                FleetResult, body, deadline_s=publication.left_s
+            )
+            result.only(Adapters)
+        except BusError as error:
+            return error
+        return None
+
+    told = await asyncio.gather(*map(load, there))
+    problems = {at: error for at, error in zip(there, told, strict=True) if error is not None}
+    if problems and len(problems) == len(there):
+        raise problems[there[0]]
+    loaded = tuple(at for at in there if at not in problems)
+    return PublishedLora(name, version, loaded, problems)

@@ -1,0 +1,96 @@
+"""What else engines can be asked by plain scripts; blocking."""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from bus.messages.engine import Saved, SaveKind
+from bus.ref import FLEET
+from trainer_adapter.engine_surface import (
+    LONG_S,
+    Embeddings,
+    ProfileOptions,
+    ReadOptions,
+    ScoreOptions,
+    Scores,
+)
+from trainer_adapter.rollout import FleetResult, Float32s
+from trainer_adapter.rollouts import Prompt
+from trainer_adapter.sync_control import SyncFleetClient
+
+
+class SyncEngineClient(SyncFleetClient):
+    """Blocking; see `EngineClient` for what each method promises."""
+
+    def score(
+        self,
+        query: Sequence[int],
+        items: Sequence[Prompt],
+        label_token_ids: Sequence[int] = (),
+        **options: Unpack[ScoreOptions],
+    ) -> Scores:
+        """How likely each label token follows the query and each item."""
+        return self.run(self.async_client.score(query, items, label_token_ids, **options))
+
+    def embed(
+        self, inputs: Sequence[Prompt], *, dimensions: int = 0, **options: Unpack[ReadOptions]
+    ) -> Embeddings:
+        """One vector for each input, token ids int32 [m]."""
+        return self.run(self.async_client.embed(inputs, dimensions=dimensions, **options))
+
+    def compute_similarity(
+        self, first: Prompt, second: Prompt, **options: Unpack[ReadOptions]
+    ) -> float:
+        """Cosine of the vectors of two inputs, -1 to 1."""
+        return self.run(self.async_client.compute_similarity(first, second, **options))
+
+    def rerank(self, pairs: Sequence[tuple[str, str]], **options: Unpack[ReadOptions]) -> Float32s:
+        """How well the text of each (query, text) fits, float32 [pairs]."""
+        return self.run(self.async_client.rerank(pairs, **options))
+
+    def load_lora(
+        self,
+        name: str,
+        version: int = 0,
+        *,
+        path: str = "",
+        target: str = FLEET,
+        deadline_s: float = LONG_S,
+    ) -> FleetResult:
+        """Load an adapter."""
+        load = self.async_client.load_lora(
+            name, version, path=path, target=target, deadline_s=deadline_s
+        )
+        return self.run(load)
+
+    def unload_lora(
+        self, name: str, *, target: str = FLEET, deadline_s: float = 0.0
+    ) -> FleetResult:
+        """Forget an adapter."""
+        return self.run(self.async_client.unload_lora(name, target=target, deadline_s=deadline_s))
+
+    def save_weights(
+        self,
+        place: str,
+        name: str,
+        *,
+        worker: str,
+        kind: SaveKind = "safetensors",
+        deadline_s: float = LONG_S,
+    ) -> Saved:
+        """Have a worker write its active weights."""
+        save = self.async_client.save_weights(
+            place, name, worker=worker, kind=kind, deadline_s=deadline_s
+        )
+        return self.run(save)
+
+    def start_profile(self, **options: Unpack[ProfileOptions]) -> FleetResult:
+        """Have engines record what they do."""
+        return self.run(self.async_client.start_profile(**options))
+
+    def stop_profile(self, *, target: str = FLEET, deadline_s: float = LONG_S) -> FleetResult:
+        """Have them write the record."""
+        return self.run(self.async_client.stop_profile(target=target, deadline_s=deadline_s))
+
+    def get_load(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
+        """Gauges of engines."""
+        return self.run(self.async_client.get_load(target=target, deadline_s=deadline_s))
