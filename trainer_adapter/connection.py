@@ -177,6 +177,8 @@ class Connection:
         """
         ask = asked_by(command, stream=True)
         rid, future, inbox = self.submit_stream(ask, deadline_s)
+        # Nobody asks for the ending of a stream that was left early.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             async for delta in inbox:
                 yield delta

@@ -1,7 +1,7 @@
 """The SGLang engine: its real scheduler, cache and kernels behind the worker's protocols.
 
 Requests go in through SGLang's tokenizer manager. Tokens come out through taps in its scheduler
-processes, one message per step (see `engine_worker.engines.sglang.scheduler`).
+processes, one message per step (see `engine_worker.engines.sglang.inside.scheduler`).
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from engine_worker.engines.sglang.death import cause_of
 from engine_worker.engines.sglang.engine_thread import EngineThread
 from engine_worker.engines.sglang.facts import abilities_of, facts_of
 from engine_worker.engines.sglang.guard import Guard
+from engine_worker.engines.sglang.inside.scheduler import run_scheduler
 from engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem_of
 from engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits
 from engine_worker.engines.sglang.operated import Operated, Operations
@@ -34,7 +35,6 @@ from engine_worker.engines.sglang.requests import (
     generate_request,
     n_kept,
 )
-from engine_worker.engines.sglang.scheduler import run_scheduler
 from engine_worker.engines.sglang.schedulers import Schedulers
 from engine_worker.engines.sglang.settings import SglangSettings
 from engine_worker.engines.sglang.tap_listener import TapListener
@@ -101,9 +101,8 @@ class SglangEngine(Updatable, Operated, Adapted, Reads):
         self._operations = Operations.of(
             self._thread, self._pausing, self._weights, resolved, self._timeout_s
         )
-        self._lora = LoraAdapters(
-            *(self._thread, self.weight_specs()), LoraLimits.of(resolved), self._timeout_s
-        )
+        limits = LoraLimits.of(resolved)
+        self._lora = LoraAdapters(self._thread, self.weight_specs(), limits, self._timeout_s)
         kind = upstream.model_kind(self._thread.engine)
         self._reading = Reading(self._thread, self._live, kind, has_text=settings.text)
 

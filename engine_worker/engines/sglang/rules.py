@@ -14,7 +14,7 @@ RULES = "rolloutbus"
 """Key in `custom_params`."""
 REQUEST = "__req__"
 """Key under which SGLang adds its own request object there."""
-PROCESSOR_CLASS = "engine_worker.engines.sglang.row_processor", "RowProcessor"
+PROCESSOR_CLASS = "engine_worker.engines.sglang.inside.row_processor", "RowProcessor"
 
 
 class Penalties(msgspec.Struct, array_like=True, frozen=True):

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-from engine_worker.engines.sglang.checkpoint_map import CheckpointMap
+from engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
 from engine_worker.engines.sglang.orders import CheckpointTensor, Rows
 
 N_RANKS = 2

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from engine_worker.engines.sglang.row_processor import RowProcessor
-from engine_worker.engines.sglang.row_state import WITHIN, RowState, place_rows, state_of
+from engine_worker.engines.sglang.inside.row_processor import RowProcessor
+from engine_worker.engines.sglang.inside.row_state import WITHIN, RowState, place_rows, state_of
 from engine_worker.engines.sglang.rules import REQUEST, Penalties, Rules, custom_params
 
 VOCAB = 12

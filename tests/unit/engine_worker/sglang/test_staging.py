@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bus.manifest import Bytes
-from engine_worker.engines.sglang.mapped_files import MappedFiles
+from engine_worker.engines.sglang.inside.mapped_files import MappedFiles
+from engine_worker.engines.sglang.inside.staging import Staging
 from engine_worker.engines.sglang.orders import CheckpointTensor, Placed, Stage
-from engine_worker.engines.sglang.staging import Staging
 from engine_worker.weights.shared_memory import Whereabouts, shared_buffer
 
 CPU = torch.device("cpu")

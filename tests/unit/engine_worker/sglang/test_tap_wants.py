@@ -13,9 +13,9 @@ import torch
 
 from bus.arrays import numpy_of
 from bus.messages.generation import Want
+from engine_worker.engines.sglang.inside.support import Support, note_support, support_of
+from engine_worker.engines.sglang.inside.tap_columns import TapColumns
 from engine_worker.engines.sglang.rules import Rules, custom_params
-from engine_worker.engines.sglang.support import Support, note_support, support_of
-from engine_worker.engines.sglang.tap_columns import TapColumns
 from engine_worker.engines.sglang.tap_wire import Rows, decode, encode
 
 

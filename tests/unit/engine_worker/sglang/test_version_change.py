@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bus.messages.weights import InFlight
-from engine_worker.engines.sglang.version_change import VersionChange
+from engine_worker.engines.sglang.inside.version_change import VersionChange
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ import torch
 from bus.arrays import AnyArray, array_of
 from bus.messages.array import Array
 from bus.messages.generation import Want
-from engine_worker.engines.sglang.row_state import state_of
+from engine_worker.engines.sglang.inside.row_state import state_of
 from engine_worker.engines.sglang.rules import RULES
 from engine_worker.engines.sglang.upstream_types import SglangObject
 

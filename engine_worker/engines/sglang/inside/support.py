@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_worker.engines.sglang.row_state import state_in
+from engine_worker.engines.sglang.inside.row_state import state_in
 from engine_worker.engines.sglang.upstream_types import SglangObject
 
 TOP_K_ALL = 1 << 30

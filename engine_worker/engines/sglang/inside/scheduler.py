@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine_worker.engines.sglang.scheduler_sampling import SchedulerSampling
-from engine_worker.engines.sglang.scheduler_weights import SchedulerWeights
-from engine_worker.engines.sglang.tap_columns import TapColumns
+from engine_worker.engines.sglang.inside.scheduler_sampling import SchedulerSampling
+from engine_worker.engines.sglang.inside.scheduler_weights import SchedulerWeights
+from engine_worker.engines.sglang.inside.tap_columns import TapColumns
 from engine_worker.engines.sglang.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 
 from bus.cuda_memory import CudaError
-from engine_worker.engines.sglang.checkpoint_map import CheckpointMap
-from engine_worker.engines.sglang.mapped_files import MappedFiles
+from engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
+from engine_worker.engines.sglang.inside.mapped_files import MappedFiles
+from engine_worker.engines.sglang.inside.ranks import Ranks
+from engine_worker.engines.sglang.inside.staging import NamedTensors, Staging
 from engine_worker.engines.sglang.orders import Answer, CheckpointTensor, Read, Stage, Survey
-from engine_worker.engines.sglang.ranks import Ranks
-from engine_worker.engines.sglang.staging import NamedTensors, Staging
 from engine_worker.engines.sglang.upstream_types import ModelRunner
 
 BATCH_BYTES = 512 * 1024 * 1024

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine_worker.engines.sglang import upstream
-from engine_worker.engines.sglang.model_tensors import ModelTensors
+from engine_worker.engines.sglang.inside.model_tensors import ModelTensors
+from engine_worker.engines.sglang.inside.ranks import Ranks
+from engine_worker.engines.sglang.inside.version_change import VersionChange
 from engine_worker.engines.sglang.orders import (
     Answer,
     Install,
@@ -18,14 +20,12 @@ from engine_worker.engines.sglang.orders import (
     as_numbers,
     order_of,
 )
-from engine_worker.engines.sglang.ranks import Ranks
 from engine_worker.engines.sglang.tap_wire import Message, Staged, Swapped
 from engine_worker.engines.sglang.upstream_types import (
     NamedWeightRequest,
     Scheduler,
     SchedulerRequest,
 )
-from engine_worker.engines.sglang.version_change import VersionChange
 
 ASLEEP = "weights"
 """SGLang's tag of weights whose memory is released."""

@@ -7,7 +7,7 @@ from functools import partial
 from http import HTTPStatus
 
 from engine_worker.engines.sglang import upstream
-from engine_worker.engines.sglang.row_state import RowState, state_of
+from engine_worker.engines.sglang.inside.row_state import RowState, state_of
 from engine_worker.engines.sglang.rules import RULES
 from engine_worker.engines.sglang.upstream_types import SglangObject
 

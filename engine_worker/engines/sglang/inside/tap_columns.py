@@ -10,7 +10,7 @@ from http import HTTPStatus
 import numpy as np
 
 from bus.messages.array import Array
-from engine_worker.engines.sglang.tap_arrays import wanted_arrays
+from engine_worker.engines.sglang.inside.tap_arrays import wanted_arrays
 from engine_worker.engines.sglang.tap_wire import STREAMED, Finish, Rows
 from engine_worker.engines.sglang.upstream_types import FinishReason, SchedulerRequest
 

@@ -12,7 +12,7 @@ import torch
 
 from bus.cuda_memory import CudaMemory, DeviceBytes
 from bus.manifest import Bytes
-from engine_worker.engines.sglang.mapped_files import MappedFiles
+from engine_worker.engines.sglang.inside.mapped_files import MappedFiles
 from engine_worker.engines.sglang.orders import CheckpointTensor, Lent, Placed, Stage
 from engine_worker.engines.sglang.torch_types import TORCH_TYPES
 from engine_worker.weights.device_copies import DeviceCopies

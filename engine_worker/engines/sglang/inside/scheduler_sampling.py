@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from engine_worker.engines.sglang import grammar_masks, upstream
-from engine_worker.engines.sglang.admission import admit, refuse
-from engine_worker.engines.sglang.row_state import place_rows
-from engine_worker.engines.sglang.support import Support, note_support, support_of
+from engine_worker.engines.sglang import upstream
+from engine_worker.engines.sglang.inside import grammar_masks
+from engine_worker.engines.sglang.inside.admission import admit, refuse
+from engine_worker.engines.sglang.inside.row_state import place_rows
+from engine_worker.engines.sglang.inside.support import Support, note_support, support_of
 from engine_worker.engines.sglang.upstream_types import SglangObject
 
 Call = Callable[..., Any]
