@@ -177,8 +177,7 @@ class Connection:
         """
         ask = asked_by(command, stream=True)
         rid, future, inbox = self.submit_stream(ask, deadline_s)
-        # Nobody asks for the ending of a stream that was left early.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        future.add_done_callback(_seen)
         try:
             async for delta in inbox:
                 yield delta
@@ -331,3 +330,9 @@ class Connection:
 
 def _nobody(_progress: UpdateProgress) -> None:
     """Nobody asked to hear of it."""
+
+
+def _seen(done: asyncio.Future[Result]) -> None:
+    """Nobody asks for the ending of a stream that was left early."""
+    if not done.cancelled():
+        done.exception()
