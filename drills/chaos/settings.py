@@ -47,7 +47,8 @@ class ChaosSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     @property
     def faults_for_s(self) -> float:
         """Seconds from the first fault to the last."""
-        return max(5.0, self.minutes * 60.0 - SURROUNDINGS_S)
+        seconds = self.minutes * 60.0
+        return max(5.0, min(seconds - SURROUNDINGS_S, FAULTS_SHARE * seconds))
 
 
 FAKE_STEP_S = 0.05
@@ -56,6 +57,8 @@ FAKE_TOKENS_PER_S = 10_000
 FAKE_LONGEST_S = 4.0
 """No request runs longer: one that starts again after each loss has to fit between two of them."""
 MODEL_MAX_TOKENS = 32
+FAULTS_SHARE = 0.8
+"""Of a long run, at most: after more faults it takes longer to end what they have moved."""
 SURROUNDINGS_S = 50.0
 """Of a run: start, warm-up, waits for the router, the last faults' healing, drain and check."""
 
