@@ -80,6 +80,9 @@ class Processors:
 def factory_at(path: str) -> Factory:
     """Import a factory.
 
+    The path is from the settings of the worker's own operator. Nothing that a peer says gets here:
+    peers give the names under which processors were registered, and numbers.
+
     Raises:
         ValueError: there is none at this path.
     """
