@@ -25,7 +25,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check format format-check lint types unit test test-integration test-sglang fuzz weight-faults \
-	demo bench docs vectors clean
+	demo bench docs pictures vectors clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
@@ -102,6 +102,9 @@ bench: $(STAMP) ## Measure the router against libzmq's own proxy
 docs: $(STAMP) ## Draw the life cycle tables and list the limits of all fields into docs/
 	$(BIN)/python docs/draw_life_cycles.py
 	$(BIN)/python docs/list_limits.py
+
+pictures: $(STAMP) ## Record a small run and draw the pictures of docs/watching.md; look at them
+	$(BIN)/python docs/draw_pictures.py
 
 vectors: $(STAMP) ## Write the protocol's hex vectors again; read the diff before committing it
 	$(BIN)/python -m tests.conformance.make_vectors

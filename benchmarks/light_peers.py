@@ -11,12 +11,12 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Sequence
 from random import Random
 from typing import cast
 
 import uvloop
 
+from benchmarks.member_shell import MemberShell
 from bus.clock import BootClock
 from bus.codec import unpack
 from bus.effects import Connect, Send
@@ -32,7 +32,6 @@ from bus.zmq_ports import DealerPort
 from trainer_adapter.effects import Effect
 from trainer_adapter.link import Link, LinkIdentity
 
-TICK_S = 0.1
 CLIENT_TICK_S = 0.25
 """Coarser than a real client's: a thousand of these share one loop."""
 BEAT_S = LeaseSettings().beat_s
@@ -44,50 +43,24 @@ class LightMember:
     """A worker whose every command is done as soon as it comes."""
 
     def __init__(self, endpoint: str, name: str, leases: LeaseSettings) -> None:
-        self._endpoint = endpoint
-        self._clock = BootClock()
         self._state = "ready"
-        self._port: DealerPort | None = None
-        self.welcomed = asyncio.Event()
         identity = MemberIdentity("worker", name, secrets.token_hex(16))
-        self._core = MemberCore(identity, leases, Random(), self._vitals)
-        facts = WorkerFacts("default", "", SLOTS, 4096, 32_000, "fake", CAPABILITIES)
-        self._apply(self._core.online(facts, self._clock.now()))
-        self._tick()
+        core = MemberCore(identity, leases, Random(), self._vitals)
+        self._shell = MemberShell(endpoint, core, self._carry_out)
+        self.welcomed = self._shell.welcomed
+        self._shell.go_online(WorkerFacts("default", "", SLOTS, 4096, 32_000, "fake", CAPABILITIES))
 
     def _vitals(self) -> Vitals:
         return Vitals(state=self._state, free=SLOTS)
 
-    def _apply(self, effects: Sequence[MemberEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send(_, entry) if self._port is not None:
-                    self._port.send(entry)
-                case Connect():
-                    if self._port is not None:
-                        self._port.close()
-                    self._port = DealerPort(self._endpoint, self._receive)
-                case Execute(entry):
-                    self._execute(entry)
-                case _:
-                    pass
-
-    def _execute(self, entry: Entry) -> None:
-        now = self._clock.now()
+    def _carry_out(self, effect: MemberEffect) -> None:
+        if not isinstance(effect, Execute):
+            return
+        entry = effect.entry
         if entry.kind in {"pause", "resume"}:
             self._state = "paused" if entry.kind == "pause" else "ready"
-            self._apply(self._core.beat(now))
-        key = (RequestId(entry.rid), entry.attempt)
-        self._apply(self._core.ended("finished", key, Done(), now))
-
-    def _receive(self, entries: list[Entry]) -> None:
-        self._apply(self._core.receive(entries, self._clock.now()))
-        if self._core.state == "leased":
-            self.welcomed.set()
-
-    def _tick(self) -> None:
-        self._apply(self._core.tick(self._clock.now()))
-        asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            self._shell.beat()
+        self._shell.finished((RequestId(entry.rid), entry.attempt), Done())
 
 
 class LightClient:

@@ -9,7 +9,6 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -51,12 +50,7 @@ class GlooBroadcast:
         self._content = torch.ones(self._size_bytes, dtype=torch.uint8)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the receivers."""
         for each in self._receivers:
             each.kill()

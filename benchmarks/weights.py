@@ -10,20 +10,20 @@ a warm copy of the model within memory, and a bare gloo broadcast to two process
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import rolloutbus
+from benchmarks.open_requests import open_requests
 from benchmarks.weight_baselines import GlooBroadcast, memcpy_s
 from benchmarks.weight_model import HeldModel, build_model
 from launcher.process_tree import children_of
@@ -32,7 +32,6 @@ N_WORKERS = 2
 GIB = 1024**3
 TRANSPORTS = ("shm", "tcp", "delta", "collective")
 UPDATE_DEADLINE_S = 300.0
-PROMPT = list(range(3, 19))
 OPEN_PER_WORKER = 2
 
 
@@ -46,24 +45,6 @@ class Way:
         self.moved_bytes: list[int] = []
         self.taken: set[str] = set()
         self.peak_extra_bytes = 0
-
-
-@contextlib.asynccontextmanager
-async def _generating(client: rolloutbus.RolloutClient) -> AsyncGenerator[None]:
-    """Keep requests open until the block ends."""
-    sampling = rolloutbus.Sampling(max_new_tokens=256, ignore_eos=True)
-
-    async def lane() -> None:
-        while True:
-            await client.generate(PROMPT, sampling, deadline_s=UPDATE_DEADLINE_S)
-
-    lanes = [asyncio.create_task(lane()) for _ in range(N_WORKERS * OPEN_PER_WORKER)]
-    try:
-        yield
-    finally:
-        for each in lanes:
-            each.cancel()
-        await asyncio.gather(*lanes, return_exceptions=True)
 
 
 async def _publish(
@@ -104,7 +85,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     )
     async with up as fleet, rolloutbus.connect(fleet.address, name="trainer") as client:
         publisher = rolloutbus.WeightPublisher(client)
-        async with _generating(client):
+        async with open_requests(client, N_WORKERS * OPEN_PER_WORKER, UPDATE_DEADLINE_S):
             with GlooBroadcast(N_WORKERS, held.size_bytes) as gloo:
                 for number in range(options.rounds + 1):
                     for name, way in ways.items():

@@ -7,7 +7,6 @@ ask again, on a fresh link if need be. Spec: docs/protocol.md, "Weights".
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -60,17 +59,12 @@ class BulkLink:
         self._connect()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Drop the link; requests under way are cancelled."""
         if self._retry is not None:
             self._retry.cancel()
         self._drop()
-        for _, future in self._open.values():
+        for _asked, future in self._open.values():
             future.cancel()
 
     async def ask(self, kind: str, body: msgspec.Struct) -> msgspec.Struct:

@@ -7,7 +7,7 @@ Spec: docs/protocol.md, "Frames".
 import msgspec
 
 from bus.ids import NO_ATTEMPT
-from bus.messages.limits import AttemptId, HeaderText, Milliseconds, Natural, Rid
+from bus.messages.limits import AttemptId, HeaderText, Marks, Milliseconds, Natural, Rid
 
 NO_BODY = msgspec.Raw(b"\x80")
 
@@ -33,6 +33,8 @@ class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_u
     """Engines that died under it, as far as its client was told: a new router does not know."""
     outlives_client: bool = False
     """Detached: it goes on when its client is gone, and the ending waits for that name."""
+    marks: Marks = b""
+    """Of the prompt, see `bus.prefix_marks`: uint64 [k] little endian, the shortest first."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

@@ -101,7 +101,8 @@ class MemberCore:
         self._state: LinkState = "away"
         self._has_rejected = False
         """The link leads to a second router: nothing that comes over it counts."""
-        self._greeted_at = 0.0
+        self.greeted_at = 0.0
+        """When it said hello last: since then the router may know nothing but that."""
         self._heard_at = 0.0
         self._ticked_at = 0.0
         self._beat_at = 0.0
@@ -267,7 +268,7 @@ class MemberCore:
         if self._state not in LINKED:
             return []
         if code == "unknown-peer":
-            if now - self._greeted_at < HELLO_AGAIN_S:
+            if now - self.greeted_at < HELLO_AGAIN_S:
                 return []
             self._move("unknown")
             return self._greet(now)
@@ -299,7 +300,7 @@ class MemberCore:
         return [Connect(), *self._greet(now)]
 
     def _greet(self, now: float) -> list[MemberEffect]:
-        self._greeted_at = self._heard_at = now
+        self.greeted_at = self._heard_at = now
         if self._state not in HOLDING:
             # The router may have taken an earlier hello, and given that lease up since.
             self._holder.renounce()

@@ -30,6 +30,12 @@ class PortCounters:
     """Messages that broke the protocol and were dropped."""
     foreign_in: int = 0
     """Messages dropped for their key: revoked, or not the one that this connection began with."""
+    streak_in: int = 0
+    """Messages that a subscription read since none waited. A publisher drops what it has no room
+    for, and tells nobody; as long as this stays below what the socket holds, it dropped nothing."""
+    broken: int = 0
+    """Connections of a subscription that ended; it makes new ones, but misses what is published
+    meanwhile."""
     turned_away: int = 0
     """Connections that were cut off at once because descriptors are scarce."""
 

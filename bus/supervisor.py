@@ -8,7 +8,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Self
 
 from bus.child import ChildProcess, ProcessSpec, how_it_ended, last_lines
@@ -202,12 +201,7 @@ class Supervisor:
         await self._tasks.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             await self._stop_all()
             # Without the body's error, which goes on by itself and not in a group.

@@ -8,11 +8,12 @@ from typing import Literal, NamedTuple
 
 from bus.errors import RemoteProtocolError
 
-TapEvent = Literal["received", "sent", "malformed", "revoked", "tick"]
+TapEvent = Literal["received", "sent", "undelivered", "malformed", "revoked", "tick"]
 
 _SIGNS: dict[TapEvent, bytes] = {
     "received": b">",
     "sent": b"<",
+    "undelivered": b"?",
     "malformed": b"!",
     "revoked": b"x",
     "tick": b".",

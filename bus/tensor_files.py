@@ -14,6 +14,7 @@ import msgspec
 from bus.errors import RemoteProtocolError
 from bus.manifest import DTYPE_BYTES
 from bus.messages.weights import Tensor
+from bus.packing import runs_within
 
 MAX_SHARD_BYTES = 2 * 1024**3
 """A file holds more only if one tensor does."""
@@ -47,15 +48,7 @@ def shard_name(number: int) -> str:
 
 def shards(tensors: Sequence[Tensor], max_bytes: int = MAX_SHARD_BYTES) -> list[list[Tensor]]:
     """The tensors of each file, in order."""
-    found: list[list[Tensor]] = []
-    left = 0
-    for tensor in tensors:
-        if not found or tensor.size_bytes > left:
-            found.append([])
-            left = max_bytes
-        found[-1].append(tensor)
-        left -= tensor.size_bytes
-    return found
+    return runs_within(max_bytes, tensors, lambda each: each.size_bytes)
 
 
 def header_of(tensors: Sequence[Tensor]) -> bytes:

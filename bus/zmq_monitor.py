@@ -15,6 +15,8 @@ class LinkEvent(NamedTuple):
     address: str
     value: int
     """What libzmq tells about it: the descriptor of an accepted connection, or an errno."""
+    kind: int
+    """Which of libzmq's events."""
 
 
 class Monitor:
@@ -62,6 +64,7 @@ class Monitor:
                 event = zmq.utils.monitor.recv_monitor_message(self._socket, zmq.NOBLOCK)
             except zmq.Again:
                 break
-            events.append(LinkEvent(event["endpoint"].decode(), event["value"]))
+            address = event["endpoint"].decode()
+            events.append(LinkEvent(address, event["value"], int(event["event"])))
         if events:
             self._on_events(events)

@@ -128,8 +128,9 @@ class Reader:
 
     def close(self) -> None:
         """Stop reading; the socket stays its owner's to close."""
-        self._is_closed = True
-        self._loop.remove_reader(self._fd)
+        if not self._is_closed:  # later the descriptor may be another socket's
+            self._is_closed = True
+            self._loop.remove_reader(self._fd)
 
     def _scheduled(self) -> None:
         self._is_scheduled = False

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -29,6 +29,9 @@ KNOCK_AGAIN_S = 1.0
 """Before a publisher is tried again that did not let us in."""
 LOOK_S = 0.02
 """A send may swallow the sign of a new subscription. To look after each would cost more than it."""
+MAX_UNREAD = 10_000
+"""Messages that wait at each end of a connection; beyond, the publisher drops what comes."""
+_REFUSED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _PUB_MAX_BYTES_IN = 512
 """A subscription is a topic; anything larger is an attack on the publisher's memory."""
 
@@ -51,7 +54,7 @@ class PubPort:
         """
         self.counters = PortCounters()
         socket = new_socket(zmq.PUB) if doorway is None else doorway.socket(zmq.XPUB)
-        socket.setsockopt(zmq.SNDHWM, 10_000)
+        socket.setsockopt(zmq.SNDHWM, MAX_UNREAD)
         limit_frames(socket, _PUB_MAX_BYTES_IN)
         self._socket = socket
         self._reader: Reader | None = None
@@ -73,6 +76,12 @@ class PubPort:
         """Queue a batch, which may be empty; the list is the port's from now on."""
         self._outbox.put_all(topic, entries)
 
+    def pass_on(self, frames: Sequence[zmq.Frame]) -> None:
+        """Publish a message of another publisher as it is: topic, batch and body frame."""
+        self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)  # type: ignore[arg-type] - frames pass
+        self.counters.frames_out += 1
+        self._sent()
+
     def close(self) -> None:
         """Stop publishing."""
         if self._look is not None:
@@ -93,21 +102,31 @@ class PubPort:
             self._reader.kick()
 
 
-class SubPort:
-    """A subscriber to any number of publishers; reconnects by itself."""
+ReadSome = Callable[[], bool]
+"""Read some of what waits; True if there may be more."""
+
+
+class Subscription:
+    """A socket that is subscribed to any number of publishers; reconnects by itself."""
 
     def __init__(
         self,
-        on_batch: TopicBatchHandler,
+        reading: Callable[[zmq.Socket[bytes], PortCounters], ReadSome],
         clients: Sequence[str] = (),
         *,
         dialer: Dialer | None = None,
     ) -> None:
-        """Subscribe to the rows of these clients, or of all; with the keys of `dialer` if given."""
+        """Subscribe to the rows of these clients, or of all.
+
+        Args:
+            reading: how messages are read from the socket.
+            clients: whose rows; empty: everybody's.
+            dialer: the keys to connect with.
+        """
         self.counters = PortCounters()
         self._dialer = dialer.exact if dialer is not None else None
         socket = new_socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVHWM, 10_000)
+        socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
         for client in clients:
@@ -117,15 +136,13 @@ class SubPort:
         if not clients:
             socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket = socket
-        receiver = Receiver(socket, self.counters, on_batch, has_prefix=True)
-        self._reader = Reader(socket, receiver.read_some)
+        self._read = reading(socket, self.counters)
+        self._reader = Reader(socket, self._read_some)
         self._loop = asyncio.get_running_loop()
         self._locked: dict[str, str] = {}
         """Address -> endpoint of the publishers that look at our key."""
-        self._monitor: Monitor | None = None
-        if dialer is not None:
-            refused = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            self._monitor = Monitor(socket, refused, self._refused)
+        events = int(zmq.EVENT_DISCONNECTED) | _REFUSED
+        self._monitor = Monitor(socket, events, self._hear_of_links)
 
     def connect(self, endpoint: str) -> None:
         """Listen to one more publisher."""
@@ -150,13 +167,22 @@ class SubPort:
         """Drop all subscriptions."""
         self._reader.close()
         self._locked.clear()
-        if self._monitor is not None:
-            self._monitor.close()
+        self._monitor.close()
         self._socket.close()
 
-    def _refused(self, events: Sequence[LinkEvent]) -> None:
+    def _read_some(self) -> bool:
+        counters = self.counters
+        n_before = counters.frames_in
+        has_more = self._read()
+        n_read = counters.frames_in - n_before
+        counters.streak_in = counters.streak_in + n_read if has_more else 0
+        return has_more
+
+    def _hear_of_links(self, events: Sequence[LinkEvent]) -> None:
+        self.counters.broken += sum(event.kind == zmq.EVENT_DISCONNECTED for event in events)
+        refused = {event.address for event in events if event.kind & _REFUSED}
         # libzmq never comes back after that, but the publisher may just not know our key yet.
-        for address in {event.address for event in events} & self._locked.keys():
+        for address in refused & self._locked.keys():
             self._loop.call_later(KNOCK_AGAIN_S, self._knock_again, address)
 
     def _knock_again(self, address: str) -> None:
@@ -164,3 +190,21 @@ class SubPort:
         if endpoint is not None:
             self.disconnect(endpoint)
             self.connect(endpoint)
+
+
+class SubPort(Subscription):
+    """A subscriber that is told of batches."""
+
+    def __init__(
+        self,
+        on_batch: TopicBatchHandler,
+        clients: Sequence[str] = (),
+        *,
+        dialer: Dialer | None = None,
+    ) -> None:
+        """Subscribe to the rows of these clients, or of all; with the keys of `dialer` if given."""
+
+        def reading(socket: zmq.Socket[bytes], counters: PortCounters) -> ReadSome:
+            return Receiver(socket, counters, on_batch, has_prefix=True).read_some
+
+        super().__init__(reading, clients, dialer=dialer)

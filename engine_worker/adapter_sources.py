@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from bus.bulk import BulkLink
-from bus.errors import EngineFailed, RemoteProtocolError, SettingsError
+from bus.errors import EngineFailed, PeerLost, RemoteProtocolError, SettingsError
 from bus.messages.endings import Problem, bad_request
 from bus.messages.engine import LoadLora
 from bus.messages.weights import PrepareUpdate
@@ -52,11 +52,13 @@ async def adapter_in_store(
     """Pull an adapter, as version `ask.version` of the policy `<policy>.<name>`, and verify it.
 
     Raises:
-        EngineFailed: it could not be had in time, or it is none.
+        EngineFailed: it could not be had, or it is none.
     """
     version = PrepareUpdate(f"{policy}.{ask.name}", ask.version, ask.bulk)
     try:
-        async with asyncio.timeout(timeout_s), BulkLink(ask.bulk, dialer) as store:
+        # The router asks again, where the store is then; to wait here would keep the next one out.
+        link = BulkLink(ask.bulk, dialer, is_patient=False)
+        async with asyncio.timeout(timeout_s), link as store:
             manifest = await ask_manifest(store, version)
             held = await Pull(SpareBuffer(), Relay(), dialer).fetch(version, manifest, store)
     except SettingsError as error:
@@ -64,6 +66,8 @@ async def adapter_in_store(
     except TimeoutError as error:
         message = f"adapter {ask.name!r} was not here after {timeout_s:g} s"
         raise EngineFailed(Problem("deadline", message, "failed")) from error
+    except PeerLost as error:
+        raise EngineFailed(Problem("no_store", str(error), "not_started")) from error
     except RemoteProtocolError as error:
         raise EngineFailed(Problem("internal", str(error), "failed")) from error
     tensors = dict(held.tensors())

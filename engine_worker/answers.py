@@ -3,6 +3,7 @@
 from bus.codec import unpack, unpack_result
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
+from bus.member import Vitals
 from bus.messages.control import ServerFacts
 from bus.messages.endings import Problem
 from bus.messages.generation import Generated, Repair
@@ -17,8 +18,10 @@ OWN_COMMANDS = ("generate", "abort", "repair", "server_info", "shutdown")
 """Commands that need nothing special of an engine."""
 
 
-def worker_facts(policy: str, engine: EngineReady, stream: str, pid: int) -> WorkerFacts:
-    """What this worker offers; `stream` is the endpoint of its PUB socket."""
+def worker_facts(
+    policy: str, engine: EngineReady, stream: str, pid: int, adapters: dict[str, int]
+) -> WorkerFacts:
+    """What this worker offers; `stream`: endpoint of its PUB socket, `adapters`: changes later."""
     return WorkerFacts(
         policy=policy,
         stream=stream,
@@ -33,6 +36,19 @@ def worker_facts(policy: str, engine: EngineReady, stream: str, pid: int) -> Wor
         gpus=engine.gpus,
         bulk=engine.bulk,
         transports=engine.transports,
+        adapters=adapters,
+    )
+
+
+def vitals_of(slots: int, n_steps: int, controller: Controller, generation: Generation) -> Vitals:
+    """What a beat says; `slots` is 0 while there is no engine."""
+    return Vitals(
+        version=controller.version,
+        state=controller.state.name,
+        steps=n_steps,
+        free=max(0, slots + slots // 4 + 1 - len(generation)),
+        n_tokens=generation.n_sampled,
+        stalled_ms=controller.stalled_ms,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from bus.messages.control import CacheTier
 from bus.messages.engine import SaveKind, StartProfile
+from bus.messages.prefixes import Prefixes
 from engine_worker.engine import Bytes, Float32s, Int32s, TensorSpec
 from engine_worker.weights.handle_book import HandleBook
 from engine_worker.weights.raw_tensor import RawTensor
@@ -221,4 +222,17 @@ class SharesMemory(Protocol):
 
     def shared_buffer(self, size_bytes: int) -> Bytes:
         """Fresh memory of this kind, uint8: what lies there need not be copied for the model."""
+        ...
+
+
+@runtime_checkable
+class PrefixReporter(Protocol):
+    """An engine that tells which beginnings of prompts its cache holds."""
+
+    def take_prefixes(self) -> Prefixes | None:
+        """What has changed since the last call, or the oldest part of it; None: nothing.
+
+        Numbered as told; cheap, and called on the host's loop. Only what a new request without
+        adapter would find: a change of weights clears it.
+        """
         ...

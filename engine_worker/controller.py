@@ -105,7 +105,7 @@ class Controller:
         self.state.is_host_ready = True
         self._capabilities = frozenset(ready.capabilities)
         self._vocab_size, self._max_context = ready.vocab_size, ready.max_context
-        self._generation.adapters = ready.adapters
+        self._note_adapters(ready.adapters)
         outcomes: Outcomes = []
         for entry in self._memory.reload():
             submitted = self._lanes.submit(entry)
@@ -184,7 +184,7 @@ class Controller:
         self._memory.host_lost()
         self.state.host_lost()
         self._released = []
-        self._generation.adapters = {}
+        self._note_adapters({})
         self.version = 0
 
     def _pass_on(self, entry: Entry, body: msgspec.Struct) -> Outcomes:
@@ -243,11 +243,17 @@ class Controller:
             case Memory(asleep=asleep):
                 self.state.asleep = self._released = list(asleep)
             case Adapters(adapters):
-                self._generation.adapters = adapters
+                self._note_adapters(adapters)
             case _ if command == "resume":
                 self.state.is_paused = False
             case _:
                 pass
+
+    def _note_adapters(self, adapters: Mapping[str, int]) -> None:
+        # In place: the worker's facts hold this dict, so that every hello says what is loaded then.
+        known = self._generation.adapters
+        known.clear()
+        known.update(adapters)
 
     def _note_update(self) -> None:
         is_parked = self._parked_commit is not None

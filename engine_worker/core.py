@@ -20,12 +20,14 @@ from bus.messages.endings import Done, Problem
 from bus.messages.generation import Abort
 from bus.messages.host import EngineBeat, EngineFailed, EngineReady, Extras
 from bus.messages.membership import WorkerFacts
+from bus.messages.prefixes import Prefixes
 from bus.messages.stream import Deltas
-from engine_worker.answers import repair_ending, server_facts, worker_facts
+from engine_worker.answers import repair_ending, server_facts, vitals_of, worker_facts
 from engine_worker.controller import Controller, Ending, Outcomes, key_of, refused
 from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
 from engine_worker.generation import Finished, Generation, limits_of, stop_in_engine
 from engine_worker.host_watch import HostEnd, HostWatch
+from engine_worker.prefix_news import PrefixNews
 from engine_worker.requests import RunningRequest, is_pinned
 from engine_worker.settings import WorkerSettings
 from engine_worker.streams import StreamBatcher
@@ -57,6 +59,7 @@ class WorkerCore:
             settings.outbox_limit_bytes,
         )
         self._outbox = self._member.deliveries.outbox
+        self._prefixes = PrefixNews()
         self._engine: EngineReady | None = None
         self._facts: WorkerFacts | None = None  # of the engine that was ready last
         self._shutdown: AttemptKey | None = None
@@ -110,6 +113,8 @@ class WorkerCore:
                     self._controller.reported(beat)
                 case EngineReady() as ready:
                     effects += self._engine_ready(ready, now)
+                case Prefixes() as news:
+                    self._prefixes.heard(news)
                 case EngineFailed(message):
                     self._watch.complained(message)
                 case _:
@@ -123,6 +128,7 @@ class WorkerCore:
         end = self._watch.ended(reason, now, was_killed=was_killed)
         self._generation.clear()
         self._controller.host_lost()
+        self._prefixes.host_lost()
         self._engine = None
         if self._member.state == "left":
             return []
@@ -158,6 +164,7 @@ class WorkerCore:
         if expired:
             effects += stop_in_engine(expired)
         effects += self._streams.tick(self._generation.all(), self._member.epoch, now)
+        effects += self._prefixes.tick(self._member, now)
         state, in_phase = self._controller.state, self._controller.in_phase
         is_sampling = len(self._generation) > 0 and state.phase in ("ready", "draining")
         verdict = self._watch.verdict(now, should_move=is_sampling, in_phase=in_phase)
@@ -248,7 +255,8 @@ class WorkerCore:
         self._engine = ready
         self._watch.ready(now)
         self._generation.limits = limits_of(ready)
-        self._facts = worker_facts(self._settings.policy, ready, self._stream, self._pid)
+        policy, adapters = self._settings.policy, self._generation.adapters
+        self._facts = worker_facts(policy, ready, self._stream, self._pid, adapters)
         return self._apply(self._controller.engine_ready(ready), now)
 
     def _begin_shutdown(self, entry: Entry, now: float) -> list[WorkerEffect]:
@@ -278,14 +286,7 @@ class WorkerCore:
 
     def _vitals(self) -> Vitals:
         slots = self._engine.slots if self._engine else 0
-        return Vitals(
-            version=self._controller.version,
-            state=self._controller.state.name,
-            steps=self._watch.beat.steps,
-            free=max(0, slots + slots // 4 + 1 - len(self._generation)),
-            n_tokens=self._generation.n_sampled,
-            stalled_ms=self._controller.stalled_ms,
-        )
+        return vitals_of(slots, self._watch.beat.steps, self._controller, self._generation)
 
 
 def _give_up(

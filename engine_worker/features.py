@@ -120,3 +120,5 @@ def _of_want(want: Want) -> Iterator[tuple[str, str]]:
         yield "routed_experts", "want.routed_experts"
     if want.sampling_mask:
         yield "sampling_mask", "want.sampling_mask"
+    if want.cached_tokens:
+        yield "cached_tokens", "want.cached_tokens"

@@ -1,7 +1,7 @@
 """Running `generate` requests of one worker: started, fed by engine steps, ended."""
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from bus.codec import pack, unpack
@@ -55,7 +55,7 @@ class Generation:
         self._deadlines: list[tuple[float, str, Attempt]] = []
         self._streams = streams
         self.limits = Limits(0, 0, 0)
-        self.adapters: Mapping[str, int] = {}
+        self.adapters: dict[str, int] = {}
         """Those that are loaded, and their versions."""
         self.n_sampled = 0
         """Tokens sampled since this process started."""

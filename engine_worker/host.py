@@ -26,6 +26,7 @@ from bus.messages.generation import Abort, Generate
 from bus.messages.host import EngineBeat, EngineFailed, EngineReady
 from bus.parent import die_with_parent
 from bus.security.zmq_dialer import dialer_of
+from engine_worker.capabilities import PrefixReporter
 from engine_worker.engine import Engine, Work
 from engine_worker.engines.registry import build_engine
 from engine_worker.host_commands import HostCommands
@@ -114,8 +115,12 @@ class EngineHost:
         self._link.send(Entry(kind, entry.rid, entry.attempt, body=pack(body)))
 
     async def _beat(self) -> None:
+        reporter = self._engine if isinstance(self._engine, PrefixReporter) else None
         while True:
             self._link.send(self._counters())
+            news = reporter.take_prefixes() if reporter is not None else None
+            if news is not None:
+                self._link.send(Entry("prefixes", body=pack(news)))
             await asyncio.sleep(BEAT_S)
 
     def _counters(self) -> Entry:
@@ -160,7 +165,9 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
         pass
     # Whatever breaks in here becomes one message to the actor, which answers its callers.
     except* Exception as errors:
-        link.send(Entry("engine_failed", body=pack(EngineFailed(_first_line(errors)))))
+        why = _first_line(errors)
+        sys.stderr.write(f"warning: the engine has failed: {why}\n")  # for the worker's log
+        link.send(Entry("engine_failed", body=pack(EngineFailed(why))))
         link.close()
         raise
     finally:

@@ -13,6 +13,7 @@ from typing import cast
 from bus.codec import decode_batch, encode_batch
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
+from bus.packing import runs_within
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -108,13 +109,4 @@ def _frames(entries: list[Entry]) -> list[list[Entry]]:
     """In order, cut so that each may be sent as a frame; mostly one."""
     if sum(len(entry.body) for entry in entries) <= CUT_BYTES:
         return [entries]
-    frames: list[list[Entry]] = []
-    left = 0
-    for entry in entries:
-        size_bytes = len(entry.body)
-        if not frames or size_bytes > left:
-            frames.append([])
-            left = CUT_BYTES
-        frames[-1].append(entry)
-        left -= size_bytes
-    return frames
+    return runs_within(CUT_BYTES, entries, lambda entry: len(entry.body))

@@ -154,6 +154,8 @@ class Operations:
 
     async def _load_lora(self, ask: LoadLora) -> Adapters:
         engine, (policy, dialer, timeout_s) = self._engine, self._store
+        if not ask.path and ask.version and self.adapters.get(ask.name) == ask.version:
+            return Adapters(self.adapters)  # numbers of a store are never used twice
         if ask.path:
             root = self._paths.weights_root
             source = await self._off_loop(lambda: adapter_folder(ask, root))

@@ -31,6 +31,7 @@ from rolloutbus.errors import DeliveryError
 HELD_OUT_WORDS = 100
 STATUS_EVERY_S = 0.5
 EVALUATION_DEADLINE_S = 30.0
+RECORDER_DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class DemoOptions:
     """Training stops here, even before its last step."""
     quiet: bool = False
     runs: Path = Path("runs")
+    record: str = ""
+    """Directory for a journal of the whole run; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +152,10 @@ async def _started(options: DemoOptions, view: DemoView) -> AsyncGenerator[DemoR
             workers=options.workers,
             engine="transformers",
             engine_options={"threads": 1, "slots": 6},
+            tap=bool(options.record),
         ) as fleet,
         rolloutbus.connect(fleet.address, name="demo") as client,
+        _recorded(fleet, options.record),
     ):
         feed = RolloutFeed(client, _training_words(rng, held_out), _feed_options(options))
         publisher = rolloutbus.WeightPublisher(client) if options.updates else None
@@ -165,6 +170,18 @@ async def _started(options: DemoOptions, view: DemoView) -> AsyncGenerator[DemoR
             directory=directory,
             held_out=held_out,
         )
+
+
+@asynccontextmanager
+async def _recorded(fleet: rolloutbus.Fleet, directory: str) -> AsyncGenerator[None]:
+    """Write down all that is said until the block is left; nothing without a directory."""
+    if not directory:
+        yield
+        return
+    async with rolloutbus.record(fleet.address, directory) as recorder:
+        await recorder.caught_up(RECORDER_DEADLINE_S)
+        yield
+        await recorder.caught_up(RECORDER_DEADLINE_S)
 
 
 def _feed_options(options: DemoOptions) -> FeedOptions:

@@ -45,6 +45,8 @@ class StepMetrics:
     loss: float
     clipped_share: float
     ratio_error: float
+    rids: list[str]
+    """Rollouts trained on, group by group: `examples.offline` makes the step again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ by the group's standard deviation, which would blow the few errors of a good pol
 # pyright: reportUnknownMemberType=false
 # torch's stubs leave parameters untyped.
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -80,12 +81,19 @@ def clipped_loss(logprobs: Tensor, behaviour: Tensor, advantages: Tensor) -> Ten
     return -torch.minimum(ratio * advantages, trusted * advantages).mean()
 
 
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""As `clipped_loss`."""
+
+
 class Learner:
     """Owns the model being trained and its optimizer. Not thread-safe: one step at a time."""
 
-    def __init__(self, model: nn.Module, options: LearnerOptions) -> None:
+    def __init__(
+        self, model: nn.Module, options: LearnerOptions, loss: Loss = clipped_loss
+    ) -> None:
         self.model = model.train()
         self._options = options
+        self._loss = loss
         self._n_steps = 0
         # A longer memory of squared gradients (0.99) stays calm when they shrink towards the end.
         self._optimizer = torch.optim.AdamW(
@@ -97,7 +105,7 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate()
         logprobs = self._logprobs(batch)
-        loss = clipped_loss(logprobs, batch.logprobs, batch.advantages)
+        loss = self._loss(logprobs, batch.logprobs, batch.advantages)
         self._optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self._options.max_grad_norm)

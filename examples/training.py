@@ -78,6 +78,7 @@ class Training:
             loss=report.loss,
             clipped_share=report.clipped_share,
             ratio_error=report.ratio_error,
+            rids=[rollout.rid for group in groups for rollout in group.rollouts],
         )
         self.steps.append(metrics)
         return metrics

@@ -11,11 +11,16 @@ from launcher.commands import (
     demo,
     doctor,
     export,
+    forward,
     generate,
     keys,
     record,
+    replay,
     sim,
     status,
+    tail,
+    timeline,
+    top,
     up,
     weights,
 )
@@ -44,8 +49,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 GROUPS = (
-    up, status, generate, control, weights, actors, keys, record, export, doctor,
-    demo, sim, chaos,
+    up, status, generate, control, weights, actors, keys, record, replay, export, doctor,
+    tail, forward, timeline, top, demo, sim, chaos,
 )  # fmt: skip
 for group in GROUPS:
     app.add_typer(group.app)

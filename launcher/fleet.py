@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self, Unpack
 
 from bus.errors import SettingsError
@@ -90,13 +89,8 @@ class Fleet:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
 
     @property
     def address(self) -> str:

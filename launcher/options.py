@@ -84,6 +84,14 @@ RunDir = Annotated[
 WithTap = Annotated[
     bool, typer.Option("--tap", help="Let `record` hear all that the router hears and says.")
 ]
+RouterJournal = Annotated[
+    str,
+    typer.Option(
+        "--journal",
+        metavar="DIR",
+        help="Write down every turn of the router, so that `replay --core` can repeat it.",
+    ),
+]
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option(

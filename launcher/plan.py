@@ -14,6 +14,7 @@ from bus.security.principals import Role
 from bus.security.settings import SecuritySettings
 from engine_worker.settings import WorkerSettings
 from launcher.fleet_keys import ROUTER, FleetKeys
+from launcher.journaled_router import JournaledRouterSettings
 from launcher.run_dir import RunDirectory
 from launcher.settings import FleetSettings, absolute_targets, engine_options
 from router.settings import RouterSettings
@@ -69,7 +70,13 @@ class FleetPlan:
             security=self._security(ROUTER),
             exit_with_parent=True,
         )
-        return self._spec(ROUTER, "router", settings, ready_timeout_s=READY_TIMEOUT_S)
+        if not self._settings.journal:
+            return self._spec(ROUTER, "router", settings, ready_timeout_s=READY_TIMEOUT_S)
+        journal = str(Path(self._settings.journal).absolute())
+        journaled = JournaledRouterSettings(settings, journal)
+        return self._spec(
+            ROUTER, "launcher.journaled_router", journaled, ready_timeout_s=READY_TIMEOUT_S
+        )
 
     def store(self, backend: str, endpoints: dict[str, str] | None = None) -> ProcessSpec:
         """The weight store, which joins at `backend`.

@@ -14,7 +14,6 @@ import stat
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from bus.errors import SettingsError
@@ -66,12 +65,7 @@ class RunDirectory:
             self._make()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._keep_logs:
             (self.path / _KEPT).touch()
             for entry in self.path.iterdir():

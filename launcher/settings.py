@@ -49,6 +49,7 @@ class UpOptions(TypedDict, total=False):
     start_timeout_s: float
     secure: str | os.PathLike[str] | None
     tap: bool
+    journal: str | os.PathLike[str]
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,6 +97,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     tap: bool = False
     """The router publishes everything that it routes, so that it can be recorded."""
+    journal: str | os.PathLike[str] = ""
+    """Directory that gets every turn of the router, for `replay --core`; empty: none are kept."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -24,6 +24,7 @@ import uvloop
 from bus.errors import BusError, PeerLost, ProcessFailed, SettingsError
 from launcher.discovery import current_fleet
 from trainer_adapter.client import RolloutClient, settings_for
+from trainer_adapter.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 3.0
 
@@ -85,6 +86,24 @@ def fail(message: str, status: ExitStatus) -> NoReturn:
     raise typer.Exit(status)
 
 
+def client_settings(address: str, key_file: str = "", name: str = "cli") -> ClientSettings:
+    """Settings of a command that is a client; see `connected`. A key gives it its own name.
+
+    Raises:
+        Unreachable: no fleet runs here, and no address is given.
+        SettingsError: the address needs a key, or the key file cannot be used.
+    """
+    endpoint = address
+    if not endpoint:
+        try:
+            fleet = current_fleet()
+        except SettingsError as error:
+            raise Unreachable(str(error)) from error
+        endpoint, key_file = fleet.address, key_file or fleet.key_file
+    settings = settings_for(endpoint, "" if key_file else f"{name}-{os.getpid()}", key_file)
+    return msgspec.structs.replace(settings, connect_timeout_s=CONNECT_TIMEOUT_S)
+
+
 @asynccontextmanager
 async def connected(address: str, key_file: str = "") -> AsyncGenerator[RolloutClient]:
     """A client of the router at `address`; empty: of the fleet that runs here.
@@ -96,22 +115,12 @@ async def connected(address: str, key_file: str = "") -> AsyncGenerator[RolloutC
         Unreachable: no router answers there.
         SettingsError: the address needs a key, or the key file cannot be used.
     """
-    endpoint = address
-    if not endpoint:
-        try:
-            fleet = current_fleet()
-        except SettingsError as error:
-            raise Unreachable(str(error)) from error
-        endpoint, key_file = fleet.address, key_file or fleet.key_file
-    settings = msgspec.structs.replace(
-        settings_for(endpoint, "" if key_file else f"cli-{os.getpid()}", key_file),
-        connect_timeout_s=CONNECT_TIMEOUT_S,
-    )
+    settings = client_settings(address, key_file)
     client = RolloutClient(settings)
     try:
         await client.__aenter__()
     except PeerLost as error:
-        raise Unreachable(f"no router answers at {endpoint}") from error
+        raise Unreachable(f"no router answers at {settings.router}") from error
     try:
         yield client
     finally:

@@ -5,26 +5,29 @@ Spec: docs/journal.md.
 """
 
 import asyncio
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self, cast
 
 from bus.codec import unpack
 from bus.entry import Entry
-from bus.errors import RemoteProtocolError
+from bus.errors import RemoteProtocolError, SettingsError
 from bus.messages.membership import Welcome
 from bus.ports import BatchHandler, DownHandler, LinkPort, SubscriptionPort, TopicBatchHandler
 from bus.security.zmq_dialer import dialer_of
-from replay.choice import Filter
-from replay.journal_settings import JournalSettings
-from replay.journal_writer import JournalWriter, now_ns
-from replay.recorder_core import Build, Heard, RecorderCore
-from trainer_adapter.client import RolloutClient
+from replay.journal.settings import JournalSettings
+from replay.journal.writer import JournalWriter, now_ns
+from replay.recording.choice import Filter
+from replay.recording.recorder_core import Build, Heard, RecorderCore
+from trainer_adapter.client import RolloutClient, settings_for
 from trainer_adapter.connection import Ports, ports_of
 from trainer_adapter.settings import ClientSettings
 
 TICK_S = 0.25
+ASK_AGAIN_S = 0.5
+"""A subscription takes effect some time after it is made: what was said before is not heard."""
 
 
 class Progress(NamedTuple):
@@ -76,6 +79,11 @@ class Recorder:
         self._instance = ""
         self._tick: asyncio.TimerHandle | None = None
         self._n_before = 0
+        self._own_rids = f"{client.name}/"
+        self._is_asking = False
+        self._answered = self._echoed = ""
+        """Rids of the last answers that the router gave us, by itself and by its tap."""
+        self._news = asyncio.Event()
         self.workers_heard: set[str] = set()
         """Of whom something has come."""
 
@@ -97,18 +105,13 @@ class Recorder:
         self._on_tick()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._tick is not None:
             self._tick.cancel()
         if self._tap is not None:
             self._tap.close()
-        await self.client.__aexit__(kind, error, trace)
-        await self.journal.__aexit__(kind, error, trace)
+        await self.client.__aexit__(None, None, None)
+        await self.journal.__aexit__(None, None, None)
 
     @property
     def has_tap(self) -> bool:
@@ -127,10 +130,43 @@ class Recorder:
             journal.problem,
         )
 
+    async def caught_up(self, deadline_s: float) -> None:
+        """Wait until all that was routed before this call is in the journal, with its rows.
+
+        Call it before what is to be recorded begins, and before the recording ends.
+
+        Raises:
+            TimeoutError: that took more than `deadline_s` seconds.
+            SettingsError: the router has no tap, so nobody can know.
+        """
+        if not self.has_tap:
+            raise SettingsError("the router has no tap: bring the fleet up with one")
+        async with asyncio.timeout(deadline_s):
+            self._is_asking = True
+            while not await self._hears_an_answer():
+                pass
+            self._is_asking = False
+            while self._core.awaits_rows:
+                await self._next()
+
     async def stopped(self) -> str:
         """Wait until nothing can be recorded any more; returns why."""
         await self._ended.wait()
         return self.journal.problem
+
+    async def _hears_an_answer(self) -> bool:
+        """Whether the tap, too, tells what the router answers to us."""
+        await self.client.status()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_AGAIN_S):
+                while self._echoed != self._answered:
+                    await self._next()
+                return True
+        return False
+
+    async def _next(self) -> None:
+        self._news.clear()
+        await self._news.wait()
 
     def _link(self, endpoint: str, on_batch: BatchHandler, on_down: DownHandler) -> LinkPort:
         def heard(entries: list[Entry]) -> None:
@@ -150,7 +186,9 @@ class Recorder:
                     self._welcomed(cast("Welcome", unpack(entry)))
                 except RemoteProtocolError:
                     self._core.heard.malformed += 1
-        self._write(self._core.told(entries))
+            elif entry.kind == "finished":
+                self._answered = entry.rid
+        self._write(self._core.told([entry for entry in entries if not entry.rid]))
 
     def _welcomed(self, welcome: Welcome) -> None:
         if welcome.instance != self._instance:
@@ -168,15 +206,40 @@ class Recorder:
 
     def _on_tap(self, topic: bytes, entries: list[Entry]) -> None:
         self._write(self._core.tapped(topic, entries, now_ns()))
+        if self._is_asking:
+            for entry in entries:
+                if entry.kind == "finished" and entry.rid.startswith(self._own_rids):
+                    self._echoed = entry.rid
+        self._news.set()
 
     def _on_stream(self, topic: bytes, entries: list[Entry]) -> None:
         self.workers_heard.update(entry.route for entry in entries)
         self._write(self._core.published(topic, entries, now_ns()))
+        self._news.set()
 
     def _on_tick(self) -> None:
         self._tick = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
         self._write(self._core.tick(now_ns()))
+        self._news.set()
 
     def _write(self, builds: Sequence[Build]) -> None:
         for build in builds:
             self.journal.append(build)
+
+
+def record(
+    address: str, directory: str | Path, *, name: str = "", key_file: str | Path = ""
+) -> Recorder:
+    """A recorder of the fleet whose router listens at `address`; use it with `async with`.
+
+    Args:
+        address: of the router, as for `connect`.
+        directory: for the journal; the one that is there goes on.
+        name: this recorder's on the bus; a fresh one if it is left out.
+        key_file: for a guarded router.
+
+    Raises:
+        SettingsError: the address is not allowed without keys, or the key file cannot be used.
+    """
+    own_name = name or ("" if key_file else f"recorder-{os.getpid()}")
+    return Recorder(settings_for(address, own_name, key_file), Path(directory))

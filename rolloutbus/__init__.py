@@ -17,8 +17,14 @@ from bus.messages.generation import (
 )
 from launcher.fleet import Fleet, up
 from launcher.version import installed_version
-from rolloutbus import errors
+from replay.offline import OfflineRollout, OfflineRollouts
+from replay.recorder import Recorder, record
+from replay.subscriber import Subscriber, subscribe
+from rolloutbus import errors, events
 from trainer_adapter.client import RolloutClient, connect
+from trainer_adapter.memory_tags import MemoryTag
+from trainer_adapter.openai.client import OpenAIClient
+from trainer_adapter.openai.sync_client import SyncOpenAIClient
 from trainer_adapter.published import Published
 from trainer_adapter.rollout import Delta, FleetResult, Rollout
 from trainer_adapter.session import Session
@@ -50,15 +56,22 @@ __all__ = [
     "FleetStatus",
     "Grammar",
     "Media",
+    "MemoryTag",
+    "OfflineRollout",
+    "OfflineRollouts",
+    "OpenAIClient",
     "Processor",
     "Published",
     "PublishedLora",
+    "Recorder",
     "Rollout",
     "RolloutClient",
     "Sampling",
     "Session",
     "ShardedSource",
     "StreamSubscriber",
+    "Subscriber",
+    "SyncOpenAIClient",
     "SyncRolloutClient",
     "SyncWeightPublisher",
     "TextClient",
@@ -70,6 +83,9 @@ __all__ = [
     "connect",
     "connect_sync",
     "errors",
+    "events",
+    "record",
+    "subscribe",
     "up",
 ]
 

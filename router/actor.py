@@ -1,8 +1,11 @@
 """The router's shell: two ROUTER sockets around the loop of its core. No policy lives here."""
 
+import secrets
+from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Self
+
+import msgspec
 
 from bus.actor import Actor
 from bus.clock import BootClock, Clock
@@ -13,10 +16,11 @@ from bus.resources import ResourceWatch
 from bus.security.principals import Principal
 from bus.security.zmq_guard import Doorway, Guard, guard_of
 from bus.zmq_ports import RouterPort
-from bus.zmq_topics import PubPort
-from router.core import RouterCore
+from bus.zmq_tap import TapPort
 from router.dead_letters import append_letters
+from router.decider import Decider
 from router.outgoing import Effect
+from router.recording import RecordedCore, TurnLog, core_of
 from router.settings import RouterSettings
 from router.tap import TappedCore
 
@@ -26,14 +30,25 @@ TICK_S = 0.05
 class RouterActor:
     """A running router; an async context manager."""
 
-    def __init__(self, settings: RouterSettings, instance: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        instance: str,
+        clock: Clock | None = None,
+        log: TurnLog | None = None,
+    ) -> None:
+        """`log` keeps all that the core is told and wants, so that it can be made to repeat it."""
+        if settings.seed is None:
+            settings = msgspec.structs.replace(settings, seed=secrets.randbits(63))
         self._settings = settings
         self._clock = clock or BootClock()
-        self.core = RouterCore(settings, instance, Random(settings.seed))  # noqa: S311 - chooses workers, keeps no secret
-        self._heard: RouterCore | TappedCore = self.core
-        """Takes what comes in: the core, or its tap."""
+        self._log = log
+        self.core = core_of(settings, instance)
+        self._count: Callable[[str, int], None] = self.core.context.count
+        self._heard: Decider = self.core
+        """Takes what comes in: the core, its journal, or its tap."""
         self._port: RouterPort | None = None
-        self._tap: PubPort | None = None
+        self._tap: TapPort | None = None
         self._actor: Actor[Effect] | None = None
         self._guard: Guard | None = None
         self._watch = ResourceWatch()
@@ -58,6 +73,7 @@ class RouterActor:
             )
             self._port = port
             self._open_tap()
+            self._listen_in()
             self._actor = Actor(port.apply, clock=self._clock, tick=self._tick, tick_s=TICK_S)
             self._actor.start()
             if guard is not None:
@@ -114,25 +130,33 @@ class RouterActor:
         if self.core.context.superseded and self._actor is not None:
             self._actor.stop(self.core.context.superseded)
         if alarms := self._watch.look(now):
-            self.core.context.count("resource_alarms", len(alarms))
+            self._count("resource_alarms", len(alarms))
         if n_new := self.counters.turned_away - self._n_turned_away:
-            self.core.context.count("turned_away", n_new)
+            self._count("turned_away", n_new)
             self._n_turned_away += n_new
-        letters = self.core.take_dead_letters()
+        letters = self._heard.take_dead_letters()
         if letters and self._settings.dead_letters:
             try:
                 n_kept = append_letters(Path(self._settings.dead_letters), letters)
             except OSError:
                 n_kept = 0
-            self.core.context.count("dead_letters_dropped", len(letters) - n_kept)
+            self._count("dead_letters_dropped", len(letters) - n_kept)
         return effects
 
     def _open_tap(self) -> None:
         if self._settings.tap:
             doorway = None if self._guard is None else Doorway(self._guard, "tap")
-            self._tap = PubPort(self._settings.tap, doorway)
+            self._tap = TapPort(self._settings.tap, doorway)
             self.core.context.tap = self._tap.endpoint
-            self._heard = TappedCore(self.core, self._tap.publish_all)
+
+    def _listen_in(self) -> None:
+        """Put those who asked for it between what comes in and the core."""
+        if self._log is not None:
+            self._log.began(self._settings, self.core.context.instance, self.tap)
+            recorded = RecordedCore(self._heard, self._log)
+            self._heard, self._count = recorded, recorded.count
+        if self._tap is not None:
+            self._heard = TappedCore(self._heard, self._tap.offer, self._count)
 
     def _doorways(self) -> list[Doorway]:
         guard = self._guard
@@ -160,7 +184,7 @@ class RouterActor:
 
     def _undelivered(self, peer: Peer, entries: list[Entry]) -> None:
         if self._actor is not None:
-            self._actor.feed(self.core.undelivered, peer, entries)
+            self._actor.feed(self._heard.undelivered, peer, entries)
 
     def _receive(self, peer: Peer, entries: list[Entry]) -> None:
         if self._actor is not None:

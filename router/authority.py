@@ -18,7 +18,9 @@ from bus.messages.endings import Problem
 from bus.messages.generation import Repair
 from bus.messages.membership import Hello
 from bus.messages.session import CloseSession, OpenSession
+from bus.ref import worker
 from bus.security.principals import KINDS_OF, ROLES, Principal
+from bus.security.topics import READS_EVERYTHING
 from router.context import Context
 
 ROLES_THAT_ARE: dict[str, frozenset[str]] = {
@@ -27,6 +29,8 @@ ROLES_THAT_ARE: dict[str, frozenset[str]] = {
     "store": frozenset({"store"}),
 }
 """Role in a hello -> the roles of keys that may say it."""
+
+ONE_WORKER = worker("")
 
 Check = Callable[[Principal, Entry], str]
 """Why a principal may not send this entry; empty if it may."""
@@ -67,7 +71,9 @@ def _key_in(endpoint: str) -> str:
 
 def _repair(principal: Principal, entry: Entry) -> str:
     rid = cast("Repair", unpack(entry)).rid
-    if principal.may_be(rid.rpartition("/")[0]):
+    if not entry.route.startswith(ONE_WORKER):
+        return "a repair is asked of one worker"  # of all, a small question would be much work
+    if principal.role in READS_EVERYTHING or principal.may_be(rid.rpartition("/")[0]):
         return ""
     return f"{rid[:96]!r} is not a request of {principal.name!r}"
 

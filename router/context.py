@@ -1,6 +1,7 @@
 """What the parts of the router core share: tables, identity, and the way out."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec import Raw
 
@@ -15,6 +16,14 @@ from router.followers import Followers
 from router.members import SERVING, MemberRecord, Members
 from router.outgoing import Outgoing
 from router.settings import RouterSettings
+
+
+class Waves(NamedTuple):
+    """A commit that goes on in waves, as the store recorded it."""
+
+    version: int
+    floor: int
+    """So many workers serve meanwhile, some of them with older weights."""
 
 
 @dataclass(slots=True)
@@ -37,11 +46,20 @@ class Context:
     """Who told that another router holds the fleet; this one must exit. Else empty."""
     committed: dict[str, int] = field(default_factory=dict[str, int])
     """Last committed version per policy."""
+    in_waves: dict[str, Waves] = field(default_factory=dict[str, Waves])
+    """Policies with a commit that an earlier router, or this one, has not brought to all yet;
+    theirs in `committed` is the version before it."""
+    adapters: dict[str, int] = field(default_factory=dict[str, int])
+    """`<policy>.<adapter>` -> version in the store that all its workers are to have."""
+    delta_shares: dict[str, float] = field(default_factory=dict[str, float])
+    """Policy -> bytes that its last delta moved, by those of the version."""
     counters: dict[str, int] = field(default_factory=dict[str, int])
     troubled: dict[str, str] = field(default_factory=dict[str, str])
     """Workers whose breaker is not closed, gone ones too -> what failed last."""
     has_member_news: bool = False
     """Clients are to be told of the members again."""
+    wants_marks: bool = False
+    """Workers tell of their caches: clients are to say how their prompts begin."""
     _n_attempts: int = 0
 
     def __post_init__(self) -> None:
@@ -72,7 +90,7 @@ class Context:
             worker.state == "live"
             and worker.beat.state in SERVING
             and worker.version >= self.committed_of(worker.policy)
-            and not (worker.is_tripped or worker.is_cut_off)
+            and not (worker.is_tripped or worker.is_cut_off or worker.awaits_adapters)
         )
 
     def is_serving(self, worker: MemberRecord) -> bool:

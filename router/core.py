@@ -35,6 +35,7 @@ from router.offences import Offences
 from router.outgoing import Effect
 from router.over import Over
 from router.placement import Placer
+from router.prefixes import PrefixIndex
 from router.publications import Publications
 from router.reattachment import Reattachment
 from router.sessions import Sessions
@@ -78,7 +79,8 @@ class RouterCore:
 
     def __init__(self, settings: RouterSettings, instance: str, chance: Chance) -> None:
         self.context = Context(settings, instance)
-        self.table = RequestTable(self.context, Placer(chance))
+        self._prefixes = PrefixIndex(self.context, chance)
+        self.table = RequestTable(self.context, Placer(chance, self._prefixes))
         self._health = Health(self.context, self.table)
         self._sessions = Sessions(self.context, self.table, chance)
         door = Door(self.context, self.table, chance)
@@ -87,7 +89,7 @@ class RouterCore:
         self._executions = Executions(self.context, self.table, self._health, self._over)
         self._fleet = Fleet(self.context, self._health.worker_failed)
         self._updates = Updates(self.context, self._fleet, self._dispatcher.refresh_worker)
-        self._catch_ups = CatchUps(self.context, self._updates)
+        self._catch_ups = CatchUps(self.context, self._updates, self._fleet)
         self._membership = Membership(self.context, self._on_beat, self._on_lost)
         self._publications = Publications(self.context, self._updates)
         self._reattachment = Reattachment(self.context)
@@ -206,6 +208,7 @@ class RouterCore:
 
     def _member_handlers(self) -> Handlers:
         handlers: Handlers = {"beat": self._membership.beat, "accepted": self._accepted}
+        handlers["prefixes"] = self._prefixes.told
         handlers.update(dict.fromkeys(ENDINGS, self._ended))
         return handlers
 
@@ -293,6 +296,7 @@ class RouterCore:
             self._health.member_lost(member, reason, now)
             self._executions.member_lost(member, told_reason(reason))
             self._sessions.worker_lost(member)
+            self._prefixes.worker_lost(member)
         self._fleet.member_lost(member, now)
 
     def _accepted(self, member: MemberRecord, entry: Entry, _now: float) -> None:

@@ -154,6 +154,7 @@ class Desk:
             worker.beat.stalled_ms,
             facts.pid if facts else 0,
             self._context.quarantine_of(worker),
+            len(worker.marks) - len(worker.marks_expected),
         )
 
 

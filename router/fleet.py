@@ -5,6 +5,7 @@ Spec: docs/protocol.md, "Commands to members".
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import Raw
 
@@ -24,6 +25,8 @@ OnDone = Callable[[Results, list[str], float], None]
 OnSilent = Callable[[str, float], None]
 """(name of a member that lives and does not answer, now)."""
 OnResult = Callable[[MemberRecord, WorkerOutcome, float], None]
+OnCommandResult = Callable[[Entry, MemberRecord, WorkerOutcome, float], None]
+"""(command, member, how it ended there, now)."""
 
 DONE_KEPT_S = 60.0
 """A finished command is remembered this long, in case its client asks again."""
@@ -74,6 +77,11 @@ class Fleet:
         self._commands: dict[str, MemberCommand] = {}
         self._parts: dict[str, _Part] = {}
         self._done: dict[str, tuple[float, Entry]] = {}
+        self._watchers: dict[str, OnCommandResult] = {}
+
+    def watch(self, kind: str, on_result: OnCommandResult) -> None:
+        """Hear of each result of clients' commands of this kind."""
+        self._watchers[kind] = on_result
 
     def __len__(self) -> int:
         return len(self._commands)
@@ -99,13 +107,16 @@ class Fleet:
                 why = f"{len(results)} answers of {len(body)} bytes; {MAX_BODY_BYTES} can be sent"
                 problem = Problem("internal", why, "failed")
                 reply = Entry("failed", entry.rid, body=pack(problem))
-            self._done[entry.rid] = (at + DONE_KEPT_S, reply)
+            if entry.kind != "repair":  # large, and may as well be asked for anew
+                self._done[entry.rid] = (at + DONE_KEPT_S, reply)
             if len(self._done) > DONE_KEPT:
                 del self._done[next(iter(self._done))]
             self._context.to_client(client, reply)
 
         deadline_at = now + entry.deadline_ms / 1000
-        command = MemberCommand(entry.rid, entry.kind, entry.body, deadline_at, answer)
+        watcher = self._watchers.get(entry.kind)
+        on_result = None if watcher is None else partial(watcher, entry)
+        command = MemberCommand(entry.rid, entry.kind, entry.body, deadline_at, answer, on_result)
         self.start(command, targets, now)
 
     def start(self, command: MemberCommand, targets: Sequence[MemberRecord], now: float) -> None:

@@ -25,6 +25,8 @@ class MemberRecord:
     """One lease of one worker or store."""
 
     __slots__ = (
+        "adapters",
+        "awaits_adapters",
         "beat",
         "beat_at",
         "boot",
@@ -38,12 +40,17 @@ class MemberRecord:
         "is_cut_off",
         "is_set_aside",
         "is_tripped",
+        "marks",
+        "marks_expected",
         "name",
         "outstanding_cost",
         "peer",
         "policy",
+        "prefixes_seq",
         "problem",
+        "refused_adapters",
         "requests",
+        "retry_adapters_at",
         "retry_update_at",
         "role",
         "state",
@@ -81,7 +88,20 @@ class MemberRecord:
         """Kept for a request that must run alone."""
         self.is_tripped = False
         """Its breaker lets nothing through now."""
+        self.adapters = dict(hello.worker.adapters) if hello.worker else {}
+        """Name -> version: those that it has, as it said last."""
+        self.refused_adapters: set[tuple[str, int]] = set()
+        """(name, version) of those that it could not load."""
+        self.awaits_adapters = False
+        """It has joined without adapters that the store keeps, and they have not all been tried."""
+        self.retry_adapters_at = 0.0
         self.retry_update_at = 0.0
+        self.marks: set[int] = set()
+        """Of the beginnings of prompts that it has cached, or is expected to have soon."""
+        self.marks_expected: dict[int, None] = {}
+        """Those that it has not told of yet, the oldest first."""
+        self.prefixes_seq = 0
+        """Number of what it tells of them next."""
         self.problem = ""
         """Why the last weight update failed here; empty when it did not."""
 
@@ -103,6 +123,7 @@ class MemberRecord:
             state=self.shown_state(committed),
             version=self.version,
             policy=self.policy,
+            gpus=self.hello.worker.gpus if self.hello.worker else [],
         )
 
     def shown_state(self, committed: int) -> str:

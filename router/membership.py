@@ -25,8 +25,9 @@ from bus.messages.membership import (
 )
 from bus.validation import check_name
 from router.clients import ClientRecord
-from router.context import Context, note_commit
+from router.context import Context
 from router.members import MemberRecord
+from router.store_record import lacking, note_record
 
 OWN_PAUSE_GRACE_S = 2.0
 """Every lease gets at least this much more after the router itself was frozen."""
@@ -217,11 +218,12 @@ class Membership:
         else:
             if known is not None:
                 self._replace(known, peer, hello, now)
-            context.members.add(MemberRecord(peer, hello, expires_at))
+            member = MemberRecord(peer, hello, expires_at)
+            member.awaits_adapters = bool(lacking(context, member))
+            context.members.add(member)
             context.count("joins")
         if hello.store is not None:
-            for policy, version in hello.store.committed.items():
-                note_commit(context.committed, policy, version)
+            note_record(context, hello.store)
         self._welcome(peer, [], now)
         self._tell_members(now)
 
@@ -262,7 +264,8 @@ class Membership:
         up_ms = int((now - started_at) * 1000)
         epoch, instance = context.router_epoch, context.instance
         welcome = Welcome(
-            epoch, instance, PROTOCOL_VERSION, members, self._bulk(), up_ms, context.tap
+            *(epoch, instance, PROTOCOL_VERSION, members, self._bulk(), up_ms, context.tap),
+            marks=context.wants_marks,
         )
         context.out.send(peer, Entry("welcome", body=pack(welcome)))
 
@@ -271,12 +274,13 @@ class Membership:
         self._tell_if_due(now)
 
     def _tell_if_due(self, now: float) -> None:
-        if not self._context.has_member_news or now - self._told_at < TELL_EVERY_S:
+        context = self._context
+        if not context.has_member_news or now - self._told_at < TELL_EVERY_S:
             return
-        self._context.has_member_news, self._told_at = False, now
-        body = pack(Members(self._public_members(), self._bulk()))
-        for client in self._context.clients:
-            self._context.out.send(client.peer, Entry("members", body=body))
+        context.has_member_news, self._told_at = False, now
+        body = pack(Members(self._public_members(), self._bulk(), context.wants_marks))
+        for client in context.clients:
+            context.out.send(client.peer, Entry("members", body=body))
 
     def _public_members(self) -> list[Member]:
         context = self._context

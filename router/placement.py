@@ -1,11 +1,13 @@
 """Which worker gets a request: affinity first, then the less loaded of two random ones.
 
 Pipeline: policy -> weight version -> session -> group -> power of two choices, over the workers
-that have a free place. Workers with a free place are kept in one list per policy, so a choice
-costs the same with 8 workers and with 1,000.
+that have a free place -> what others have cached of the prompt. Workers with a free place are kept
+in one list per policy, so a choice costs the same with 8 workers and with 1,000.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
 
 from bus.backoff import Chance
 from bus.entry import Placement
@@ -88,11 +90,22 @@ class Affinity:
         return self._worker_of.pop(key, None) is not None
 
 
+class CacheAware(Protocol):
+    """Knows who has which beginnings of prompts cached."""
+
+    def better(
+        self, marks: bytes, default: MemberRecord, may_take: Callable[[MemberRecord], bool]
+    ) -> MemberRecord:
+        """The worker for a prompt with these marks, instead of `default` perhaps."""
+        ...
+
+
 class Placer:
     """Chooses workers and remembers where sessions and groups live."""
 
-    def __init__(self, chance: Chance) -> None:
+    def __init__(self, chance: Chance, caches: CacheAware) -> None:
         self._chance = chance
+        self._caches = caches
         self._free: dict[str, FreeList] = {}
         self._serving: dict[str, dict[str, MemberRecord]] = {}
         self.sessions = Affinity()
@@ -163,6 +176,8 @@ class Placer:
         if free is None:
             return None
         worker = free.choose(self._chance, rule, committed)
+        if place.marks and worker is not None:
+            worker = self.warmest(place, rule, committed, worker)
         if has_affinity and worker is not None:
             self._remember(place, worker.name)
         return worker
@@ -176,6 +191,20 @@ class Placer:
         if worker is None or (rule is not None and not rule.accepts(worker.version, committed)):
             return None
         return worker if self.may_queue_at(worker) else None
+
+    def warmest(
+        self, place: Placement, rule: VersionRule | None, committed: int, default: MemberRecord
+    ) -> MemberRecord:
+        """The worker with a free place whose cache outweighs its load, or else `default`."""
+
+        def may_take(worker: MemberRecord) -> bool:
+            return (
+                worker.free_index >= 0
+                and worker.policy == place.policy
+                and (rule is None or rule.accepts(worker.version, committed))
+            )
+
+        return self._caches.better(place.marks, default, may_take)
 
     def _remember(self, place: Placement, worker: str) -> None:
         if place.session:

@@ -6,8 +6,6 @@ Spec: docs/protocol.md, "Weights".
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from bus.codec import pack
 from bus.entry import NO_BODY, Entry
 from bus.messages.endings import Problem
@@ -15,6 +13,7 @@ from bus.messages.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
 from bus.messages.weights import Published, PublishVersion, UpdateStatus, WorkerUpdate
 from router.context import Context, refusal
 from router.success_rule import RULES, n_needed
+from router.transport_plan import without_groups
 from router.update import Update, Watcher
 from router.updates import Updates
 
@@ -68,6 +67,7 @@ class Publications:
         if problem is not None:
             context.refuse(client, entry.rid, problem)
             return
+        body = without_groups(body, but_of=context.instance)
         publication = _Publication(client, entry.rid, body, now + entry.deadline_ms / 1000)
         publication.patience_at = min(publication.deadline_at, now + MEMBERS_GRACE_S)
         self._open[entry.rid] = publication
@@ -116,14 +116,23 @@ class Publications:
         return refusal("stale_version", message, "version")
 
     def _try(self, publication: _Publication, now: float) -> None:
-        stale = self._staleness_of(publication.body)  # a store may have told more since
-        missing = None if stale else self._missing(publication.body)
+        body = publication.body
+        stale = self._staleness_of(body)  # a store may have told more since
+        if not stale and self._must_let_waves_end(body.policy):
+            return
+        missing = None if stale else self._missing(body)
         if stale is not None:
             self._answer(publication, "refused", stale, now)
         elif missing is None:
             self._begin(publication, now)
         elif publication.patience_at <= now:
             self._answer(publication, "refused", missing, now)
+
+    def _must_let_waves_end(self, policy: str) -> bool:
+        """Whether waves of an earlier router are to be gone on with, or are under way."""
+        if policy not in self._context.in_waves:
+            return False
+        return self._context.is_recovering or policy in self._updates.busy_policies()
 
     def _begin(self, publication: _Publication, now: float) -> None:
         def progressed(update: Update) -> None:
@@ -170,7 +179,7 @@ class Publications:
         elif update.met_only_silence and now < publication.deadline_at:
             # Nobody said no: the workers were lost, or this router was frozen for too long.
             publication.update = None
-            publication.body = _without_groups(publication.body)
+            publication.body = without_groups(publication.body)
             publication.try_at = now + RETRY_S
             publication.patience_at = publication.deadline_at
         else:
@@ -189,12 +198,6 @@ class Publications:
             del self._answered[next(iter(self._answered))]
         del self._open[publication.rid]
         self._context.to_client(publication.client, answer)
-
-
-def _without_groups(body: PublishVersion) -> PublishVersion:
-    """A group that was formed, or not, is never used again."""
-    offers = [offer for offer in body.offers if offer.transport != "collective"]
-    return replace(body, offers=offers)
 
 
 def _worker_update(update: Update, name: str) -> WorkerUpdate:

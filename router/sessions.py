@@ -189,6 +189,9 @@ class Sessions:
                 for each in placer.serving(session.policy)
                 if _suits(self._context, each, request) and placer.may_queue_at(each)
             )
+            if worker is not None and request.place.marks:
+                committed = self._context.committed_of(session.policy)
+                worker = placer.warmest(request.place, request.rule, committed, worker)
         if worker is not None:
             self._context.count("session_turns")
             if not request.is_waiting and not self._table.waiting.is_empty:

@@ -12,26 +12,41 @@ from bus.entry import Entry
 from bus.ids import Peer
 from bus.security.principals import Principal
 from bus.tap import TapEvent, TapMark
-from router.core import RouterCore
+from router.context import Context
+from router.dead_letter import DeadLetter
+from router.decider import Decider
 from router.outgoing import Effect
 
 MAX_CONNECTIONS = 100_000
 """More are not remembered: who was known longest gets a new number when it speaks again."""
 
-Publish = Callable[[bytes, list[Entry]], None]
+Publish = Callable[[bytes, list[Entry]], bool]
+Count = Callable[[str, int], None]
 
 
 class TappedCore:
     """The core's own events, each of which is published with its effects."""
 
-    def __init__(self, core: RouterCore, publish: Publish) -> None:
-        """`publish` sends one batch under a topic; it never waits."""
+    def __init__(self, core: Decider, publish: Publish, count: Count) -> None:
+        """Listen in.
+
+        Args:
+            core: whose turns are told.
+            publish: sends one batch under a topic; it never waits, and is False if it has no room.
+            count: adds to a counter that `status` shows.
+        """
         self._core = core
         self._publish = publish
+        self._count = count
         self._n = 0
         self._n_connections = 0
         self._connections: dict[Peer, tuple[int, str]] = {}
         """Number of each, and the name of who is there as far as it is known."""
+
+    @property
+    def context(self) -> Context:
+        """The core's tables."""
+        return self._core.context
 
     def receive(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
         """See `RouterCore.receive`."""
@@ -44,6 +59,11 @@ class TappedCore:
         """See `RouterCore.receive_signed`."""
         effects = self._core.receive_signed(peer, principal, entries, now)
         return self._tell("received", peer, entries, effects, now)
+
+    def undelivered(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
+        """See `RouterCore.undelivered`."""
+        effects = self._core.undelivered(peer, entries, now)
+        return self._tell("undelivered", peer, entries, effects, now)
 
     def malformed(self, peer: Peer, now: float) -> list[Effect]:
         """See `RouterCore.malformed`."""
@@ -60,6 +80,10 @@ class TappedCore:
     def tick(self, now: float) -> list[Effect]:
         """See `RouterCore.tick`."""
         return self._tell("tick", None, [], self._core.tick(now), now)
+
+    def take_dead_letters(self) -> list[DeadLetter]:
+        """See `RouterCore.take_dead_letters`."""
+        return self._core.take_dead_letters()
 
     def _tell(
         self,
@@ -84,8 +108,10 @@ class TappedCore:
         connection, name = (0, "") if peer is None else self._connection(peer)
         # A list of our own: the port that the effects go to goes on to fill theirs.
         for frame in frames_of(list(entries)):
-            self._publish(TapMark(event, self._n, now, connection, name).topic, frame)
-            self._n += 1
+            mark = TapMark(event, self._n, now, connection, name)
+            self._n += 1  # also if nobody gets it: so they learn what they have missed
+            if not self._publish(mark.topic, frame):
+                self._count("tap_dropped", 1)
 
     def _connection(self, peer: Peer) -> tuple[int, str]:
         known = self._connections.get(peer)

@@ -4,8 +4,10 @@ Whether the way then leads there is the worker's to find out; it falls back to `
 Spec: docs/protocol.md, "Transports".
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from bus.messages.membership import StoreFacts, WorkerFacts
 from bus.messages.weights import Offer, PublishVersion, Transport
@@ -19,6 +21,9 @@ NEAREST_FIRST: tuple[tuple[Transport, str], ...] = (
     ("tcp", "the store is on another host, and it has no older weights"),
 )
 """What `auto` tries, and why it takes what it takes."""
+DEAR = "their deltas are more than the version, which workers pass on"
+DELTA_SHARE = 0.1
+"""Of a policy that no delta is known of: what steps at usual learning rates change, in bf16."""
 FAN_OUT = 2
 """Workers that pull from one source: each link carries a version so often at most."""
 
@@ -49,8 +54,17 @@ def plan_ways(
     store: StoreFacts,
     body: PublishVersion,
     holders: Sequence[WorkerFacts] = (),
+    delta_share: float = DELTA_SHARE,
 ) -> dict[str, Way]:
-    """A way for each target, by its name; `holders` have the version already."""
+    """A way for each target, by its name.
+
+    Args:
+        targets: who is to take it.
+        store: where its bytes are.
+        body: what the publisher asked for.
+        holders: workers that have the version already.
+        delta_share: bytes of a delta, by those of a version, as the policy's last one was.
+    """
     ways = {target.name: _way_of(target, store, body) for target in targets}
     ranked = [name for name, way in ways.items() if way.transport == "collective"]
     for rank, name in enumerate(ranked, start=1):
@@ -60,9 +74,34 @@ def plan_ways(
         for target in targets
         if ways[target.name].transport in {"tcp", "delta"} and not _is_near(target.facts, store)
     ]
-    for name, sources in _tree(far, holders).items():
+    tree = _tree(far, holders)
+    if body.transport == "auto":
+        ways |= dict.fromkeys(_dear_deltas(ways, tree, delta_share), Way("tcp", DEAR))
+    for name, sources in tree.items():
         ways[name] = ways[name]._replace(sources=sources)
     return ways
+
+
+def _dear_deltas(
+    ways: Mapping[str, Way], tree: Mapping[str, Sequence[str]], delta_share: float
+) -> Sequence[str]:
+    """Who should not take a delta: workers pass versions on, but everybody's delta is the store's.
+
+    The last of the tree takes its delta still: so that its size is known the next time.
+    """
+    deltas = [name for name in tree if ways[name].transport == "delta"]
+    n_whole = max(1, sum(not sources for sources in tree.values()))
+    return deltas[:-1] if len(deltas) * delta_share > n_whole else []
+
+
+def without_groups(body: PublishVersion, but_of: str = "") -> PublishVersion:
+    """A group that was formed, or not, is never used again; nor is that of an earlier router.
+
+    Ranks that two of them gave would wait for each other.
+    """
+    kept = {"", but_of} if but_of else set[str]()
+    offers = [each for each in body.offers if each.transport != "collective" or each.router in kept]
+    return body if len(offers) == len(body.offers) else replace(body, offers=offers)
 
 
 def _way_of(target: Target, store: StoreFacts, body: PublishVersion) -> Way:
@@ -96,7 +135,7 @@ def _obstacle(
         return "" if target.has_base else "it has no weights that a delta could be applied to"
     if transport == "disk" and store.has_files:
         return ""
-    obstacle = "the publisher does not offer it"
+    obstacle = "the publisher does not offer it, or not to this router any more"
     for offer in offers:
         if offer.transport == transport:
             obstacle = _obstacle_to_offer(offer, target)

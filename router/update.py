@@ -52,6 +52,12 @@ class Update:
     state: UpdateState = "preparing"
     is_decided: bool = False
     """The store was asked to record it and may have done so: there is no way back."""
+    bulk: str = ""
+    """Where the store was when workers were told to prepare."""
+    told: str = ""
+    """rid of the command that workers have now, until all are prepared."""
+    n_told: int = 0
+    """Such commands so far."""
     targets: list[str] = field(default_factory=list[str])
     ways: dict[str, Way] = field(default_factory=dict[str, Way])
     """Target -> how it was told to take the version."""
@@ -70,6 +76,12 @@ class Update:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
         self.state = following(UPDATE_LIFE, self.state, event, f"update {self.name}")
+
+    def next_rid(self, step: str) -> str:
+        """Of the command that workers get now instead of an earlier one."""
+        self.n_told += 1
+        self.told = f"{self.name}.{step}{self.n_told}"
+        return self.told
 
     @property
     def ready(self) -> list[str]:

@@ -4,7 +4,7 @@ Whom to bring where, and when, is decided by others: `router.publications`, `rou
 Spec: docs/protocol.md, "Weights".
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from msgspec import Raw
 
@@ -12,28 +12,27 @@ from bus.codec import pack, unpack, unpack_result
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
 from bus.messages.control import WorkerOutcome
-from bus.messages.membership import StoreFacts
 from bus.messages.weights import (
     AbortUpdate,
     Committed,
     CommitUpdate,
     Prepared,
-    PrepareUpdate,
     PublishVersion,
     RecordCommit,
     UpdateStatus,
 )
+from router.commit_record import CommitRecord, Decision
 from router.commit_waves import next_wave
-from router.context import Context, note_commit
+from router.context import Context, Waves, note_commit
 from router.fleet import Fleet, MemberCommand, Results, problem_of
 from router.members import MemberRecord
-from router.transport_plan import Target, plan_ways
+from router.store_record import is_recorded, store_facts
+from router.transport_plan import without_groups
 from router.update import SILENT, Update, Watcher
+from router.update_bodies import note_delta, prepare_bodies
 
 ABORT_S = 2.0
 """Left to tell workers that an update is over, if its own time is."""
-TAKES_UPDATES = frozenset({"ready", "paused", "updating", "torn"})
-"""Beat states in which a worker can begin an update."""
 
 
 class Updates:
@@ -44,11 +43,11 @@ class Updates:
     ) -> None:
         self._context = context
         self._fleet = fleet
-        self._on_change = on_change
+        self.on_change = on_change
+        """Is told of a worker that may serve now, or may not."""
         self._open: dict[str, Update] = {}
         """By name."""
-        self._unrecorded: list[Update] = []
-        """Prepared updates whose decision the store could not take yet."""
+        self._records = CommitRecord(context, fleet)
         self._n = 0
 
     def start(
@@ -56,6 +55,8 @@ class Updates:
     ) -> Update:
         """Bring a sealed version to every worker of its policy."""
         update = Update(self._name(), body, deadline_at, watcher, now)
+        # By an earlier router: there is no way back, whatever workers say to this one.
+        update.is_decided = is_recorded(self._context, body.policy, body.version)
         self._prepare(update, self._context.members.workers(body.policy), now)
         return update
 
@@ -69,13 +70,19 @@ class Updates:
         update = Update(self._name(), body, now + timeout_s, nobody, now, is_catch_up=True)
         self._prepare(update, [worker], now)
 
+    def resume(self, policy: str, waves: Waves, timeout_s: float, now: float) -> None:
+        """Go on with waves that an earlier router began: those who have swapped have it active."""
+        body = PublishVersion(policy, waves.version, floor=waves.floor)
+        nobody = Watcher(_ignore_progress, _ignore_end)
+        update = Update(self._name(), body, now + timeout_s, nobody, now, is_decided=True)
+        self._prepare(update, self._context.members.workers(policy), now)
+
     def call_off(self, update: Update, now: float) -> bool:
         """Its publisher has changed its mind. False: it is too late for that."""
         if update.name not in self._open or update.is_decided:
             return False
-        self._fleet.abandon(f"{update.name}.p")
-        if update in self._unrecorded:
-            self._unrecorded.remove(update)
+        self._fleet.abandon(update.told)
+        self._records.forget(f"{update.name}.r")
         self._abort(update, "called_off", now)
         return True
 
@@ -88,10 +95,14 @@ class Updates:
         return [update.status(now) for update in self._open.values()]
 
     def tick(self, now: float) -> None:
-        """Retry what the store could not record."""
-        unrecorded, self._unrecorded = self._unrecorded, []
-        for update in unrecorded:
-            self._record(update, now)
+        """Retry what the store could not record; see whether it is somewhere else now."""
+        self._records.tick(now)
+        facts = store_facts(self._context)
+        for update in list(self._open.values()):
+            if facts and update.state == "preparing" and update.bulk != facts.bulk:
+                self._context.count("told_anew")
+                update.bulk = facts.bulk
+                self._prepare_anew(update, now)
 
     def _name(self) -> str:
         self._n += 1
@@ -104,82 +115,71 @@ class Updates:
     def _prepare(self, update: Update, targets: list[MemberRecord], now: float) -> None:
         self._open[update.name] = update
         update.targets = [member.name for member in targets]
-        store = self._context.members.store()
-        facts = store.hello.store if store is not None else None
-        bodies = self._prepare_bodies(update, targets, facts or StoreFacts(""))
         update.watcher.on_progress(update)
+        self._tell_to_prepare(update, targets, now)
+
+    def _tell_to_prepare(self, update: Update, targets: list[MemberRecord], now: float) -> None:
+        bodies = prepare_bodies(self._context, update, targets)
 
         def one(member: MemberRecord, outcome: WorkerOutcome, _at: float) -> None:
             prepared = _result("prepare_update", outcome)
             if isinstance(prepared, Prepared):
                 update.prepared[member.name] = prepared
+                way = update.ways.get(member.name)
+                note_delta(self._context, update.body.policy, way, prepared)
                 update.watcher.on_progress(update)
 
         def done(results: Results, silent: list[str], at: float) -> None:
             self._prepared(update, results, silent, at)
 
-        name, kind = f"{update.name}.p", "prepare_update"
+        name, kind = update.next_rid("p"), "prepare_update"
         command = MemberCommand(name, kind, Raw(), update.deadline_at, done, one, bodies)
         self._fleet.start(command, targets, now)
 
-    def _prepare_bodies(
-        self, update: Update, targets: list[MemberRecord], store: StoreFacts
-    ) -> dict[str, Raw]:
-        """What each worker is told, by the plan."""
-        body = update.body
-        holders = [
-            facts
-            for member in self._context.members.workers(body.policy)
-            if member.version == body.version and (facts := member.hello.worker) is not None
-        ]
-        update.ways = plan_ways([*_as_targets(targets)], store, body, holders)
-        return {
-            name: pack(
-                PrepareUpdate(
-                    policy=body.policy,
-                    version=body.version,
-                    bulk=store.bulk,
-                    transport=way.transport,
-                    sources=list(way.sources),
-                    mode=body.mode,
-                    rank=way.rank,
-                    world=way.world,
-                )
-            )
-            for name, way in update.ways.items()
-        }
+    def _prepare_anew(self, update: Update, now: float) -> None:
+        """Whoever waits for the store is told where it is now, once it waits no more."""
+
+        def stopped(_results: Results, _silent: list[str], at: float) -> None:
+            here = self._still_here(update, waiting)
+            self._tell_to_prepare(update, here, at)
+
+        self._fleet.abandon(update.told)
+        update.body = without_groups(update.body)  # its ranks are not told again all together
+        waiting = [name for name in update.targets if name not in update.prepared]
+        packed = pack(AbortUpdate(update.body.policy, update.body.version))
+        name = update.next_rid("s")
+        command = MemberCommand(name, "abort_update", packed, update.deadline_at, stopped)
+        self._fleet.start(command, self._still_here(update, waiting), now)
 
     def _prepared(self, update: Update, results: Results, silent: list[str], now: float) -> None:
         _note_problems(update, "prepare_update", results, silent)
-        if not update.satisfies_its_rule:
+        if not (update.satisfies_its_rule or update.is_decided):
             self._abort(update, "rule_broken", now)
             return
         self._advance(update, "prepared")
-        if update.is_catch_up:
+        if update.is_catch_up or update.is_decided:
             self._advance(update, "recorded")
             self._commit(update, now)
         else:
             self._record(update, now)
 
     def _record(self, update: Update, now: float) -> None:
-        def done(results: Results, silent: list[str], at: float) -> None:
-            if silent and at < update.deadline_at:
-                self._unrecorded.append(update)  # the store will be back
-            elif silent or any(outcome.kind != "finished" for outcome in results.values()):
-                self._abort(update, "not_recorded", at)
-            else:
+        """Have the store write that the version counts; how many are to serve meanwhile, too."""
+
+        def asked() -> None:
+            update.is_decided = True
+
+        def written(is_so: bool, at: float) -> None:  # noqa: FBT001 - the signature of OnWritten
+            if is_so:
                 self._advance(update, "recorded")
                 self._commit(update, at)
+            else:
+                self._abort(update, "not_recorded", at)
 
-        store = self._context.members.store()
-        if store is None:
-            done({}, ["store"], now)
-            return
-        update.is_decided = True
-        body = pack(RecordCommit(update.body.policy, update.body.version))
-        name = f"{update.name}.r"
-        command = MemberCommand(name, "record_commit", body, update.deadline_at, done)
-        self._fleet.start(command, [store], now)
+        body = update.body
+        record = RecordCommit(body.policy, body.version, body.floor)
+        decision = Decision(f"{update.name}.r", record, update.deadline_at, asked, written)
+        self._records.write(decision, now)
 
     def _commit(self, update: Update, now: float) -> None:
         update.left = update.ready
@@ -202,6 +202,8 @@ class Updates:
             _note_problems(update, "commit_update", results, silent)
             if update.left and at < update.deadline_at:
                 self._commit_wave(update, at)
+            elif body.floor:
+                self._end_waves(update, at)
             else:
                 self._committed_all(update, at)
 
@@ -209,6 +211,21 @@ class Updates:
         name = f"{update.name}.c"
         command = MemberCommand(name, "commit_update", packed, update.deadline_at, done, one)
         self._fleet.start(command, [here[name] for name in wave], now)
+
+    def _end_waves(self, update: Update, now: float) -> None:
+        """Nobody may hear that the version counts before a later router knows that all have it."""
+
+        def asked() -> None:
+            """It was decided long ago."""
+
+        def written(_is_so: bool, at: float) -> None:  # noqa: FBT001 - the signature of OnWritten
+            # If it is not, the next router ends the waves once more.
+            self._committed_all(update, at)
+
+        record = RecordCommit(update.body.policy, update.body.version)
+        until = max(update.deadline_at, now + ABORT_S)
+        decision = Decision(f"{update.name}.w", record, until, asked, written)
+        self._records.write(decision, now)
 
     def _still_here(self, update: Update, names: Iterable[str]) -> list[MemberRecord]:
         """Those of them that are on the bus; who left since it was prepared is noted."""
@@ -230,12 +247,13 @@ class Updates:
             update.stalls_ms[member.name] = committed.stall_ms
             member.version = max(member.version, committed.version)
             update.watcher.on_progress(update)
-            self._on_change(member, now)
+            self.on_change(member, now)
 
     def _committed_all(self, update: Update, now: float) -> None:
         for name in update.left:
             update.problems[name] = "its turn to commit did not come before the deadline"
         note_commit(self._context.committed, update.body.policy, update.body.version)
+        self._context.in_waves.pop(update.body.policy, None)
         self._advance(update, "done")
         self._close(update, now)
 
@@ -262,16 +280,8 @@ class Updates:
         workers = self._context.members.workers(update.body.policy)
         # Whoever is behind now goes first, or else it would get what waits.
         for worker in sorted(workers, key=self._context.is_serving):
-            self._on_change(worker, now)
+            self.on_change(worker, now)
         update.watcher.on_end(update, now)
-
-
-def _as_targets(members: Iterable[MemberRecord]) -> Iterator[Target]:
-    for member in members:
-        facts, state = member.hello.worker, member.beat.state
-        if facts is not None:
-            has_base = member.version > 0 and state != "torn"
-            yield Target(member.name, facts, has_base, is_able=state in TAKES_UPDATES)
 
 
 def _note_problems(update: Update, kind: str, results: Results, silent: list[str]) -> None:

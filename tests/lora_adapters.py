@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import safetensors.torch
 import torch
 
 from engine_worker.capabilities import LoraTensors
 from engine_worker.engine import TensorSpec
+from rolloutbus import Rollout
+from tests.tiny_models import TOLERANCE, fresh
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -90,3 +93,10 @@ def random_lora(
                 values = scale * torch.randn(shape, generator=generator)
                 tensors[f"{prefix}.{part}.weight"] = values
     return Lora(rank, 2.0 * rank, tuple(targets), tensors)
+
+
+def assert_from(model: Any, prompt: Sequence[int], rollout: Rollout) -> None:  # noqa: ANN401
+    """Its logprobs are those of a plain forward pass of this model."""
+    tokens = np.array([*prompt, *rollout.tokens], np.int32)
+    truth = np.array(fresh(model, tokens, len(prompt)))
+    assert np.abs(truth - rollout.logprobs).max() < TOLERANCE

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self, TypeVar
 
 from bus.ids import AttemptKey, RequestId
@@ -50,12 +49,7 @@ class StepLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Not waited for: closing the engine ends its calls.
         self._pool.shutdown(wait=False)
 

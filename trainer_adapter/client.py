@@ -31,8 +31,9 @@ from trainer_adapter.rollouts import (
     ask_of,
     group_asks,
 )
-from trainer_adapter.session import Session, SessionOptions
+from trainer_adapter.session import Session
 from trainer_adapter.session_book import HeldSession
+from trainer_adapter.session_place import SessionOptions
 from trainer_adapter.settings import ClientSettings
 from trainer_adapter.weight_queries import ActiveTensor, check_weights, get_weights
 from trainer_adapter.weights_report import WeightsReport
@@ -120,10 +121,11 @@ class RolloutClient(EngineClient):
     def session(
         self, name: str, *, wait_s: float = 0.0, **options: Unpack[SessionOptions]
     ) -> Session:
-        """Open a session for the length of an `async with`: one trajectory, one worker.
+        """A session, open for the length of an `async with`: one trajectory, one worker.
 
         Between two turns it keeps its place at its worker, and the next turn goes before what
-        waits. If the worker is lost it moves, with its name: see `Session.last_move`.
+        waits. If the worker is lost it moves, with its name: see `Session.last_move`. Its turns can
+        be appended, sampled, replaced and branched from; see `Session`.
 
         Args:
             name: unique in the fleet; what its requests carry as `session`.

@@ -18,7 +18,7 @@ from bus.messages.session import SessionMoved
 from bus.messages.weights import UpdateProgress
 from trainer_adapter.counters import ClientCounters
 from trainer_adapter.effects import Effect, Report, Stopped, Subscribe, Unsubscribe, Welcomed
-from trainer_adapter.link import Link, LinkIdentity
+from trainer_adapter.link import Link, LinkIdentity, Upstream
 from trainer_adapter.losses import Losses
 from trainer_adapter.request_book import Desk, RequestBook
 from trainer_adapter.requests import Ask
@@ -62,6 +62,11 @@ class ClientCore:
     def n_open(self) -> int:
         """Requests under way, the core's own included."""
         return len(self._book.open)
+
+    @property
+    def upstream(self) -> Upstream:
+        """The router that is obeyed, and the store that it told of."""
+        return Upstream(self._link.instance, self.bulk)
 
     @property
     def sessions(self) -> Mapping[str, HeldSession]:
@@ -163,6 +168,7 @@ class ClientCore:
                 self._welcome(cast("Welcome", unpack(entry)), now)
             case "members":
                 body = cast("Members", unpack(entry))
+                self._link.wants_marks = body.marks
                 self._update_members(body.members, body.bulk, now)
             case "dismissed":
                 self._dismissed(cast("Dismissed", unpack(entry)), now)
@@ -179,6 +185,7 @@ class ClientCore:
                 self._link_lost()
             return
         self._link.heard(now)
+        self._link.wants_marks = body.marks
         self._update_members(body.members, body.bulk, now)
         self._out.append(Welcomed(body.router_epoch))
         self._book.acks.say_again(now)

@@ -47,6 +47,7 @@ from trainer_adapter.effects import (
     Unsubscribe,
     Welcomed,
 )
+from trainer_adapter.link import Upstream
 from trainer_adapter.requests import Ask, asked_by
 from trainer_adapter.rollout import Delta
 from trainer_adapter.session_book import HeldSession
@@ -104,9 +105,9 @@ class Connection:
         return self._core.members
 
     @property
-    def bulk(self) -> str:
-        """Where the weight store serves bytes; empty while none is here."""
-        return self._core.bulk
+    def upstream(self) -> Upstream:
+        """The router, and the store that it told of."""
+        return self._core.upstream
 
     @property
     def counters(self) -> ClientCounters:
@@ -163,7 +164,7 @@ class Connection:
 
     async def ask(self, command: Command | Ask, deadline_s: float) -> Result:
         """Open a request and wait for its result; leaving early aborts a generate."""
-        rid, future = self.submit(asked_by(command), deadline_s)
+        rid, future = self.submit(command, deadline_s)
         try:
             return await future
         finally:
@@ -186,7 +187,7 @@ class Connection:
             self.forget(rid)
 
     def submit(
-        self, ask: Ask, deadline_s: float, listener: ProgressListener | None = None
+        self, ask: Command | Ask, deadline_s: float, listener: ProgressListener | None = None
     ) -> tuple[str, asyncio.Future[Result]]:
         """Open a request; the future gets its result or its error, the listener an update's steps.
 
@@ -195,7 +196,7 @@ class Connection:
             MailboxFull: too many requests are open.
         """
         actor = self._running()
-        rid, effects = self._core.submit(ask, deadline_s, self._clock.now())
+        rid, effects = self._core.submit(asked_by(ask), deadline_s, self._clock.now())
         future = self._futures[rid] = asyncio.get_running_loop().create_future()
         if listener is not None:
             self._listeners[rid] = listener

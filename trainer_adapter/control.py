@@ -1,7 +1,6 @@
 """Control of the fleet: one method per command, one result per worker."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -26,6 +25,7 @@ from bus.ref import FLEET, ROUTER, ActorRef, worker
 from bus.security.zmq_dialer import Dialer
 from trainer_adapter.connection import Connection, Ports
 from trainer_adapter.effects import Result
+from trainer_adapter.prefix_reset import reset_with_what_runs
 from trainer_adapter.rollout import Delta, FleetResult
 from trainer_adapter.settings import ClientSettings
 
@@ -52,18 +52,13 @@ class FleetClient:
         await self.connection.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.connection.close()
 
     @property
     def bulk(self) -> str:
         """Endpoint where the weight store serves bytes; empty while none is connected."""
-        return self.connection.bulk
+        return self.connection.upstream.bulk
 
     @property
     def dialer(self) -> Dialer | None:
@@ -125,6 +120,22 @@ class FleetClient:
         Tiers: `device`, and where an engine has them `host` and `storage`.
         """
         return await self._to_workers(FlushCache(list(tiers)), target, deadline_s)
+
+    async def reset_prefix_cache(
+        self,
+        *,
+        reset_running_requests: bool = False,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+    ) -> FleetResult:
+        """Forget cached prefixes on the device. Results are `Flushed`, in tokens.
+
+        With `reset_running_requests` those that run lose theirs, too: they are stopped, and their
+        clients have them go on with the tokens that they had.
+        """
+        if reset_running_requests:
+            return await reset_with_what_runs(self, target, deadline_s)
+        return await self.flush_cache(target=target, deadline_s=deadline_s)
 
     async def server_info(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
         """Facts and counters of engines. Results are `ServerFacts`."""

@@ -23,8 +23,8 @@ from bus.errors import (
 from bus.messages.control import WorkerOutcome
 from bus.messages.endings import Problem
 from bus.messages.generation import Generated
+from bus.reassembly import Row
 from trainer_adapter.effects import Outcome
-from trainer_adapter.reassembly import Row
 from trainer_adapter.requests import OpenRequest
 from trainer_adapter.rollout import FleetResult, Float32s, Int32s, Rollout, RolloutCancelled
 

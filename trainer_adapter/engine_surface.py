@@ -140,10 +140,19 @@ class EngineClient(FleetClient):
         return Embeddings(_table(embedded.embeddings), embedded.n_prompt_tokens)
 
     async def compute_similarity(
-        self, first: Prompt, second: Prompt, **options: Unpack[ReadOptions]
+        self,
+        first: Prompt,
+        second: Prompt,
+        *,
+        dimensions: int = 0,
+        **options: Unpack[ReadOptions],
     ) -> float:
-        """Cosine of the vectors of two inputs, -1 to 1; 0 if one of them is zero."""
-        rows = (await self.embed([first, second], **options)).rows.astype(np.float64)
+        """Cosine of the vectors of two inputs, -1 to 1; 0 if one of them is zero.
+
+        Of their first `dimensions` numbers only, unless that is 0.
+        """
+        read = await self.embed([first, second], dimensions=dimensions, **options)
+        rows = read.rows.astype(np.float64)
         lengths = np.linalg.norm(rows, axis=1)
         return float(rows[0] @ rows[1] / lengths.prod()) if lengths.all() else 0.0
 

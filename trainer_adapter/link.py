@@ -4,7 +4,7 @@ Spec: docs/protocol.md, "Membership".
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bus.backoff import Backoff, Chance
 from bus.codec import pack
@@ -40,6 +40,15 @@ class LinkIdentity:
     """Random 128-bit hex name of this process's client."""
 
 
+class Upstream(NamedTuple):
+    """Whom a client has to do with beside the workers."""
+
+    router: str
+    """Instance of the router that is obeyed; empty before the first welcome."""
+    bulk: str
+    """Where the weight store serves bytes; empty while there is none."""
+
+
 class Link:
     """Decides when to connect, what to say, and when silence means that the router is gone."""
 
@@ -60,6 +69,8 @@ class Link:
         self._witness = Witness()
         self._rejected_instance = ""
         """The second router that was rejected last."""
+        self.wants_marks = False
+        """The router asks how prompts begin."""
         self.has_rejected = False
         """The connection leads to a second router: nothing that comes over it counts."""
 
@@ -67,6 +78,11 @@ class Link:
     def is_up(self) -> bool:
         """Whether requests may be sent."""
         return self.state == "up"
+
+    @property
+    def instance(self) -> str:
+        """The router process that is obeyed; empty before the first welcome."""
+        return self._instance
 
     def start(self, now: float) -> None:
         """Connect for the first time."""

@@ -31,7 +31,9 @@ from bus.ref import STORE
 from bus.security.zmq_dialer import Dialer
 from trainer_adapter.control import FleetRef
 from trainer_adapter.effects import Result
+from trainer_adapter.link import Upstream
 from trainer_adapter.named_tensors import DTYPE_NAMES
+from trainer_adapter.offers.devices import gpus_of, is_shared
 from trainer_adapter.offers.offering import Offering
 from trainer_adapter.published import UPDATE_DEADLINE_S, PublishOptions, publish_command
 from trainer_adapter.requests import Ask
@@ -53,6 +55,11 @@ class Courier(Protocol):
     @property
     def members(self) -> Sequence[Member]:
         """Live workers, as the router last told."""
+        ...
+
+    @property
+    def upstream(self) -> Upstream:
+        """The router that it is connected to, and the store."""
         ...
 
     def submit(
@@ -125,6 +132,8 @@ class Publication:
         self._deadline_at = time.monotonic() + options.get("deadline_s", UPDATE_DEADLINE_S)
         self._command = publish_command(policy.name, 0, options)
         self._rid = ""
+        self._has_begun = False
+        """The router has told workers to prepare."""
         self._offerings: list[Offering] = []
         self._offers: list[Offer] = []
         self.version = 0
@@ -176,7 +185,8 @@ class Publication:
         Raises:
             As `WeightPublisher.publish`.
         """
-        bare = [msgspec.structs.replace(each, buckets=[]) for each in self._offers]
+        router = self._policy.client.connection.upstream.router
+        bare = [_bare(each, router) for each in self._offers]
         command = msgspec.structs.replace(self._command, version=self.version, offers=bare)
         serving = [asyncio.create_task(each.serve()) for each in self._offerings]
         try:
@@ -221,14 +231,22 @@ class Publication:
         """Where the tensors are not all at hand, the store is the only way."""
         if not source.held:
             return
-        for offering in _wanted(self._policy.offerings, self._command, source.held):
+        for offering in self._wanted(source.held):
             self._offerings.append(offering)
             self._offers += await offering.prepare(layout, source.held)
+
+    def _wanted(self, held: Sequence[torch.Tensor]) -> list[Offering]:
+        """A GPU's memory is offered by itself if a worker is there, a group to who asks for one."""
+        policy, wanted = self._policy, self._command.transport
+        if wanted == "auto":
+            members = policy.client.connection.members
+            wanted = "cuda_ipc" if is_shared(gpus_of(held), members, policy.name) else ""
+        return [policy.offerings[wanted]] if wanted in policy.offerings else []
 
     async def _ask_router(self, command: PublishVersion) -> PublishedByRouter:
         courier = self._policy.client.connection
         ask = Ask("publish_version", command)
-        self._rid, future = courier.submit(ask, self.left_s, self._log.routed)
+        self._rid, future = courier.submit(ask, self.left_s, self._routed)
         try:
             result = await future
         finally:
@@ -236,6 +254,15 @@ class Publication:
         if not isinstance(result, PublishedByRouter):
             raise RemoteProtocolError(f"publish_version ended with {type(result).__name__}")
         return result
+
+    def _routed(self, progress: UpdateProgress) -> None:
+        """What the router reports; when it begins again, or another one does, groups are over."""
+        if progress.phase == "preparing" and not progress.n_prepared:
+            if self._has_begun:
+                for each in self._offerings:
+                    each.call_off()
+            self._has_begun = True
+        self._log.routed(progress)
 
     async def _ask_store(self, expected: type[ResultT], body: msgspec.Struct) -> ResultT:
         store = self._policy.client.ref(STORE)
@@ -261,11 +288,7 @@ def _layout(source: TensorSource, dtype: torch.dtype | None) -> list[Tensor]:
     )
 
 
-def _wanted(
-    offerings: Mapping[str, Offering], command: PublishVersion, held: Sequence[torch.Tensor]
-) -> list[Offering]:
-    """A GPU's memory is offered by itself, a group only to who asks for one."""
-    wanted = command.transport
-    if wanted == "auto" and any(each.is_cuda for each in held):
-        wanted = "cuda_ipc"
-    return [offerings[wanted]] if wanted in offerings else []
+def _bare(offer: Offer, router: str) -> Offer:
+    """As the router is told of it."""
+    router = router if offer.transport == "collective" else ""
+    return msgspec.structs.replace(offer, buckets=[], router=router)

@@ -166,7 +166,7 @@ class WeightPublisher:
         """Bring a low-rank adapter to every worker of the policy; the weights stay.
 
         Requests with `lora=NAME` get it from now on; those that run end on what they began with.
-        A worker that joins or starts again later has no adapters: publish them again.
+        A worker that joins or starts again later is brought them, until they are unloaded.
 
         Args:
             name: 1 to 40 of `A-Z a-z 0-9 _ -`.

@@ -247,7 +247,7 @@ class RequestBook:
             if request.state == "sent"
             else lease.resend_first_s
         )
-        entry = request.entry(now)
+        entry = request.entry(now, has_marks=self._desk.link.wants_marks)
         if len(entry.body) > MAX_BODY_BYTES:  # the router would hang up, for all other requests too
             self.end(request, _too_large(request, len(entry.body)), now)
             return

@@ -17,8 +17,9 @@ from bus.messages.endings import Problem
 from bus.messages.generation import Generate
 from bus.messages.limits import MAX_DEADLINE_MS
 from bus.messages.weights import PublishVersion
+from bus.prefix_marks import marks_of
+from bus.reassembly import Assembly
 from bus.ref import ROUTER, Command
-from trainer_adapter.reassembly import Assembly
 from trainer_adapter.rollout import OnLoss
 
 RequestState = Literal["unsent", "sent", "queued", "running", "deferred", "ended"]
@@ -203,8 +204,13 @@ class OpenRequest:
                 self.dead_attempts.discard(min(self.dead_attempts))
         return is_latest
 
-    def entry(self, now: float) -> Entry:
-        """What is sent for it now: everything held goes along as a prefix."""
+    def entry(self, now: float, *, has_marks: bool = False) -> Entry:
+        """What is sent for it now: everything held goes along as a prefix.
+
+        Args:
+            now: seconds.
+            has_marks: the router wants to know how the prompt begins.
+        """
         ask = self.ask
         body, place = ask.body, ask.place
         if isinstance(body, Generate) and self.assembly.n_tokens and ask.on_loss != "retry":
@@ -214,6 +220,8 @@ class OpenRequest:
             self.n_prefix = 0
         if place is not None and (self.may_run or self.n_crashes):
             place = msgspec.structs.replace(place, resend=self.may_run, crashes=self.n_crashes)
+        if has_marks and place is not None:
+            place = msgspec.structs.replace(place, marks=_marks_for(body))
         return Entry(
             kind=ask.kind,
             rid=self.rid,
@@ -222,3 +230,10 @@ class OpenRequest:
             place=place,
             body=pack(body),
         )
+
+
+def _marks_for(body: msgspec.Struct) -> bytes:
+    """Of the prompt, if its tokens alone say what is cached of it."""
+    if not isinstance(body, Generate) or body.lora or body.media:
+        return b""
+    return marks_of(body.prompt)

@@ -1,130 +1,164 @@
-"""A session with a place at a worker, for as long as an `async with` lasts."""
+"""A session: one trajectory, whose turns are sampled where its prefix is.
 
-import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+Spec: docs/protocol.md, "Sessions".
+"""
 
-from bus.errors import ActorStopped, MailboxFull, Refused
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Unpack
+
+import msgspec
+
+from bus.errors import Refused
+from bus.messages.endings import Problem
 from bus.messages.generation import Sampling
-from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+from bus.messages.session import OpenSession
 from trainer_adapter.rollout import Delta, Rollout
 from trainer_adapter.rollouts import GenerateOptions, Prompt
+from trainer_adapter.session_place import SessionOptions, SessionPlace
+from trainer_adapter.transcript import Transcript
 
 if TYPE_CHECKING:
     from trainer_adapter.client import RolloutClient
 
-PASSING = frozenset({"busy", "not_ready", "session_taken"})
-"""Refusals of a place that time heals: a client that crashed keeps its places for a while."""
-RETRY_S = 0.1
-"""At least this long before the next try."""
 
+class Session(SessionPlace):
+    """One trajectory: its requests meet the same worker, and its next turn goes first.
 
-class SessionOptions(TypedDict, total=False):
-    """How a session is opened; all optional."""
+    `append` and `sample` keep its tokens in `transcript`, and each turn is sampled after all of
+    them; `generate` and `stream` take whatever prompt they are given and leave `transcript` alone.
+    """
 
-    policy: str
-    """Whose workers may have it; `default` if absent."""
-    lease_s: float
-    """Its place is kept this many seconds without a request under way; 60 if absent."""
-    grace_s: float
-    """After a turn, the next one goes first for this many seconds; 30 if absent."""
-
-
-class Session:
-    """One trajectory: its requests meet the same worker, and its next turn goes first."""
-
-    def __init__(self, client: "RolloutClient", asked: OpenSession, wait_s: float) -> None:
-        self._client = client
-        self._asked = asked
-        self._wait_s = wait_s
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self._open()
-        except Refused:
-            raise
-        except BaseException:
-            self._close()  # it may have been opened all the same
-            raise
-        return self
-
-    async def __aexit__(
+    def __init__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        client: "RolloutClient",
+        asked: OpenSession,
+        wait_s: float = 0.0,
+        transcript: Transcript | None = None,
     ) -> None:
-        self._close()
-
-    @property
-    def name(self) -> str:
-        """What its requests carry."""
-        return self._asked.session
-
-    @property
-    def worker(self) -> str:
-        """Who has its prefix; empty when the router has given its place away."""
-        held = self._client.sessions.get(self.name)
-        return held.worker if held is not None else ""
-
-    @property
-    def n_moved(self) -> int:
-        """How often it had to change its worker, which cost it its prefix cache."""
-        held = self._client.sessions.get(self.name)
-        return held.n_moved if held is not None else 0
-
-    @property
-    def last_move(self) -> SessionMoved | None:
-        """From where to where, and why; None if it never moved."""
-        held = self._client.sessions.get(self.name)
-        return held.last_move if held is not None else None
+        super().__init__(client, asked, wait_s)
+        self.transcript = Transcript() if transcript is None else transcript
+        """Its turns so far."""
+        self._is_sampling = False
 
     async def generate(
         self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
     ) -> Rollout:
-        """The next turn; arguments and errors as of `RolloutClient.generate`."""
+        """A request of the session; arguments and errors as of `RolloutClient.generate`."""
         return await self._client.generate(prompt, sampling, **self._own(options))
 
     def stream(
         self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[Delta]:
-        """The next turn, streamed; arguments and errors as of `RolloutClient.stream`."""
+        """The same, streamed; arguments and errors as of `RolloutClient.stream`."""
         return self._client.stream(prompt, sampling, **self._own(options))
 
-    async def renew(self) -> None:
-        """Let lease and grace begin anew: what runs outside takes longer than thought.
+    def append(self, tokens: Prompt) -> int:
+        """Add tokens that no model chose, int32 [k]; returns the turn's index in the transcript.
 
         Raises:
-            Refused: the place was free, and has gone to another session.
+            Refused: not token ids; or a turn is being sampled.
         """
-        await self._ask()
+        self._check_idle()
+        return self.transcript.append(tokens)
+
+    async def sample(self, sampling: Sampling, **options: Unpack[GenerateOptions]) -> Rollout:
+        """Sample the next turn after the whole transcript, and add it.
+
+        Raises:
+            As `RolloutClient.generate`; nothing is added then.
+        """
+        return await self.replace(len(self.transcript.turns), sampling, **options)
+
+    async def sample_stream(
+        self, sampling: Sampling, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[Delta]:
+        """Sample the next turn, streamed; it is added with the last delta.
+
+        Leaving the iterator early aborts the request; nothing is added then, nor if the transcript
+        was changed meanwhile.
+
+        Raises:
+            As `RolloutClient.generate`.
+        """
+        self._check_idle()
+        turns = self.transcript.turns
+        deltas = self.stream(self.transcript.tokens, sampling, **options)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if delta.rollout is not None and self.transcript.turns == turns:
+                    self.transcript.add(delta.rollout)
+                yield delta
+
+    async def replace(
+        self, turn: int, sampling: Sampling, **options: Unpack[GenerateOptions]
+    ) -> Rollout:
+        """Sample a turn anew: it and all after it are forgotten once the new one is there.
+
+        Args:
+            turn: index in the transcript; negative ones count from the end.
+            sampling: how tokens are drawn.
+            options: as of `RolloutClient.generate`.
+
+        Raises:
+            As `RolloutClient.generate`; the transcript stays as it was then.
+        """
+        with self._sampling():
+            kept = self.transcript.before(turn)
+            rollout = await self.generate(kept.tokens, sampling, **options)
+            self.transcript.rewind(len(kept.turns))
+            self.transcript.add(rollout)
+        return rollout
+
+    def rewind(self, turn: int) -> None:
+        """Forget a turn and all after it, so that others can follow.
+
+        Raises:
+            Refused: there is no such turn; or a turn is being sampled.
+        """
+        self._check_idle()
+        self.transcript.rewind(turn)
+
+    def branch(
+        self,
+        name: str,
+        *,
+        before: int | None = None,
+        wait_s: float = 0.0,
+        **options: Unpack[SessionOptions],
+    ) -> "Session":
+        """Another session with a copy of the transcript, at the worker that has its prefix.
+
+        It is opened as any other, by `async with` or `open`, and goes its own way.
+
+        Args:
+            name: of the new session, unique in the fleet.
+            before: turn at which the copy ends; all turns are copied if None.
+            wait_s: how long to wait for a place, in seconds.
+            options: those of this session if absent; its policy is always this one's.
+
+        Raises:
+            Refused: there is no such turn; on entering, as of `RolloutClient.session`. If only that
+                worker has no room for it, it goes elsewhere: see its `worker`.
+        """
+        n = len(self.transcript.turns) if before is None else before
+        own = {**options, "policy": self._asked.policy, "session": name, "worker": self.worker}
+        asked = msgspec.structs.replace(self._asked, **own)
+        return Session(self._client, asked, wait_s, self.transcript.before(n))
 
     def _own(self, options: GenerateOptions) -> GenerateOptions:
         return {**options, "session": self.name, "policy": self._asked.policy}
 
-    async def _open(self) -> None:
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._wait_s
-        while True:
-            try:
-                await self._ask()
-            except Refused as error:
-                retry_at = loop.time() + max(RETRY_S, error.retry_after_ms / 1000)
-                if error.code not in PASSING or retry_at > give_up_at:
-                    raise
-                await asyncio.sleep(retry_at - loop.time())
-            else:
-                return
+    @contextmanager
+    def _sampling(self) -> Generator[None]:
+        self._check_idle()
+        self._is_sampling = True
+        try:
+            yield
+        finally:
+            self._is_sampling = False
 
-    async def _ask(self) -> None:
-        deadline_s = self._client.connection.settings.control_deadline_s
-        await self._client.ref().ask_for(OpenedSession, self._asked, deadline_s=deadline_s)
-
-    def _close(self) -> None:
-        """Nobody waits for the answer: who leaves because the router is away is not held up."""
-        deadline_s = self._client.connection.settings.control_deadline_s
-        # A client that is closed has freed the place with its goodbye; else the lease will.
-        with suppress(ActorStopped, MailboxFull):
-            self._client.ref().tell(CloseSession(self.name), deadline_s=deadline_s)
+    def _check_idle(self) -> None:
+        if self._is_sampling:
+            message = f"session {self.name[:64]!r} is sampling a turn; branch to sample another one"
+            raise Refused(Problem("bad_request", message, "not_started", field="session"))

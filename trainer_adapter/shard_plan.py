@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bus.errors import SettingsError
+from bus.packing import runs_within
 from trainer_adapter.named_tensors import DTYPE_NAMES
 from trainer_adapter.tensor_source import SourceTensor
 
@@ -63,16 +64,7 @@ def plan_of(holdings: Sequence[Sequence[Holding]], merge: Merge | None) -> list[
 
 def in_buckets(plan: Sequence[Gathered], bucket_bytes: int) -> list[list[Gathered]]:
     """Runs of tensors of at most `bucket_bytes` each; a larger tensor is alone in its own."""
-    buckets: list[list[Gathered]] = []
-    room = 0
-    for each in plan:
-        size_bytes = size_of(each.whole)
-        if not buckets or size_bytes > room:
-            buckets.append([])
-            room = bucket_bytes
-        buckets[-1].append(each)
-        room -= size_bytes
-    return buckets
+    return runs_within(bucket_bytes, plan, lambda each: size_of(each.whole))
 
 
 def size_of(tensor: SourceTensor) -> int:

@@ -17,10 +17,10 @@ from bus.messages.stream import Deltas
 from bus.ports import SubscriptionPort
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_dialer import dialer_of
+from bus.stream_rows import rows_of
 from trainer_adapter.connection import Ports, ports_of
 from trainer_adapter.endings import floats, ints
 from trainer_adapter.rollout import Float32s, Int32s
-from trainer_adapter.stream_reader import rows_of
 
 MAX_WAITING_ROWS = 100_000
 """Rows kept for a slow reader; older ones make room, counted in `n_dropped`."""

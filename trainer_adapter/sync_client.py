@@ -1,7 +1,6 @@
 """The client of the bus for plain scripts: rollouts, streams and sessions, blocking."""
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -10,30 +9,11 @@ from bus.ref import FLEET
 from trainer_adapter.client import WEIGHTS_DEADLINE_S, settings_for
 from trainer_adapter.rollout import Delta, Rollout
 from trainer_adapter.rollouts import DEFAULT_DEADLINE_S, GenerateOptions, Prompt
-from trainer_adapter.session import Session, SessionOptions
-from trainer_adapter.sync_control import SyncFleetClient
+from trainer_adapter.session_place import SessionOptions
 from trainer_adapter.sync_engine_surface import SyncEngineClient
+from trainer_adapter.sync_session import SyncSession, read_blocking
 from trainer_adapter.weight_queries import ActiveTensor
 from trainer_adapter.weights_report import WeightsReport
-
-
-class SyncSession:
-    """Blocking turns of one session; see `Session`, which is behind it as `session`."""
-
-    def __init__(self, client: SyncFleetClient, session: Session) -> None:
-        self._client = client
-        self.session = session
-        """Where it is, and how often it moved."""
-
-    def generate(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
-    ) -> Rollout:
-        """The next turn."""
-        return self._client.run(self.session.generate(prompt, sampling, **options))
-
-    def renew(self) -> None:
-        """Let lease and grace begin anew."""
-        self._client.run(self.session.renew())
 
 
 class SyncRolloutClient(SyncEngineClient):
@@ -60,7 +40,7 @@ class SyncRolloutClient(SyncEngineClient):
         self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
     ) -> Generator[Delta]:
         """Stream tokens; leaving the iterator early aborts the request."""
-        yield from self._read(self.async_client.stream(prompt, sampling, **options))
+        yield from read_blocking(self, self.async_client.stream(prompt, sampling, **options))
 
     def reattach(self, *, deadline_s: float = 0.0) -> list[DetachedRequest]:
         """Name the detached requests of this client's name."""
@@ -72,7 +52,7 @@ class SyncRolloutClient(SyncEngineClient):
 
     def follow(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Generator[Delta]:
         """Stream a detached request from its first token on."""
-        yield from self._read(self.async_client.follow(rid, deadline_s=deadline_s))
+        yield from read_blocking(self, self.async_client.follow(rid, deadline_s=deadline_s))
 
     def check_weights(
         self,
@@ -95,24 +75,11 @@ class SyncRolloutClient(SyncEngineClient):
         """Stop these requests (None: everything this client samples). Returns how many."""
         return self.run(self.async_client.abort(rids))
 
-    def _read(self, deltas: AsyncGenerator[Delta]) -> Generator[Delta]:
-        try:
-            while (delta := self.run(anext(deltas, None))) is not None:
-                yield delta
-        finally:
-            self.run(deltas.aclose())
-
-    @contextmanager
     def session(
         self, name: str, *, wait_s: float = 0.0, **options: Unpack[SessionOptions]
-    ) -> Generator[SyncSession]:
-        """Open a session for the length of a `with`; see `RolloutClient.session`."""
-        session = self.async_client.session(name, wait_s=wait_s, **options)
-        self.run(session.__aenter__())
-        try:
-            yield SyncSession(self, session)
-        finally:
-            self.run(session.__aexit__(None, None, None))
+    ) -> SyncSession:
+        """A session, open for the length of a `with`; see `RolloutClient.session`."""
+        return SyncSession(self, self.async_client.session(name, wait_s=wait_s, **options))
 
 
 def connect_sync(address: str, *, name: str = "", key_file: str | Path = "") -> SyncRolloutClient:

@@ -132,6 +132,19 @@ class SyncFleetClient:
         """Forget cached prefixes that no request uses."""
         return self.run(self._client.flush_cache(tiers, target=target, deadline_s=deadline_s))
 
+    def reset_prefix_cache(
+        self,
+        *,
+        reset_running_requests: bool = False,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+    ) -> FleetResult:
+        """Forget cached prefixes, also those of requests that run if that is asked for."""
+        reset = self._client.reset_prefix_cache(
+            reset_running_requests=reset_running_requests, target=target, deadline_s=deadline_s
+        )
+        return self.run(reset)
+
     def server_info(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
         """Facts and counters of engines."""
         return self.run(self._client.server_info(target=target, deadline_s=deadline_s))

@@ -38,10 +38,18 @@ class SyncEngineClient(SyncFleetClient):
         return self.run(self.async_client.embed(inputs, dimensions=dimensions, **options))
 
     def compute_similarity(
-        self, first: Prompt, second: Prompt, **options: Unpack[ReadOptions]
+        self,
+        first: Prompt,
+        second: Prompt,
+        *,
+        dimensions: int = 0,
+        **options: Unpack[ReadOptions],
     ) -> float:
         """Cosine of the vectors of two inputs, -1 to 1."""
-        return self.run(self.async_client.compute_similarity(first, second, **options))
+        similarity = self.async_client.compute_similarity(
+            first, second, dimensions=dimensions, **options
+        )
+        return self.run(similarity)
 
     def rerank(self, pairs: Sequence[tuple[str, str]], **options: Unpack[ReadOptions]) -> Float32s:
         """How well the text of each (query, text) fits, float32 [pairs]."""

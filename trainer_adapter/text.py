@@ -12,6 +12,7 @@ from bus.messages.generation import Sampling
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import Int32s, Rollout
 from trainer_adapter.rollouts import GenerateOptions
+from trainer_adapter.text_pieces import TextPieces
 
 Message = Mapping[str, str]
 """`role` and `content`."""
@@ -30,7 +31,7 @@ class Tokenizer(Protocol):
         ...
 
     # The keyword arguments of chat templates differ from model to model.
-    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any:  # noqa: ANN401
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any:  # noqa: ANN401
         """The conversation as one text, with `tokenize=False`."""
         ...
 
@@ -74,17 +75,12 @@ class TextClient:
         to be sampled anew, what was said already stays said.
         """
         prompt = self._tokenizer.encode(text, add_special_tokens=True)
-        tokens: list[int] = []
-        said = ""
+        pieces = TextPieces(self.decode)
         async for delta in self._client.stream(prompt, sampling, **options):
-            tokens[delta.start :] = delta.tokens.tolist()
-            now = self.decode(tokens)
-            is_whole = delta.finish_reason is not None or not now.endswith(
-                "\N{REPLACEMENT CHARACTER}"
-            )
-            if is_whole and len(now) > len(said):
-                yield now[len(said) :]
-                said = now
+            is_last = delta.finish_reason is not None
+            piece = pieces.add(delta.start, delta.tokens.tolist(), is_last=is_last)
+            if piece:
+                yield piece
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""

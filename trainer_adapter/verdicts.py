@@ -10,6 +10,7 @@ from bus.errors import EngineFailed, RemoteProtocolError
 from bus.ids import NO_ATTEMPT
 from bus.messages.endings import Problem
 from bus.messages.generation import Generated
+from bus.reassembly import Row
 from trainer_adapter.effects import Deliver
 from trainer_adapter.endings import (
     cancelled,
@@ -23,7 +24,6 @@ from trainer_adapter.endings import (
     rollout_of,
     row_of,
 )
-from trainer_adapter.reassembly import Row
 from trainer_adapter.request_book import Desk, RequestBook
 from trainer_adapter.requests import OpenRequest
 from trainer_adapter.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout

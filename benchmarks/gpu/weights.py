@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -29,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import rolloutbus
+from benchmarks.open_requests import open_requests
 from bus.manifest import lay_out
 from trainer_adapter.named_tensors import DTYPE_NAMES
 from trainer_adapter.offers.buckets import checksum_of, fill, spans_of
@@ -37,7 +38,6 @@ from trainer_adapter.offers.cuda_ipc import BUCKET_BYTES
 
 WAYS = ("cuda_ipc", "collective", "shm")
 DEADLINE_S = 300.0
-PROMPT = list(range(3, 19))
 OPEN_REQUESTS = 4
 
 EngineKind = Literal["transformers", "sglang"]
@@ -134,7 +134,7 @@ async def updates(
         async with rolloutbus.connect(fleet.address, name="trainer") as client:
             publisher = rolloutbus.WeightPublisher(client)
             publisher.offer("collective", CollectiveOffering("nccl", bucket_bytes=BUCKET_BYTES))
-            async with _generating(client):
+            async with open_requests(client, OPEN_REQUESTS, DEADLINE_S):
                 for number in range(rounds + 1):
                     published = await publisher.publish(
                         weights,
@@ -167,24 +167,6 @@ def _only_gpu(index: int) -> Generator[None]:
         del os.environ["CUDA_VISIBLE_DEVICES"]
         if before is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
-
-
-@contextlib.asynccontextmanager
-async def _generating(client: rolloutbus.RolloutClient) -> AsyncGenerator[None]:
-    """Keep requests open until the block ends."""
-    sampling = rolloutbus.Sampling(max_new_tokens=256, ignore_eos=True)
-
-    async def lane() -> None:
-        while True:
-            await client.generate(PROMPT, sampling, deadline_s=DEADLINE_S)
-
-    lanes = [asyncio.create_task(lane()) for _ in range(OPEN_REQUESTS)]
-    try:
-        yield
-    finally:
-        for each in lanes:
-            each.cancel()
-        await asyncio.gather(*lanes, return_exceptions=True)
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from bus.messages import (
     generation,
     host,
     membership,
+    prefixes,
     session,
     stream,
     weights,
@@ -29,6 +30,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "lease": membership.Lease,
     "goodbye": membership.Goodbye,
     "rejected": membership.Rejected,
+    # what engines have cached
+    "prefixes": prefixes.Prefixes,
     # delivery
     "queued": delivery.Queued,
     "accepted": delivery.Accepted,

@@ -147,6 +147,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: Natural
     problem: Sentence = ""
     """Why it missed the last update: it gets no requests until it has caught up."""
+    n_marks: Natural = 0
+    """Beginnings of prompts that it has cached, as far as it has told the router."""
 
 
 class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -87,6 +87,8 @@ class Want(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Which experts of a mixture each place went to."""
     sampling_mask: bool = False
     """The support that each token was sampled from."""
+    cached_tokens: bool = False
+    """How much of its input the engine found in its prefix cache."""
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

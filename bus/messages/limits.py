@@ -55,6 +55,11 @@ MAX_BUCKETS = 4096
 MAX_HANDLE_BYTES = 1024
 """What opens a bucket of GPU memory in another process."""
 
+MAX_MARKS_BYTES = 256
+"""Marks of one prompt: 32 of them."""
+MAX_MARK_NEWS_BYTES = 8 * 1024
+"""Marks that a worker tells of at once, of either kind: so that it travels with other entries."""
+
 MAX_TOKENS_BYTES = 4 * 1024 * 1024
 """int32 tokens or float32 logprobs: 1,048,576 of them."""
 MAX_PIECE_BYTES = 16 * 1024 * 1024
@@ -81,6 +86,8 @@ Field = Annotated[str, Meta(max_length=MAX_FIELD_CHARS)]
 TensorName = Annotated[str, Meta(max_length=MAX_TENSOR_NAME_BYTES)]
 Column = Annotated[bytes, Meta(max_length=MAX_TOKENS_BYTES)]
 """One number of four bytes per token."""
+Marks = Annotated[bytes, Meta(max_length=MAX_MARKS_BYTES)]
+MarkNews = Annotated[bytes, Meta(max_length=MAX_MARK_NEWS_BYTES)]
 Content = Annotated[bytes, Meta(max_length=CHUNK_BYTES)]
 Piece = Annotated[bytes, Meta(max_length=MAX_PIECE_BYTES)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
@@ -111,6 +118,7 @@ VersionRuns = Annotated[list[tuple[Natural, Natural]], Meta(max_length=MAX_ITEMS
 """[(version, n_tokens)] in token order: which weights computed the logits of which tokens."""
 EosTokenIds = Annotated[list[int], Meta(max_length=MAX_EOS_TOKENS)]
 VersionsByPolicy = Annotated[dict[Short, Natural], Meta(max_length=MAX_POLICIES)]
+WavesByPolicy = Annotated[dict[Short, tuple[Natural, Natural]], Meta(max_length=MAX_POLICIES)]
 SessionsByWorker = Annotated[dict[Short, Natural], Meta(max_length=MAX_MEMBERS)]
 Troubles = Annotated[dict[Short, Sentence], Meta(max_length=MAX_MEMBERS)]
 Counters = Annotated[dict[Short, Natural], Meta(max_length=MAX_KINDS)]

@@ -11,6 +11,7 @@ from bus.messages.limits import (
     MAX_MEMBERS,
     Claims,
     Count,
+    Counters,
     DetachedRids,
     EosTokenIds,
     HeaderText,
@@ -21,6 +22,7 @@ from bus.messages.limits import (
     Sentence,
     Short,
     VersionsByPolicy,
+    WavesByPolicy,
 )
 
 Role = Literal["client", "worker", "store"]
@@ -51,6 +53,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """Endpoint that serves weight versions it has verified; empty: it serves none."""
     transports: KindNames = msgspec.field(default_factory=list[str])
     """Ways by which it can take weights."""
+    adapters: Counters = msgspec.field(default_factory=dict[str, int])
+    """Name -> version of those that it has when it says this."""
 
 
 class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -64,6 +68,11 @@ class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Identity of its host."""
     has_files: bool = False
     """It writes versions to files as well, for workers that see the same disk."""
+    waves: WavesByPolicy = msgspec.field(default_factory=dict[str, tuple[int, int]])
+    """Policies whose last commit is not at all workers yet -> (version committed before it, workers
+    that have to serve meanwhile)."""
+    adapters: VersionsByPolicy = msgspec.field(default_factory=dict[str, int])
+    """`<policy>.<adapter>` -> version that all workers of the policy are to have."""
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -95,6 +104,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """See the worker life cycle in docs/protocol.md."""
     version: Natural
     policy: Short
+    gpus: KindNames = msgspec.field(default_factory=list[str])
+    """UUIDs of the GPUs that hold its weights."""
 
 
 MemberList = Annotated[list[Member], msgspec.Meta(max_length=MAX_MEMBERS)]
@@ -117,6 +128,8 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     that there are two."""
     tap: HeaderText = ""
     """To clients: where the router publishes what it routes; empty: nowhere."""
+    marks: bool = False
+    """To clients: put marks into the placements; workers tell what they have cached."""
 
 
 class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +137,7 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     members: MemberList
     bulk: HeaderText = ""
+    marks: bool = False
 
 
 class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ class OpenSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace_s: float = DEFAULT_GRACE_S
     """After a request of the session, its next one goes first for this long."""
     worker: HeaderText = ""
-    """Where it had its place, as far as its client knows."""
+    """Where it had its place, as far as its client knows; of a new one, whose cache to share."""
 
 
 class OpenedSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -70,6 +70,8 @@ class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     backend: Short = ""
     """`collective`: `gloo` or `nccl`."""
     buckets: Annotated[list[Bucket], msgspec.Meta(max_length=MAX_BUCKETS)] = []
+    router: Short = ""
+    """`collective`: instance of the only router that may make a group of it; empty: any."""
 
 
 Offers = Annotated[list[Offer], msgspec.Meta(max_length=MAX_KINDS)]
@@ -245,6 +247,12 @@ class RecordCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     policy: Short
     version: Natural
+    floor: Natural = 0
+    """Above 0: it is committed in waves, and so many workers have to serve meanwhile; 0: at once,
+    or the waves are through."""
+    is_adapter: bool = False
+    """`policy` is `<policy>.<adapter>`: all workers of the former are to have this version of the
+    adapter; version 0: none any more."""
 
 
 class PullManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

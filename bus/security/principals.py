@@ -63,13 +63,14 @@ _TRAINER = _CLIENT | {
 }
 _ENDINGS = {"finished", "failed", "cancelled", "expired", "refused"}
 _MEMBER = frozenset({"hello", "beat", "goodbye", "accepted", "rejected"} | _ENDINGS)
+_WORKER = _MEMBER | {"prefixes"}
 
 KINDS_OF: dict[str, frozenset[str]] = {
-    "subscriber": _PRESENCE,
+    "subscriber": _PRESENCE | {"repair"},
     "client": _CLIENT,
     "trainer": _TRAINER,
     "admin": _TRAINER | {"shutdown"},
-    "worker": _MEMBER,
+    "worker": _WORKER,
     "store": _MEMBER,
 }
 """Role -> the kinds of entries that it may send to a router."""

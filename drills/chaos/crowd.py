@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -75,15 +74,10 @@ class Crowd:
         await self._supervisor.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for process in self._processes.values():
             process.kill()
-        await self._supervisor.__aexit__(kind, error, trace)
+        await self._supervisor.__aexit__(None, None, None)
 
     @property
     def pids(self) -> dict[str, int]:

@@ -5,7 +5,6 @@ Times are BOOTTIME seconds, the same in every process of a machine.
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 import msgspec
@@ -113,12 +112,7 @@ class HistoryWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, record: Record | WeightRecord) -> None:

@@ -74,14 +74,14 @@ class FleetOracles:
 
     def swapping(self, worker: WorkerNode, version: int) -> None:
         """A worker tells its engine to serve with this version."""
-        if version > self._world.committed.get("default", 0):
+        if version > self._world.record.committed.get("default", 0):
             text = f"{worker.name} takes version {version}, which nobody has decided for"
             self._oracles.broken("decided_version", "", text)
 
     def passed(self, seconds: float) -> None:
         """Time has passed; a version that one worker has may be published, and then others wait."""
         world = self._world
-        committed = world.committed.get("default", 0)
+        committed = world.record.committed.get("default", 0)
         if any(version_of(worker.core) < committed for worker in world.workers.values()):
             self.behind_s += seconds
 

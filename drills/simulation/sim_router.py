@@ -10,6 +10,7 @@ from drills.simulation.process import BACK, FRONT, Process
 from drills.simulation.session_oracle import SessionOracle
 from drills.simulation.watch import UpdatePhase, Watch
 from router.core import RouterCore
+from router.decider import Decider
 from router.members import MemberRecord
 from router.outgoing import Effect
 from router.requests import Request
@@ -31,6 +32,8 @@ class RouterNode(Process):
         super().__init__("router", net.time)
         chance = self.time.chance(instance)
         self.core = RouterCore(RouterSettings(FRONT, BACK), instance, chance)
+        self.decider: Decider = self.core
+        """Takes what comes in: the core, or whoever listens in between."""
         self._context = self.core.context
         self.born_at, self.ended_at = self.time.now, NEVER
         self._watch = watch
@@ -55,11 +58,11 @@ class RouterNode(Process):
         """Time passes."""
         now = self.time.now
         late = self.core.context.members.expired(now)
-        self._apply(self.core.tick(now))
+        self._apply(self.decider.tick(now))
         for member in late:
             if member.state == "gone":
                 self._watch.fleet.expired(self, member)
-        self.core.take_dead_letters()
+        self.decider.take_dead_letters()
         self._sessions.check()
 
     def _receive(self, peer: Peer, entries: list[Entry]) -> None:
@@ -73,7 +76,7 @@ class RouterNode(Process):
                 self._deadlines[entry.rid] = max(self._deadlines.get(entry.rid, 0.0), deadline_at)
             elif entry.kind == "open_session":
                 self._sessions.heard(entry)
-        self._apply(self.core.receive(peer, entries, now))
+        self._apply(self.decider.receive(peer, entries, now))
 
     def _apply(self, effects: list[Effect]) -> None:
         if not effects:
@@ -92,7 +95,7 @@ class RouterNode(Process):
             self._watch.fleet.stepped_down(self)
 
     def _returned(self, peer: Peer, entries: list[Entry]) -> None:
-        self._apply(self.core.undelivered(peer, entries, self.time.now))
+        self._apply(self.decider.undelivered(peer, entries, self.time.now))
 
     def _tell(self, peer: Peer, entries: list[Entry]) -> None:
         """Say what others must know of what it sends."""

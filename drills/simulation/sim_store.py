@@ -1,5 +1,7 @@
 """A simulated weight store: it keeps only its promises, membership and the record of commits."""
 
+from dataclasses import dataclass, field
+
 from bus.codec import unpack
 from bus.effects import Connect, Send, Stop
 from bus.entry import Entry
@@ -18,20 +20,40 @@ from drills.simulation.watch import Watch
 from engine_worker.controller import key_of
 
 
+@dataclass(slots=True)
+class Record:
+    """What a store has written down: it outlives the process."""
+
+    committed: dict[str, int] = field(default_factory=dict[str, int])
+    waves: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+
+    def write(self, body: RecordCommit) -> None:
+        """As a real store does."""
+        policy, before = body.policy, self.committed.get(body.policy, 0)
+        if body.version > before:
+            self.committed[policy] = body.version
+            self.waves.pop(policy, None)
+            if body.floor:
+                self.waves[policy] = (before, body.floor)
+        elif body.version == before and not body.floor:
+            self.waves.pop(policy, None)
+
+
 class StoreNode(Process):
     """A store process; what it wrote down outlives it."""
 
     tick_s = 2 * TICK_S  # nobody waits for it, and each tick has its beat
 
-    def __init__(self, net: MemoryNet, watch: Watch, boot: int, committed: dict[str, int]) -> None:
+    def __init__(self, net: MemoryNet, watch: Watch, boot: int, record: Record) -> None:
         super().__init__("store", net.time)
         self._watch = watch
         self._link = SimLink(self, net, BACK, self._from_router, self._link_down)
-        self._committed = committed
+        self._record = record
         chance = self.time.chance(f"store/{boot}")
         identity = MemberIdentity("store", "store", f"5{boot:031x}")
         self.member = MemberCore(identity, LeaseSettings(), chance)
-        facts = StoreFacts("ipc:///sim/bulk", committed, STORES_HOST)
+        bulk = "ipc:///sim/bulk"
+        facts = StoreFacts(bulk, record.committed, STORES_HOST, waves=record.waves)
         self._apply(self.member.online(facts, self.time.now))
         self.start_ticking(chance.random())
 
@@ -68,15 +90,14 @@ class StoreNode(Process):
         for effect in effects:
             if isinstance(effect, Execute):
                 entry = effect.entry
-                self._record(entry)
+                self._write(entry)
                 found += self.member.ended("finished", key_of(entry), Done(), now)
         return found
 
-    def _record(self, entry: Entry) -> None:
+    def _write(self, entry: Entry) -> None:
         body = unpack(entry)
         if isinstance(body, RecordCommit):
-            known = self._committed.get(body.policy, 0)
-            self._committed[body.policy] = max(known, body.version)
+            self._record.write(body)
             self._watch.fleet.recorded(body.version)
 
     def _from_router(self, entries: list[Entry]) -> None:

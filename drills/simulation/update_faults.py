@@ -53,6 +53,29 @@ def run_update_fault(
     return UpdateFault(victim, phase, transport, mode, has_struck, violations)
 
 
+class BrokenWaves(msgspec.Struct, frozen=True):
+    """What became of a commit in waves whose trainer and router died."""
+
+    n_resumed: int
+    """Times that a new router went on with them, and not the trainer's successor."""
+    are_over: bool
+    """The store knows that they are through."""
+    violations: list[str]
+
+
+def run_broken_waves(seed: int, phases: tuple[UpdatePhase, UpdatePhase]) -> BrokenWaves:
+    """One short run in which the trainer dies in the first phase and the router in the second."""
+    publication = msgspec.structs.replace(publication_by("shm"), floor=2)
+    world = World(seed, replace(SMALL, publication=publication, n_workers=4))
+    world.ambushes.lay_at(phases[0], "restart_client")
+    world.ambushes.lay_at(phases[1], "restart_router")
+    world.run()
+    report = judge(world)
+    violations = [str(each) for each in report.violations]
+    n_resumed = report.sometimes.get("resumed_waves", 0)
+    return BrokenWaves(n_resumed, not world.record.waves, violations)
+
+
 def run_update_faults(transport: Transport, mode: UpdateMode) -> list[UpdateFault]:
     """All victims in all phases."""
     return [

@@ -77,7 +77,7 @@ def _judge_peace(world: "World") -> None:
         core, now = worker.core, world.time.now
         if not holds_lease(core.member, now) or core.state != "ready":
             world.oracles.broken("liveness", worker.name, f"is {core.state} at the end")
-        elif version_of(core) != world.committed.get("default", 0):
+        elif version_of(core) != world.record.committed.get("default", 0):
             world.oracles.broken("liveness", worker.name, f"is at version {version_of(core)}")
     if world.workload.published_at is None:
         world.oracles.broken("liveness", "", "the weights were never published")

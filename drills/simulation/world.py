@@ -18,7 +18,7 @@ from drills.simulation.routers import SPLIT_AFTERMATH_S, Routers
 from drills.simulation.scenario import SWARM, Scenario
 from drills.simulation.sim_client import Case, ClientNode
 from drills.simulation.sim_router import RouterNode
-from drills.simulation.sim_store import StoreNode
+from drills.simulation.sim_store import Record, StoreNode
 from drills.simulation.sim_worker import Site, WorkerNode
 from drills.simulation.story import Story
 from drills.simulation.watch import Watch
@@ -65,7 +65,7 @@ class World:
         self._watch = Watch(self.oracles, self.fleet_oracles)
         self.health = Health(self.time, self.weather)
         self.ambushes = Ambushes(self, self.time.chance("ambushes"))
-        self.committed: dict[str, int] = {}
+        self.record = Record()
         self.frozen_s: Counter[str] = Counter()
         """rid -> seconds for which an engine that had it stood still."""
         self._n_boots = 0
@@ -157,7 +157,7 @@ class World:
         return self._tampered(RouterNode(self.net, self._watch, f"{self._boot():08d}-router"))
 
     def _new_store(self) -> StoreNode:
-        return self._tampered(StoreNode(self.net, self._watch, self._boot(), self.committed))
+        return self._tampered(StoreNode(self.net, self._watch, self._boot(), self.record))
 
     def _new_worker(self, name: str) -> WorkerNode:
         step_s = self._chance.choice([0.4, 1.0, 2.0]) if self.scenario.is_swarm else 0.25

@@ -3,7 +3,6 @@
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -78,13 +77,8 @@ class WeightRig:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
 
     @property
     def trainer(self) -> TrainerProcess:

@@ -208,7 +208,9 @@ class Batch:
         slot = self._free_slots.pop()
         self._tables[slot, : len(reserved.blocks)] = reserved.blocks
         self._tables[slot, len(reserved.blocks) :] = 0
-        self._n_kv[slot] = reserved.n_shared * size
+        self._n_kv[slot] = n_cached = reserved.n_shared * size
+        if request.wanted is not None and request.wanted.n_cached is None:
+            request.wanted.n_cached = n_cached
         row = _Row(request, slot, reserved.blocks, known, keys, self._epoch)
         self._rows[request.key] = row
         self._prefilling[request.key] = row
@@ -221,8 +223,8 @@ class Batch:
             tokens = row.request.all_tokens()[: int(self._n_kv[row.slot])]
             root = row.request.kv_root
             keys = block_keys(tokens, self._limits.block_size, row.keys, root)
-            for block, key in zip(row.blocks, keys, strict=False):
-                self._blocks.publish(block, key)
+            for j in range(min(len(row.blocks), len(keys))):
+                self._publish(row, j, keys, tokens)
         self._blocks.release(row.blocks)
         self._n_kv[row.slot] = 0
         self._free_slots.append(row.slot)
@@ -243,7 +245,12 @@ class Batch:
         self._budget -= end - start
         size = self._limits.block_size
         for j in range(start // size, end // size):
-            self._blocks.publish(row.blocks[j], row.keys[j])
+            self._publish(row, j, row.keys, row.known)
+
+    def _publish(self, row: _Row, j: int, keys: list[bytes], tokens: Int32s) -> None:
+        size = self._limits.block_size
+        parent = keys[j - 1] if j else row.request.kv_root
+        self._blocks.publish(row.blocks[j], keys[j], parent, tokens[j * size : (j + 1) * size])
 
     def _is_last_chunk(self, row: _Row) -> bool:
         return self._chunks[row.request.key] == len(row.known)

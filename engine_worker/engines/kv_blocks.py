@@ -9,6 +9,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine_worker.engine import Int32s
 
@@ -22,6 +23,22 @@ class Reservation:
 
     blocks: list[int]
     n_shared: int
+
+
+class CacheNews(Protocol):
+    """Hears which contents can be found."""
+
+    def stored(self, key: bytes, parent: bytes | None, tokens: bytes) -> None:
+        """These int32 tokens, after the block `parent`; None: they are the first of all."""
+        ...
+
+    def removed(self, key: bytes) -> None:
+        """Not this one any more."""
+        ...
+
+    def cleared(self) -> None:
+        """None any more."""
+        ...
 
 
 def block_keys(
@@ -49,8 +66,9 @@ class KvBlocks:
     newer weights breaks the promise of in-place updates that old KV stays.
     """
 
-    def __init__(self, n_blocks: int, *, is_sharing: bool) -> None:
+    def __init__(self, n_blocks: int, *, is_sharing: bool, news: CacheNews | None = None) -> None:
         self._is_sharing = is_sharing
+        self._news = news
         self._n_blocks = n_blocks
         self._refs = [0] * (n_blocks + 1)
         self._free = list(range(n_blocks, 0, -1))
@@ -96,11 +114,22 @@ class KvBlocks:
         blocks = shared + [self._take() for _ in range(n_fresh)]
         return Reservation(blocks, len(shared))
 
-    def publish(self, block: int, key: bytes) -> None:
-        """From now on `block` can be found by `key`, unless another block already is."""
+    def publish(
+        self, block: int, key: bytes, parent: bytes = b"", tokens: Int32s | None = None
+    ) -> None:
+        """From now on `block` can be found by `key`, unless another block already is.
+
+        Args:
+            block: that is filled, or will be before anybody reads it.
+            key: of its content.
+            parent: key of the block before it, or the root of its chain.
+            tokens: int32 [block_size], for whoever hears the news.
+        """
         if self._is_sharing and key not in self._block_by_key and block not in self._key_by_block:
             self._block_by_key[key] = block
             self._key_by_block[block] = key
+            if self._news is not None and tokens is not None:
+                self._news.stored(key, parent or None, tokens.tobytes())
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back what `reserve` gave."""
@@ -122,6 +151,8 @@ class KvBlocks:
 
     def forget(self) -> int:
         """Forget all content: nothing held now is ever shared again. Returns blocks freed."""
+        if self._news is not None:  # before it would hear of each block
+            self._news.cleared()
         n_idle = self.evict_idle()
         self._block_by_key.clear()
         self._key_by_block.clear()
@@ -145,5 +176,8 @@ class KvBlocks:
 
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
-        del self._block_by_key[self._key_by_block.pop(block)]
+        key = self._key_by_block.pop(block)
+        del self._block_by_key[key]
+        if self._news is not None:
+            self._news.removed(key)
         return block

@@ -28,6 +28,7 @@ from engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem
 from engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits
 from engine_worker.engines.sglang.operated import Operated, Operations
 from engine_worker.engines.sglang.pausing import Pausing
+from engine_worker.engines.sglang.prefixes import PrefixFeed, ReportsPrefixes
 from engine_worker.engines.sglang.reading import Reading, Reads
 from engine_worker.engines.sglang.requests import (
     RequestTerms,
@@ -36,11 +37,17 @@ from engine_worker.engines.sglang.requests import (
     n_kept,
 )
 from engine_worker.engines.sglang.schedulers import Schedulers
+from engine_worker.engines.sglang.session_labels import (
+    PER_SLOT,
+    UNIFIED_TREE_VARIABLE,
+    SessionLabels,
+)
 from engine_worker.engines.sglang.settings import SglangSettings
 from engine_worker.engines.sglang.tap_listener import TapListener
 from engine_worker.engines.sglang.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
+    PREFIX_VARIABLE,
     Flushed,
     LastWords,
     Message,
@@ -61,7 +68,7 @@ LAST_WORDS_S = 5.0
 NEVER = 1_000_000_000
 
 
-class SglangEngine(Updatable, Operated, Adapted, Reads):
+class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
     """Implements `Engine`. EngineDied, from any call: SGLang is dead; only a new engine helps."""
 
     def __init__(self, settings: SglangSettings, sink: StepSink) -> None:
@@ -82,15 +89,22 @@ class SglangEngine(Updatable, Operated, Adapted, Reads):
         arguments = server_arguments(settings, known)
         self._taps = TapListener(self._hear, self._scheduler_gone)
         os.environ[PATH_VARIABLE] = self._taps.path
+        self._prefixes = None
+        if settings.report_prefixes:
+            self._prefixes = PrefixFeed.among(arguments, Path(self._taps.path).parent)
+            os.environ[PREFIX_VARIABLE] = "1"
         os.environ[COARSE_VARIABLE] = str(settings.coarse_tokens)
         # Tokens come through the taps: nothing but the end of a request need come the other way.
         os.environ["SGLANG_FORCE_STREAM_INTERVAL"] = str(NEVER)
         if arguments.get("enable_memory_saver"):
             # Without it the tag `cuda_graph` would free nothing.
             os.environ.setdefault("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "1")
+        if arguments.get("enable_session_radix_cache"):
+            os.environ.setdefault(UNIFIED_TREE_VARIABLE, "1")
         self._thread = self._started(arguments)
         self._manager = self._thread.engine.tokenizer_manager
         self._terms = _terms(self._thread.engine, settings, processors)
+        self._labels = SessionLabels(self._thread, PER_SLOT * self._terms.facts.slots)
         resolved = upstream.resolved_arguments(self._thread.engine)
         guard = Guard(abilities_of(resolved))
         self._pausing = Pausing(self._thread, self._manager, self._live, guard, self._timeout_s)
@@ -126,6 +140,8 @@ class SglangEngine(Updatable, Operated, Adapted, Reads):
                 self._lora.end(live.rid)
                 self._live.end(live.rid, problem=error.problem)
                 continue
+            if each.session and self._terms.has_sessions:
+                self._labels.use(each.session)
             self._alive().begin(lambda request=request, live=live: self._run(request, live))
 
     def abort(self, keys: Sequence[AttemptKey]) -> int:
@@ -160,6 +176,8 @@ class SglangEngine(Updatable, Operated, Adapted, Reads):
         """See `Engine`."""
         thread = self._alive()
         thread.close(thread.engine.shutdown)
+        if self._prefixes is not None:
+            self._prefixes.close()
         self._taps.close()
 
     def _started(self, arguments: dict[str, object]) -> EngineThread:
@@ -225,6 +243,9 @@ class SglangEngine(Updatable, Operated, Adapted, Reads):
                 self._operations.caches.heard(message)
             case LastWords(text):
                 self._last_words = text
+                # Its process may take its time to end, and SGLang's other signs say less.
+                if self._thread is not None:
+                    self._thread.die(cause_of(text))
 
     def _scheduler_gone(self) -> None:
         self._gone.set()

@@ -18,6 +18,7 @@ import transformers
 
 from bus.ids import AttemptKey
 from bus.messages.endings import Problem, bad_request
+from bus.messages.prefixes import Prefixes
 from engine_worker.engine import (
     EngineFacts,
     EngineStats,
@@ -28,6 +29,7 @@ from engine_worker.engine import (
 )
 from engine_worker.engines.adapted import Adapted
 from engine_worker.engines.batch import Batch, BatchLimits
+from engine_worker.engines.cached_prefixes import CachedPrefixes
 from engine_worker.engines.causal_lm import kv_tokens, load_causal_lm
 from engine_worker.engines.forward import Forward
 from engine_worker.engines.inspectable import Inspectable
@@ -49,7 +51,7 @@ KV_CACHE = "kv_cache"
 
 
 class TransformersEngine(Inspectable, Adapted, Scoring):
-    """Implements `Engine`, `MemoryTiers` and `PrefixCache`.
+    """Implements `Engine`, `MemoryTiers`, `PrefixCache` and `PrefixReporter`.
 
     `EngineBusy` says that a call was refused and changed nothing; `EngineDied`, from any call,
     that the engine's thread has ended.
@@ -89,7 +91,8 @@ class TransformersEngine(Inspectable, Adapted, Scoring):
         self._chance = random.Random(settings.random_seed)  # noqa: S311 - sampling, not secrets
         self._weights = ModelWeights(lm.model)
         self._forward = Forward(lm, n_blocks, size)
-        self._blocks = KvBlocks(n_blocks, is_sharing=settings.prefix_cache)
+        self._prefixes = CachedPrefixes() if settings.report_prefixes else None
+        self._blocks = KvBlocks(n_blocks, is_sharing=settings.prefix_cache, news=self._prefixes)
         self._sink = sink
         sampler = Sampler(settings.slots, lm.vocab_size, lm.device)
         self._batch = Batch(self._forward, sampler, self._blocks, limits)
@@ -155,6 +158,10 @@ class TransformersEngine(Inspectable, Adapted, Scoring):
         """See `PrefixCache`."""
         return self._loop.call(self._blocks.evict_idle) * self._block_size
 
+    def take_prefixes(self) -> Prefixes | None:
+        """See `PrefixReporter`."""
+        return self._prefixes.take() if self._prefixes is not None else None
+
     def _furnish(self, request: Request, work: Work) -> Problem | None:
         """Give it what it names; why that cannot be had, None if it can."""
         if texts := work.sampling.stop:
@@ -198,7 +205,7 @@ class TransformersEngine(Inspectable, Adapted, Scoring):
 
 def _features(processors: Processors, decode: Decode | None) -> frozenset[str]:
     features = {"min_new_tokens", "seed", "logit_bias", "lora"}
-    features |= {"top_logprobs", "logprobs_of", "sampling_mask"}
+    features |= {"top_logprobs", "logprobs_of", "sampling_mask", "cached_tokens"}
     features |= {f"processor:{name}" for name in processors.names}
     return frozenset(features if decode is None else {*features, "stop"})
 

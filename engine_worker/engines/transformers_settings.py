@@ -27,6 +27,8 @@ class TransformersSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """Prompt tokens computed per step, at most: longer prompts are split over steps."""
     prefix_cache: bool = True
     """Share the KV of equal prompt beginnings; keep it after its request while memory lasts."""
+    report_prefixes: bool = False
+    """Tell the router which beginnings are kept, so that requests come where theirs is."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """CPU threads of one operation, for the whole process; 0: torch's choice."""
     random_seed: int | None = None

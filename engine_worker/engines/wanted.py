@@ -35,6 +35,8 @@ class WantedTokens:
 
     want: Want
     rows: list[Wanted] = field(default_factory=list[Wanted])
+    n_cached: int | None = None
+    """Tokens found in the prefix cache when it began; None: it has not."""
 
     def arrays(self) -> Mapping[str, Array]:
         """As the result carries them; see docs/protocol.md, "Arrays"."""
@@ -49,6 +51,8 @@ class WantedTokens:
             found["sampling_mask"] = np.concatenate([NO_IDS, *(row.support for row in rows)])
             counts = [len(row.support) for row in rows]
             found["sampling_mask_counts"] = np.array(counts, np.int32)
+        if want.cached_tokens:
+            found["cached_tokens"] = np.array([self.n_cached or 0], np.int32)
         return {name: array_to_send(values) for name, values in found.items()}
 
 

@@ -87,6 +87,8 @@ class Meeting:
             self._store.wait([GO], self._patience)
             why_not = self._store.get(GO).decode(errors="replace")
             if why_not:
+                # The trainer waits for this word, so that nobody's links end before they know why.
+                self._store.set(done_key(self._rank), write_report(RankReport(problem=why_not)))
                 raise CannotFetch(why_not)
             own = self._own_address
             seat = Seat(backend, self._rank, self._world, own, self._timeout_s)

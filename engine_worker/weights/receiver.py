@@ -5,7 +5,8 @@ Spec: docs/protocol.md, "Weights".
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from bus.bulk import BulkLink
 from bus.errors import EngineFailed, Refused, RemoteProtocolError
@@ -72,20 +73,9 @@ class WeightReceiver:
         began = time.perf_counter()
         why = ""
         if ask.version not in self._staged:
-            try:
-                async with asyncio.timeout(timeout_s) as limit:
-                    self._limits[ask.version] = limit
-                    async with BulkLink(ask.bulk, self._dialer) as store:
-                        staged, why = await self._fetch(store, ask)
-                        await self._require_sound(staged)
-            except TimeoutError as error:
-                is_late = ask.version in self._limits
-                problem = _too_late(ask, timeout_s) if is_late else _given_up(ask)
-                raise EngineFailed(problem) from error
-            except RemoteProtocolError as error:
-                raise EngineFailed(Problem("internal", str(error), "failed")) from error
-            finally:
-                self._limits.pop(ask.version, None)
+            async with self._store(ask, timeout_s) as store:
+                staged, why = await self._fetch(store, ask)
+                await self._require_sound(staged)
             while len(self._staged) >= MAX_STAGED:
                 # Not released: whoever did not call `drop` may still read it.
                 oldest = self._staged.pop(next(iter(self._staged))).manifest
@@ -112,13 +102,8 @@ class WeightReceiver:
         Raises:
             Refused, EngineFailed: as of `prepare`.
         """
-        try:
-            async with asyncio.timeout(timeout_s), BulkLink(ask.bulk, self._dialer) as store:
-                return await self._fitting(store, ask)
-        except TimeoutError as error:
-            raise EngineFailed(_too_late(ask, timeout_s)) from error
-        except RemoteProtocolError as error:
-            raise EngineFailed(Problem("internal", str(error), "failed")) from error
+        async with self._store(ask, timeout_s) as store:
+            return await self._fitting(store, ask)
 
     def has(self, version: int) -> bool:
         """Whether the version is staged."""
@@ -155,6 +140,27 @@ class WeightReceiver:
         for version in list(self._staged):
             self.drop(version)
         self.keep_nothing()
+
+    @asynccontextmanager
+    async def _store(self, ask: PrepareUpdate, timeout_s: float) -> AsyncGenerator[BulkLink]:
+        """A link to it, until the version is late or given up.
+
+        Raises:
+            EngineFailed: it is, or the store breaks the protocol.
+        """
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                self._limits[ask.version] = limit
+                async with BulkLink(ask.bulk, self._dialer) as store:
+                    yield store
+        except TimeoutError as error:
+            is_late = ask.version in self._limits
+            problem = _too_late(ask, timeout_s) if is_late else _given_up(ask)
+            raise EngineFailed(problem) from error
+        except RemoteProtocolError as error:
+            raise EngineFailed(Problem("internal", str(error), "failed")) from error
+        finally:
+            self._limits.pop(ask.version, None)
 
     async def _fetch(self, store: BulkLink, ask: PrepareUpdate) -> tuple[Staged, str]:
         """By the way that was asked for, else by `tcp`; and why by the latter."""

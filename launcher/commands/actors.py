@@ -11,12 +11,14 @@ import typer
 from bus.security.key_files import router_key_beside
 from bus.security.settings import SecuritySettings
 from engine_worker.settings import WorkerSettings
+from launcher.journaled_router import JournaledRouterSettings
 from launcher.options import (
     AllowFile,
     DeadLetters,
     EngineOptions,
     KeyFile,
     ProfileDir,
+    RouterJournal,
     SaveTargets,
     SessionsPerSlot,
     WeightsRoot,
@@ -70,6 +72,7 @@ def router(
             help="Where everything that is routed is published, for `record`. Default: nowhere.",
         ),
     ] = "",
+    journal: RouterJournal = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
 ) -> None:
@@ -85,6 +88,9 @@ def router(
             tap=tap,
         )
     )
+    if journal:
+        kept = JournaledRouterSettings(settings, str(Path(journal).absolute()))
+        _become("launcher.journaled_router", kept)
     _become("router", settings)
 
 

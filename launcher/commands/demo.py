@@ -23,6 +23,9 @@ def demo(
         bool, typer.Option("--updates/--no-updates", help="Publish the trained weights.")
     ] = True,
     out: Annotated[Path, typer.Option(help="Where the run's directory is made.")] = Path("runs"),
+    record: Annotated[
+        str, typer.Option(metavar="DIR", help="Write a journal of the run; see `replay`.")
+    ] = "",
 ) -> None:
     """Train a tiny model by asynchronous RL over the bus: two workers, two minutes, no GPU.
 
@@ -35,7 +38,7 @@ def demo(
         fail(
             f"the demo needs {error.name}: pip install rolloutbus[transformers]", ExitStatus.FAILED
         )
-    options = DemoOptions(seed=seed, quiet=quiet, updates=updates, runs=out)
+    options = DemoOptions(seed=seed, quiet=quiet, updates=updates, runs=out, record=record)
     summary = run(run_demo(options))
     if as_json:
         sys.stdout.write(summary.as_json() + "\n")

@@ -11,10 +11,10 @@ import typer
 
 from launcher.options import AsJson, example
 from launcher.terminal import ExitStatus, checked, fail
-from replay.journal import Journal
-from replay.journal_format import JournalError
-from replay.trajectories import Trajectories, Trajectory
-from replay.trajectory_files import write
+from replay.journal.format import JournalError
+from replay.journal.reader import Journal
+from replay.rollouts.trajectories import Trajectories, Trajectory
+from replay.rollouts.trajectory_files import write
 from trainer_adapter.tokenizer_file import TokenizerFile, load_tokenizer
 
 app = typer.Typer()

@@ -14,9 +14,9 @@ from bus.errors import PeerLost, SettingsError
 from launcher.discovery import current_fleet
 from launcher.options import AsJson, YourKey, example
 from launcher.terminal import CONNECT_TIMEOUT_S, ExitStatus, Unreachable, checked, fail, run
-from replay.choice import Filter, filter_in
-from replay.journal_settings import MIB, JournalSettings
+from replay.journal.settings import MIB, JournalSettings
 from replay.recorder import Progress, Recorder
+from replay.recording.choice import Filter, filter_in
 from trainer_adapter.client import settings_for
 from trainer_adapter.settings import ClientSettings
 

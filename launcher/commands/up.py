@@ -20,6 +20,7 @@ from launcher.options import (
     KeysDir,
     OwnAddress,
     ProfileDir,
+    RouterJournal,
     RunDir,
     SaveTargets,
     SessionsPerSlot,
@@ -70,6 +71,7 @@ def up_command(
     dead_letters: DeadLetters = "",
     sessions_per_slot: SessionsPerSlot = 2.0,
     tap: WithTap = False,
+    journal: RouterJournal = "",
 ) -> None:
     """See HELP."""
     options = UpOptions(
@@ -90,6 +92,7 @@ def up_command(
         dead_letters=dead_letters,
         sessions_per_slot=sessions_per_slot,
         tap=tap,
+        journal=journal,
     )
     console = Console()
     fleet = checked(lambda: up(partial(_tell, console), **options))

@@ -40,26 +40,27 @@ LAW: dict[str, set[str]] = {
 LAZY_EXCEPTIONS = {("launcher", "drills"), ("launcher", "examples")}
 
 # What those who are clients of the bus may use of the package that clients are in.
-CLIENT_SIDE = r"trainer_adapter\.(client|connection|settings|tokenizer_file)\..*"
+CLIENT_SIDE = r"trainer_adapter\.(client|connection|rollout|settings|tokenizer_file)\..*"
 CLIENTS = {"replay"}
 
 # Imported package -> the files that may import it.
 CORNERS = {
-    "pyarrow": r"replay/parquet\.py|tests/.*",
-    "google_crc32c": r"replay/journal_format\.py",
+    "pyarrow": r"replay/rollouts/parquet\.py|tests/.*",
+    "google_crc32c": r"replay/journal/format\.py",
     "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",
     "torch": r"engine_worker/(engines|weights)/.*|drills/(chaos|weights)/trainer\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
-    "transformers": r"engine_worker/engines/.*|(examples|tests|benchmarks)/.*",
+    "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
+    r"|(examples|tests|benchmarks)/.*",
     "tokenizers": r"engine_worker/engines/stop_text\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",
     "accelerate": r"engine_worker/engines/.*",
     "sglang": r"engine_worker/engines/sglang.*|tests/gpu/.*",
-    "matplotlib": r"(examples|benchmarks)/.*",
+    "matplotlib": r"replay/timeline/picture\.py|(examples|benchmarks)/.*",
     "typer": r"launcher/.*|tests/.*",
-    "rich": r"(launcher|examples)/.*",
-    "zstandard": r"bus/delta\.py|replay/journal_pack\.py|(tests|benchmarks)/.*",
+    "rich": r"(launcher|examples|tests/unit/launcher)/.*",
+    "zstandard": r"bus/delta\.py|replay/journal/pack\.py|(tests|benchmarks)/.*",
     "unittest.mock": r"",
 }
 

@@ -1,4 +1,4 @@
-"""What is shipped holds Python text and nothing else, and none of it can run what a peer sent."""
+"""What is shipped is text and nothing else, and none of it can run what a peer sent."""
 
 import ast
 import shutil
@@ -16,7 +16,7 @@ from tests.architecture.test_no_unsafe_code import UNSAFE_SNIPPETS, unsafe_uses
 
 BUILD = "import setuptools.build_meta as b; print(b.build_wheel('dist'))"
 BYPRODUCTS = shutil.ignore_patterns("__pycache__", "*.egg-info")
-TEXT = {".py", ".typed"}
+TEXT = {".py", ".typed", ".html"}
 PICKLES_ON_PURPOSE: frozenset[str] = frozenset()
 """Modules that make pickles of checked values for an engine that takes nothing else; none reads."""
 BUILD_S = 120

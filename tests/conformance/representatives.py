@@ -19,6 +19,7 @@ from bus.messages import (
     generation,
     host,
     membership,
+    prefixes,
     session,
     stream,
     weights,
@@ -38,6 +39,7 @@ POLICY = "default"
 TOKENS = struct.pack("<3i", 1, 258, 32000)
 LOGPROBS = struct.pack("<3f", -0.5, -1.25, -2.0)
 BEHAVIOUR = struct.pack("<3f", -0.25, -1.0, -2.0)
+MARKS = struct.pack("<2Q", 2**63 + 5, 258)
 RUNS = [(VERSION - 1, 2), (VERSION, 1)]
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -67,6 +69,7 @@ WANT = generation.Want(
     hidden_states="last",
     routed_experts=True,
     sampling_mask=True,
+    cached_tokens=True,
 )
 PROCESSOR = generation.Processor(
     "temperature_schedule", {"is_on": True, "n": 3, "final": 0.5, "ids": [1, 300, 2.5]}
@@ -77,9 +80,11 @@ TENSORS = [
     weights.Tensor("norm.weight", "BF16", (64,), 8192000, 128, 1),
 ]
 OFFER = weights.Offer(
-    *("cuda_ipc", "GPU-4f", "host-1", "nccl"), [weights.Bucket(0, 4096, 2**64 - 1, b"\x01\x02")]
+    *("cuda_ipc", "GPU-4f", "host-1", "nccl"),
+    [weights.Bucket(0, 4096, 2**64 - 1, b"\x01\x02")],
+    BOOT,
 )
-MEMBER = membership.Member("w0", EPOCH, STREAM, "ready", VERSION, POLICY)
+MEMBER = membership.Member("w0", EPOCH, STREAM, "ready", VERSION, POLICY, ["GPU-4f"])
 PROBLEM = endings.Problem(
     "bad_request", "top_p is 2; it must be at most 1", "not_started", "sampling.top_p", 250
 )
@@ -99,8 +104,11 @@ _EVENTS: dict[str, msgspec.Struct] = {
         store=membership.StoreFacts(BULK, {POLICY: VERSION}, "host-1", has_files=True),
         router_instance=INSTANCE,
     ),
-    "welcome": membership.Welcome(3, INSTANCE, 1, [MEMBER], BULK, 1500, "ipc:///run/bus/tap"),
-    "members": membership.Members([MEMBER], BULK),
+    "welcome": membership.Welcome(
+        *(3, INSTANCE, 1, [MEMBER], BULK, 1500, "ipc:///run/bus/tap"), marks=True
+    ),
+    "members": membership.Members([MEMBER], BULK, marks=True),
+    "prefixes": prefixes.Prefixes(7, MARKS, struct.pack("<Q", 2**64 - 2)),
     "dismissed": membership.Dismissed("unknown-peer", "say hello again"),
     "beat": membership.Beat(
         seq=900,
@@ -251,7 +259,7 @@ _FLEET_STATUS = control.FleetStatus(
     workers=[
         control.WorkerStatus(
             *("w0", EPOCH, "ready", POLICY, VERSION, "transformers"),
-            *(8, 2, 640, 120, 12.5, 4242, "late"),
+            *(8, 2, 640, 120, 12.5, 4242, "late", 96),
         )
     ],
     committed={POLICY: VERSION},
@@ -326,7 +334,7 @@ def _command(kind: str, body: msgspec.Struct) -> Entry:
     place = None
     if kind == "generate":
         place = Placement(POLICY, "max-staleness:2", "conv-1", "prompt-9", 67, -5, resend=True)
-        place = msgspec.structs.replace(place, crashes=2, outlives_client=True)
+        place = msgspec.structs.replace(place, crashes=2, outlives_client=True, marks=MARKS)
     return _entry(kind, body, rid=RID, route=_ROUTES.get(kind, ""), deadline_ms=30000, place=place)
 
 

@@ -82,7 +82,8 @@ class Target:
 
     def __init__(self, fleet: Fleet, client: RolloutClient) -> None:
         streams = [member.stream for member in client.connection.members]
-        bulk = [client.connection.bulk] if client.connection.bulk else []
+        store = client.connection.upstream.bulk
+        bulk = [store] if store else []
         self.routers = [fleet.address, fleet.backend]
         self.streams = streams
         self.bulk = bulk

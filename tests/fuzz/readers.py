@@ -7,29 +7,37 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from bus.codec import decode_batch, unpack, unpack_fleet, unpack_result
+from bus.codec import decode_batch, pack, unpack, unpack_fleet, unpack_result
 from bus.delta import check_parts
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
 from bus.holder import lease_number
+from bus.ids import Peer
 from bus.manifest import check_tensors, lay_out
 from bus.messages import COMMANDS, KINDS, RESULTS
 from bus.messages.generation import Generate
-from bus.messages.membership import Hello
+from bus.messages.membership import Hello, Member
 from bus.messages.stream import Deltas
 from bus.messages.weights import Delta, Manifest, ReserveVersion
 from bus.paths import WEIGHTS, check_path
+from bus.stream_rows import rows_of
 from bus.tap import TapMark
 from bus.validation import check_generate, check_name, check_placement, check_rid
 from engine_worker.host_link import LENGTH_BYTES, HostLink
-from replay.choice import Filter
-from replay.journal_records import payload_of, record_in
-from replay.recorder_core import RecorderCore
+from replay.journal.records import Stream, Tap, Told, payload_of, record_in
+from replay.playing.player_core import PlayerCore, Programme
+from replay.recording.choice import Filter
+from replay.recording.recorder_core import RecorderCore
+from replay.regenerating.asked import AnsweredRequests
+from replay.regenerating.asking_again import to_sample, to_score
+from replay.regenerating.differences import Again, difference
 from trainer_adapter.endings import fleet_result, generated_of
-from trainer_adapter.stream_reader import rows_of
 
 VOCAB_SIZE, MAX_CONTEXT = 32_000, 4096
+SAMPLED = Again(np.zeros(2, np.int32), np.zeros(2, np.float32), [(0, 2)], "stop")
+PLAYED = Member("w0", "e.1", "ipc:///w0", "ready", 0, "p")
 LAYOUT = lay_out([("embed", "F32", (64, 8)), ("head", "BF16", (8,))])
 """Of the version that a delta is for."""
 
@@ -41,8 +49,11 @@ class Readers:
         """`tell` hears what became of each reading, in words."""
         self._tell = tell
         self.n_understood: dict[str, int] = dict.fromkeys(
-            ("batch", "bodies", "results", "host link", "streams", "recorder", "journal"), 0
-        )
+            (
+                "batch", "bodies", "results", "host link", "streams", "recorder", "journal",
+                "player", "regeneration",
+            ), 0
+        )  # fmt: skip
         self._recorders = [RecorderCore(Filter()), RecorderCore(Filter(session=["s"]))]
         self.n_refused = 0
         self.crashes: list[str] = []
@@ -55,6 +66,8 @@ class Readers:
         if entries:
             self._try("journal", lambda: record_in(frame[3:]), frame)
             self._try("recorder", lambda: self._recorded(frame[:41], entries), frame)
+            self._try("player", lambda: _played(frame[:41], entries), frame)
+            self._try("regeneration", lambda: _asked_again(entries), frame)
         return bool(entries)
 
     def host_frame(self, frame: bytes) -> None:
@@ -128,6 +141,37 @@ class Readers:
         if self._tell is not None:
             self._tell(f"{reader}: {type(value).__name__}")
         return value
+
+
+def _played(topic: bytes, entries: list[Entry]) -> None:
+    """What was recorded, whatever it is, can be played, and asked for by a client."""
+    by_w0 = [msgspec.structs.replace(entry, route="w0") for entry in entries]
+    rids = frozenset(entry.rid for entry in entries)
+    for chosen in (frozenset[str](), rids | {"c/1"}):
+        core = PlayerCore(Programme([PLAYED], "ipc:///tap", chosen), "i" * 32)
+        core.receive(Peer(b"x"), [Entry("hello", body=pack(Hello("client", "c", "b")))], 1.0)
+        for record in (
+            Tap(1, 1, "sent", 1, 0.0, 1, "w0", entries),
+            Stream(2, 2, topic, by_w0),
+            Told(3, 3, entries),
+        ):
+            message = core.step(record).message
+            if message is not None:
+                core.published(message)
+        core.receive(Peer(b"x"), entries, 2.0)
+        core.receive(
+            Peer(b"x"), [msgspec.structs.replace(e, route="worker:w0") for e in entries], 3
+        )
+        core.tick(60.0)
+
+
+def _asked_again(entries: list[Entry]) -> None:
+    """The same of what a client asked for and got."""
+    heard = [Tap(1, 1, event, 1, 0.0, 1, "c", entries) for event in ("received", "sent")]
+    for answered in AnsweredRequests(heard):
+        to_sample(answered)
+        to_score(answered)
+        difference(answered, SAMPLED)
 
 
 def _look_at_header(entry: Entry) -> None:

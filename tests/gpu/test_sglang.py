@@ -12,10 +12,12 @@ import pytest_asyncio
 import torch
 
 import rolloutbus
+from bus.messages.control import Memory
 from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
 
 pytest.importorskip("sglang")
 from tests.gpu.permuting import PermutingModel, permutation
+from tests.integration.drills import Streamed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,6 +32,8 @@ N_TOKENS = 400
 GREEDY = Sampling(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
 KV_TOKENS = 65_536
 MIB = 1 << 20
+ROUNDED_MIB = 64
+"""Memory that others, and the driver itself, take and leave meanwhile."""
 
 
 @dataclass
@@ -114,23 +118,60 @@ async def test_each_token_is_of_the_version_it_says_with_overlapped_steps(
     assert {int(each) for each in rollout.token_versions} == {versions[-1]}
 
 
-@pytest.mark.parametrize("transport", ["cuda_ipc", "shm", "tcp"])
-async def test_weights_come_from_the_trainers_gpu(trainer: Trainer, transport: str) -> None:
-    published = await trainer.publish("retract", transport)
+@pytest.mark.parametrize("transport", ["cuda_ipc", "shm", "tcp", "delta"])
+async def test_weights_come_while_requests_run(trainer: Trainer, transport: str) -> None:
+    # A delta needs a version in the store to be the difference to.
+    before = await trainer.publish("retract", "shm")
+    over = asyncio.Event()
+    lanes = [
+        asyncio.create_task(keep_asking(trainer.client, [25 + n, 35 + n], over))
+        for n in range(N_REQUESTS - 1)
+    ]
+    first = Streamed(trainer.client, [50, 60], GREEDY, deadline_s=DEADLINE_S)
+    await first.reached(10)
+
+    published = await trainer.publish("in_place", transport)
+    print(transport, published.transport, published.stall_ms)
     assert set(published.transport.values()) == {transport}, published.why
+
+    over.set()
+    rollouts = [([50, 60], await first.rollout(DEADLINE_S))]
+    rollouts += [each for lane in await asyncio.gather(*lanes) for each in lane]
+    for prompt, rollout in rollouts:
+        trainer.assert_labelled(prompt, rollout)
+    seen = {int(version) for _, each in rollouts for version in each.token_versions}
+    assert seen == {before.version, published.version}, "it came while they ran"
     rollout = await trainer.client.generate([50, 61], GREEDY, versions="latest")
     trainer.assert_labelled([50, 61], rollout)
     assert {int(each) for each in rollout.token_versions} == {published.version}
+
+
+async def test_sleep_frees_what_captured_graphs_hold(trainer: Trainer) -> None:
+    # What SGLang's allocator keeps for later is given back with the cache, and is no graph.
+    (await trainer.client.flush_cache()).check()
+    awake = used_mib()
+    asleep = (await trainer.client.sleep(["cuda_graph"], deadline_s=DEADLINE_S)).only(Memory)
+    freed = awake - used_mib()
+    woken = (await trainer.client.wake_up(["cuda_graph"], deadline_s=DEADLINE_S)).only(Memory)
+    print("cuda_graph", freed, asleep.size_bytes, woken.size_bytes)
+    assert asleep.asleep == ["cuda_graph"]
+    assert woken.asleep == []
+    assert freed > 0
+    told_mib = asleep.size_bytes["cuda_graph"] / MIB
+    assert abs(told_mib - freed) <= ROUNDED_MIB
+    rollout = await trainer.client.generate([50, 63], GREEDY, versions="latest")
+    trainer.assert_labelled([50, 63], rollout)
 
 
 @pytest.mark.parametrize("tag", ["kv_cache", "weights"])
 async def test_sleep_gives_memory_back_to_the_driver(
     trainer: Trainer, tag: Literal["kv_cache", "weights"]
 ) -> None:
-    (await trainer.client.sleep([tag], deadline_s=DEADLINE_S)).check()
+    told = (await trainer.client.sleep([tag], deadline_s=DEADLINE_S)).only(Memory)
     asleep = used_mib()
     (await trainer.client.wake_up([tag], deadline_s=DEADLINE_S)).check()
     taken = used_mib() - asleep
+    assert abs(told.size_bytes[tag] / MIB - taken) <= ROUNDED_MIB
     kv_bytes = KV_TOKENS * trainer.model.kv_bytes_per_token
     weight_bytes = sum(each.nbytes for each in trainer.model.weights().values())
     expected = (kv_bytes if tag == "kv_cache" else weight_bytes) / MIB
@@ -140,6 +181,17 @@ async def test_sleep_gives_memory_back_to_the_driver(
         await trainer.publish("abort")
     rollout = await trainer.client.generate([50, 62], GREEDY, versions="latest")
     trainer.assert_labelled([50, 62], rollout)
+
+
+async def keep_asking(
+    client: RolloutClient, prompt: list[int], over: asyncio.Event
+) -> list[tuple[list[int], Rollout]]:
+    """One rollout after another, until `over`; the last one begins before that."""
+    rollouts: list[tuple[list[int], Rollout]] = []
+    while not over.is_set():
+        rollout = await client.generate(prompt, GREEDY, deadline_s=DEADLINE_S)
+        rollouts.append((prompt, rollout))
+    return rollouts
 
 
 def used_mib() -> int:

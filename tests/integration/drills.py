@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
 
 import numpy as np
@@ -130,11 +129,16 @@ class Streamed:
     async def cut(self) -> Rollout:
         """Abort it; what it came to, which is no less than what was streamed."""
         await self._client.abort([self.rid])
+        return await self.cancelled()
+
+    async def cancelled(self) -> Rollout:
+        """What it came to when somebody aborted it."""
         with pytest.raises(RolloutCancelled) as caught:
             await self.rollout()
         partial = caught.value.partial
         assert partial.tokens[: len(self.tokens)].tolist() == self.tokens
         assert partial.logprobs[: len(self.logprobs)].tolist() == self.logprobs
+        assert (partial.rid, partial.finish_reason) == (self.rid, "abort")
         return partial
 
     async def rollout(self, deadline_s: float = DEADLINE_S) -> Rollout:
@@ -227,14 +231,9 @@ class Watcher:
         self._reader = asyncio.create_task(self._read())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._reader.cancel()
-        await self._subscriber.__aexit__(kind, error, trace)
+        await self._subscriber.__aexit__(None, None, None)
 
     async def hears_everyone(self) -> None:
         """Make it so: a subscription takes effect some time after it is made."""

@@ -9,7 +9,7 @@ from bus.entry import Entry
 from bus.ports import BatchHandler, DownHandler, LinkPort, SubscriptionPort, TopicBatchHandler
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_dialer import dialer_of
-from replay.journal_index import named_in
+from replay.journal.index import named_in
 from rolloutbus import Rollout, RolloutClient
 from tests.integration.drills import DEADLINE_S, fake_sampling
 from trainer_adapter.connection import Ports, ports_of

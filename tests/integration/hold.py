@@ -14,10 +14,14 @@ class Hold:
     @contextmanager
     def at(self, n_tokens: int) -> Generator[None]:
         """No request gets more than `n_tokens` tokens until the block is left."""
-        draft = self.path.with_suffix(".new")
-        draft.write_text(str(n_tokens))
-        draft.replace(self.path)  # never half written
+        self.move(n_tokens)
         try:
             yield
         finally:
             self.path.unlink()
+
+    def move(self, n_tokens: int) -> None:
+        """Inside of the block: no more than `n_tokens` from now on."""
+        draft = self.path.with_suffix(".new")
+        draft.write_text(str(n_tokens))
+        draft.replace(self.path)  # never half written

@@ -1,7 +1,6 @@
 """A client that says whatever a test wants said: entries by hand over a real socket."""
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -39,12 +38,7 @@ class RawClient:
         await self.heard("welcome")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._port.send(Entry("goodbye", body=pack(Goodbye())))
         self._port.close(linger_ms=1000)
 

@@ -118,6 +118,15 @@ async def test_what_is_no_address_is_refused(engine: CapableEngine, bulk: str) -
     assert (problem.code, problem.field) == ("bad_request", "bulk")
 
 
+async def test_a_store_that_is_gone_is_not_waited_for(
+    engine: CapableEngine, tmp_path: Path
+) -> None:
+    ended, problem = await load(engine, LoadLora("judge", 1, bulk=f"ipc://{tmp_path}/gone"))
+    assert ended == "failed"
+    assert isinstance(problem, Problem)
+    assert problem.code == "no_store"
+
+
 async def test_a_version_that_the_store_does_not_have_fails(
     store: StoreHarness, engine: CapableEngine
 ) -> None:

@@ -1,24 +1,28 @@
 """Pauses, aborts, memory and life cycle of a real engine, commanded by a client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 import rolloutbus
-from bus.codec import pack, unpack_result
 from bus.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
 from bus.messages.endings import Done
-from bus.messages.generation import Abort, Aborted, Generated
 from bus.settings import LeaseSettings
 from launcher.settings import UpOptions
 from rolloutbus import FleetResult, FleetStatus, Rollout, RolloutClient, Sampling
-from rolloutbus.errors import Refused, RolloutCancelled
+from rolloutbus.errors import Refused
 from tests.integration.conftest import MAX_CONTEXT, REAL_ENGINES, SLOTS, VOCAB_SIZE
+from tests.integration.control_steps import (
+    N_BEFORE,
+    N_TOKENS,
+    PROMPT,
+    abort_stops_exactly_the_request_that_it_names,
+    all_under_way,
+)
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when, worker_in
 from tests.integration.hold import Hold
-from tests.integration.raw_client import RawClient, generate_body
 
 pytestmark = [
     pytest.mark.integration,
@@ -29,8 +33,6 @@ pytestmark = [
 PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
 """Nobody dies here: a machine that is too busy for a beat must not make it look so."""
 FLEET: UpOptions = {**REAL_ENGINES, "store": False, "lease": PATIENT}
-PROMPT = [3, 10, 20, 7]
-N_BEFORE, N_TOKENS = 20, 200
 WORKERS = ["w0", "w1"]
 
 
@@ -48,17 +50,8 @@ def sampling(n_tokens: int) -> Sampling:
 
 
 async def under_way(client: RolloutClient, n_tokens: int = ENDLESS) -> Streamed:
-    [streamed] = await all_under_way([client], n_tokens)
+    [streamed] = await all_under_way([client], sampling(n_tokens))
     return streamed
-
-
-async def all_under_way(
-    clients: Sequence[RolloutClient], n_tokens: int = ENDLESS
-) -> list[Streamed]:
-    streams = [Streamed(client, PROMPT, sampling(n_tokens)) for client in clients]
-    for streamed in streams:
-        await streamed.reached(N_BEFORE)
-    return streams
 
 
 async def assert_undisturbed(client: RolloutClient, rollout: Rollout) -> None:
@@ -171,50 +164,32 @@ async def test_a_drain_waits_for_what_runs(client: RolloutClient) -> None:
 
 
 async def test_abort_stops_exactly_the_request_that_it_names(fleet: rolloutbus.Fleet) -> None:
-    async with RawClient(fleet.address, "x") as raw:
-        rids = ["x/1", "x/10", "x/11", "x/100"]
-        for rid in rids:
-            n_tokens = ENDLESS if rid == "x/1" else N_TOKENS
-            raw.generate(rid, generate_body(PROMPT, sampling(n_tokens)))
-        raw.say("abort", "x/2", pack(Abort(["x/1"])))
-
-        assert unpack_result("abort", await raw.ending("x/2")) == Aborted(1)
-        assert (await raw.ending("x/1")).kind == "cancelled"
-        for rid in rids[1:]:
-            ending = await raw.ending(rid)
-            assert ending.kind == "finished"
-            generated = unpack_result("generate", ending)
-            assert isinstance(generated, Generated)
-            assert len(generated.tokens) == 4 * N_TOKENS
+    await abort_stops_exactly_the_request_that_it_names(fleet.address, sampling)
 
 
 async def test_aborting_everything_returns_what_was_sampled_and_spares_other_clients(
     fleet: rolloutbus.Fleet, client: RolloutClient
 ) -> None:
     async with rolloutbus.connect(fleet.address, name="other") as other:
-        spared, *streams = await all_under_way([other, *[client] * 4])
+        spared, *streams = await all_under_way([other, *[client] * 4], sampling(ENDLESS))
 
         assert await client.abort() == 4
 
         for streamed in streams:
-            with pytest.raises(RolloutCancelled) as caught:
-                await streamed.rollout()
-            partial = caught.value.partial
+            partial = await streamed.cancelled()
             n_tokens = len(partial.tokens)
             assert N_BEFORE <= n_tokens < ENDLESS
             assert len(partial.logprobs) == n_tokens
-            assert (partial.rid, partial.finish_reason) == (streamed.rid, "abort")
             await assert_undisturbed(client, partial)
         await goes_on(client, spared)
 
 
 async def test_aborting_one_rid_leaves_its_siblings_alone(client: RolloutClient) -> None:
-    streams = await all_under_way([client] * 3)
+    streams = await all_under_way([client] * 3, sampling(ENDLESS))
 
     assert await client.abort([streams[1].rid, "control/1", "nonsense"]) == 1
 
-    with pytest.raises(RolloutCancelled):
-        await streams[1].rollout()
+    await streams[1].cancelled()
     for streamed in (streams[0], streams[2]):
         await goes_on(client, streamed)
 
@@ -264,6 +239,23 @@ async def test_flushing_forgets_cached_prompts_once(client: RolloutClient) -> No
     assert second.n_tokens == 0
 
 
+async def test_prefixes_are_reset_also_while_requests_run_which_go_on(
+    client: RolloutClient,
+) -> None:
+    streamed = await under_way(client)
+    [other] = {*WORKERS} - {streamed.worker}
+    await client.pause(target=other)
+
+    result = await client.reset_prefix_cache(reset_running_requests=True)
+
+    assert sorted(result.by_worker) == WORKERS
+    assert result.errors == {}
+    states = {each.name: each.state for each in (await client.status()).workers}
+    assert states[other] == "paused", "as it was before"
+    rollout = await goes_on(client, streamed)
+    assert rollout.n_attempts == 2
+
+
 async def test_server_info_and_status_tell_the_same_story(
     fleet: rolloutbus.Fleet, client: RolloutClient
 ) -> None:
@@ -296,7 +288,7 @@ async def test_a_worker_told_to_leave_finishes_what_it_runs(hold: Hold) -> None:
     ):
         with hold.at(N_BEFORE):
             # Placement is by chance: enough of them that each worker has some.
-            streams = await all_under_way([client] * 40, N_TOKENS)
+            streams = await all_under_way([client] * 40, sampling(N_TOKENS))
             leaving = asyncio.create_task(client.shutdown_worker("w0", drain=True))
             await one_is(client, "w0", "draining")
         assert_done(await leaving, ["w0"])

@@ -3,7 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo import DemoOptions, run_demo
+from examples.demo import HELD_OUT_WORDS, DemoOptions, run_demo
+from examples.offline import retrain
+from replay.journal.reader import Journal
+from replay.playing.player_core import THE_TAP
+from replay.rollouts.trajectories import Trajectories
+from replay.rollouts.trajectory_files import write
+from rolloutbus import OfflineRollouts
+from tests.integration.raw_ear import heard_in_replay, messages_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -12,7 +19,10 @@ NEVER_S = 3600.0
 
 
 async def test_short_run_loses_nothing_though_a_worker_is_killed(tmp_path: Path) -> None:
-    options = DemoOptions(steps=STEPS, quiet=True, runs=tmp_path, time_limit_s=NEVER_S)
+    journal = tmp_path / "journal"
+    options = DemoOptions(
+        steps=STEPS, quiet=True, runs=tmp_path, time_limit_s=NEVER_S, record=str(journal)
+    )
 
     summary = await run_demo(options)
 
@@ -26,6 +36,29 @@ async def test_short_run_loses_nothing_though_a_worker_is_killed(tmp_path: Path)
     assert summary.reward_constant <= 0.3
     assert summary.stale_token_share > 0.0
     assert summary.max_staleness <= options.max_staleness
+    await assert_is_recorded(journal, summary.rollouts_finished + HELD_OUT_WORDS)
+    assert_trains_again(journal, tmp_path / "trajectories.parquet", Path(summary.run_directory))
+
+
+async def assert_is_recorded(journal: Path, n_rollouts: int) -> None:
+    """Each rollout is there to be exported, and each subscriber of a replay hears every byte."""
+    found = Trajectories(Journal(journal))
+    assert len(list(found)) == n_rollouts
+    assert found.n_headless == found.n_open == 0
+    expected = messages_in(journal)
+    heard = await heard_in_replay(journal, n_ears=2)
+    assert {name: [expected[name]] * 2 for name in heard} == heard
+    assert heard.keys() | {THE_TAP} == expected.keys()
+
+
+def assert_trains_again(journal: Path, export: Path, run: Path) -> None:
+    """From the recording, and from its export, each step comes out with the loss that it had."""
+    write(export, Trajectories(Journal(journal)))
+    for source in (journal, export):
+        losses = list(retrain(OfflineRollouts(source), run))
+        assert len(losses) == STEPS
+        for then, now in losses:
+            assert now == pytest.approx(then, rel=1e-5, abs=1e-7)
 
 
 async def test_run_leaves_its_configuration_its_numbers_and_a_picture(tmp_path: Path) -> None:

@@ -3,23 +3,22 @@
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 import transformers
 
 from bus.messages.control import ServerFacts
 from bus.messages.engine import Adapters
-from rolloutbus import Fleet, FleetStatus, Rollout, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.errors import Refused, RequestError, SettingsError
+from rolloutbus import Fleet, FleetStatus, RolloutClient, WeightPublisher
+from rolloutbus.errors import RequestError, SettingsError
+from tests.integration import lora_steps
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when
-from tests.lora_adapters import Lora, random_lora
-from tests.tiny_models import fresh
+from tests.integration.drills import DEADLINE_S, Streamed, status_when
+from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish
+from tests.lora_adapters import assert_from, random_lora
 
 pytestmark = [
     pytest.mark.integration,
@@ -28,11 +27,6 @@ pytestmark = [
 ]
 
 FLEET = REAL_ENGINES
-TOLERANCE = 1e-4
-PROMPT = [5, 6, 7, 8, 9]
-SAMPLING = Sampling(max_new_tokens=32, temperature=1.0, ignore_eos=True)
-LONG = Sampling(max_new_tokens=ENDLESS, ignore_eos=True)
-N_BEFORE = 30
 N_EACH = 6
 
 
@@ -42,21 +36,16 @@ def model(tiny_model: Path) -> Any:  # noqa: ANN401 - transformers is untyped
     return loaders.from_pretrained(tiny_model, dtype=torch.float32).eval()
 
 
-async def publish(client: RolloutClient, name: str, lora: Lora) -> int:
-    published = await WeightPublisher(client).publish_lora(name, lora.tensors, alpha=lora.alpha)
-    assert sorted(published.workers) == ["w0", "w1"]
-    return published.version
-
-
-def assert_from(model: Any, rollout: Rollout, prompt: Sequence[int] = PROMPT) -> None:  # noqa: ANN401
-    tokens = np.array([*prompt, *rollout.tokens], np.int32)
-    truth = np.array(fresh(model, tokens, len(prompt)))
-    assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
-
-
 def ready_epochs(status: FleetStatus) -> set[tuple[str, str]]:
     """(worker, epoch) of those that serve."""
     return {(each.name, each.epoch) for each in status.workers if each.state == "ready"}
+
+
+async def all_began_anew(client: RolloutClient, before: set[tuple[str, str]]) -> None:
+    """Wait until as many serve as before, none of them in the same epoch."""
+    await status_when(
+        client, lambda now: len(epochs := ready_epochs(now)) == len(before) and not epochs & before
+    )
 
 
 async def test_rollouts_with_each_adapter_and_without_run_side_by_side(
@@ -64,42 +53,15 @@ async def test_rollouts_with_each_adapter_and_without_run_side_by_side(
     model: Any,  # noqa: ANN401
 ) -> None:
     adapters = {"one": random_lora(model, 1), "two": random_lora(model, 2, rank=2)}
-    for name, lora in adapters.items():
-        await publish(client, name, lora)
-    loras = ["one", "", "two"] * N_EACH
-
-    rollouts = await asyncio.gather(
-        *(client.generate(PROMPT, SAMPLING, lora=lora, deadline_s=DEADLINE_S) for lora in loras)
-    )
-
-    truths = {"": model} | {name: lora.merged(model) for name, lora in adapters.items()}
-    for lora, rollout in zip(loras, rollouts, strict=True):
-        assert_from(truths[lora], rollout)
+    await lora_steps.adapters_run_side_by_side(client, model, adapters, N_EACH)
 
 
 async def test_a_new_version_serves_new_rollouts_and_leaves_the_others_alone(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
 ) -> None:
-    old, new, other = (random_lora(model, seed) for seed in (11, 12, 13))
-    first = await publish(client, "swapped", old)
-    await publish(client, "other", other)
-    on_old = Streamed(client, PROMPT, LONG, lora="swapped")
-    on_other = Streamed(client, PROMPT, LONG, lora="other")
-    await on_old.reached(N_BEFORE)
-    await on_other.reached(N_BEFORE)
-
-    second = await publish(client, "swapped", new)
-    await on_old.grown_by(N_BEFORE)
-    await on_other.grown_by(N_BEFORE)
-    after = await client.generate(PROMPT, SAMPLING, lora=f"swapped@{second}", deadline_s=DEADLINE_S)
-
-    assert_from(old.merged(model), await on_old.cut())
-    assert_from(other.merged(model), await on_other.cut())
-    assert_from(new.merged(model), after)
-    with pytest.raises(Refused, match=f"swapped@{first} is not loaded") as caught:
-        await client.generate(PROMPT, SAMPLING, lora=f"swapped@{first}", deadline_s=DEADLINE_S)
-    assert caught.value.field == "lora"
+    swap = Swap(*(random_lora(model, seed) for seed in (11, 12, 13)))
+    await lora_steps.a_new_version_leaves_the_others_alone(client, model, swap)
 
 
 async def test_workers_tell_which_adapters_they_have(
@@ -160,14 +122,33 @@ async def test_engines_that_are_replaced_have_their_adapters_again(
     for name in fleet.worker_names:
         for host in fleet.host_pids(name):
             os.kill(host, signal.SIGKILL)
-    await status_when(
-        client, lambda now: len(epochs := ready_epochs(now)) == len(before) and not epochs & before
-    )
+    await all_began_anew(client, before)
     await streamed.grown_by(N_BEFORE)
     rollout = await streamed.cut()
 
     assert rollout.n_resumed >= N_BEFORE
-    assert_from(lora.merged(model), rollout)
+    assert_from(lora.merged(model), PROMPT, rollout)
+
+
+async def test_workers_that_start_again_are_brought_the_adapters_before_they_serve(
+    fleet: Fleet,
+    client: RolloutClient,
+    model: Any,  # noqa: ANN401
+) -> None:
+    lora = random_lora(model, 61)
+    version = await publish(client, "lasting", lora)
+    before = ready_epochs(await client.status())
+    for name in fleet.worker_names:
+        fleet.kill(name)
+    await all_began_anew(client, before)
+    rollouts = await asyncio.gather(
+        *(
+            client.generate(PROMPT, SAMPLING, lora=f"lasting@{version}", deadline_s=DEADLINE_S)
+            for _ in range(N_EACH)
+        )
+    )
+    for rollout in rollouts:
+        assert_from(lora.merged(model), PROMPT, rollout)
 
 
 async def test_a_rollout_whose_worker_dies_goes_on_with_its_adapter_elsewhere(
@@ -187,4 +168,4 @@ async def test_a_rollout_whose_worker_dies_goes_on_with_its_adapter_elsewhere(
     rollout = await streamed.cut()
 
     assert rollout.n_resumed >= N_BEFORE
-    assert_from(lora.merged(model), rollout)
+    assert_from(lora.merged(model), PROMPT, rollout)

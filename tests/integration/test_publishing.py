@@ -11,7 +11,14 @@ import torch
 from bus.bulk import BulkLink
 from bus.errors import Refused, RequestCancelled, SettingsError
 from bus.manifest import digest_of
-from bus.messages.weights import Bucket, Manifest, Offer, PullManifest, Tensor
+from bus.messages.weights import (
+    Bucket,
+    Manifest,
+    Offer,
+    PullManifest,
+    Tensor,
+    UpdateProgress,
+)
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 from trainer_adapter.publisher import WeightPublisher
@@ -290,6 +297,9 @@ class Window:
         finally:
             self.steps.append("stopped")
 
+    def call_off(self) -> None:
+        self.steps.append("called off")
+
     async def close(self) -> None:
         self.steps.append("closed")
 
@@ -309,4 +319,28 @@ async def test_an_offer_is_served_while_the_router_publishes_and_closed_after_it
         await publisher.publish(weights(seed), transport="collective", deadline_s=DEADLINE_S)
         publisher.forget()
     assert window.steps == ["prepared", "serving", "stopped", "closed", "forgotten"]
-    assert harness.connection.published[1].offers == [Offer("collective", at="127.0.0.1:1")]
+    assert harness.connection.published[1].offers == [
+        Offer("collective", at="127.0.0.1:1", router="test")
+    ]
+
+
+async def test_an_offer_is_called_off_when_the_workers_are_told_a_second_time(
+    tmp_path: Path, seed: int
+) -> None:
+    window = Window()
+    async with store_harness(tmp_path) as harness:
+        desk = harness.connection
+        desk.decides.clear()
+        publisher = WeightPublisher(harness)
+        publisher.offer("collective", window)
+        handle = publisher.start(weights(seed), transport="collective", deadline_s=DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            await desk.asked.wait()
+        [tell] = desk.listeners
+        tell(UpdateProgress(1, "preparing", 2))
+        assert "called off" not in window.steps
+        tell(UpdateProgress(1, "preparing", 2, n_prepared=1))
+        tell(UpdateProgress(1, "preparing", 2))
+        desk.decides.set()
+        await handle
+    assert window.steps == ["prepared", "serving", "called off", "stopped", "closed"]

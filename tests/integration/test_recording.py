@@ -15,15 +15,15 @@ from bus.codec import encode_batch, topic_of
 from bus.entry import Entry
 from launcher.plan import environment
 from launcher.settings import UpOptions
-from replay.choice import Filter
-from replay.journal import Journal
-from replay.journal_index import named_in
-from replay.journal_records import Lost, Record, Stream, Tap
-from replay.journal_search import Wanted, find
-from replay.journal_settings import JournalSettings
+from replay.journal.index import named_in
+from replay.journal.reader import Journal
+from replay.journal.records import Lost, Record, Stream, Tap
+from replay.journal.search import Wanted, find
+from replay.journal.settings import JournalSettings
 from replay.recorder import Recorder
-from replay.trajectories import Trajectories
-from replay.trajectory_files import read
+from replay.recording.choice import Filter
+from replay.rollouts.trajectories import Trajectories
+from replay.rollouts.trajectory_files import read
 from rolloutbus import Fleet, RolloutClient
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.ears import CLIENT, Ears, marked
@@ -152,6 +152,22 @@ async def test_every_finished_rollout_of_a_recording_can_be_exported(
             runs = list(zip(row.run_versions, row.run_lengths, strict=True))
             assert runs == list(rollout.versions)
             assert row.worker == rollout.worker
+
+
+async def test_a_recording_that_has_caught_up_has_each_rollout_from_the_first_to_the_last(
+    fleet: Fleet, client: RolloutClient, tmp_path: Path
+) -> None:
+    async with rolloutbus.record(fleet.address, tmp_path / "j") as recorder:
+        await recorder.caught_up(DEADLINE_S)
+        rollouts = await asyncio.gather(
+            *(
+                client.generate([4, i], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+                for i in range(N_ROLLOUTS)
+            )
+        )
+        await recorder.caught_up(DEADLINE_S)
+    rows = {row.rid: row.output_ids.tolist() for row in Trajectories(Journal(tmp_path / "j"))}
+    assert rows == {each.rid: each.tokens.tolist() for each in rollouts}
 
 
 async def test_only_what_a_filter_names_is_kept(fleet: Fleet, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from bus.messages.endings import Done, Problem
 from bus.messages.generation import Abort, Generated
 from bus.messages.membership import Beat, Goodbye
 from bus.messages.stream import Deltas
+from bus.stream_rows import rows_of
 from tests.integration.drills import DEADLINE_S, process_ends
 from tests.integration.hold import Hold
 from tests.integration.worker_bench import generate_body, worker_process
-from trainer_adapter.stream_reader import rows_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

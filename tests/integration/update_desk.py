@@ -10,6 +10,7 @@ from bus.messages.weights import Published, PublishVersion, RecordCommit, Update
 from bus.ref import STORE
 from trainer_adapter.control import FleetRef
 from trainer_adapter.effects import Result
+from trainer_adapter.link import Upstream
 from trainer_adapter.requests import Ask
 
 
@@ -23,12 +24,18 @@ class UpdateDesk:
         self._updates: dict[str, asyncio.Task[Result]] = {}
         self.published: list[PublishVersion] = []
         """What this router was told to publish."""
+        self.listeners: list[Callable[[UpdateProgress], None]] = []
+        """Who hears how far each of them has come."""
         self.asked = asyncio.Event()
         """Set when it has been."""
         self.committed: list[int] = []
         self.decides = asyncio.Event()
         self.decides.set()
         self.members: list[Member] = []
+
+    @property
+    def upstream(self) -> Upstream:
+        return Upstream("test", "")
 
     def submit(
         self,
@@ -40,6 +47,7 @@ class UpdateDesk:
         assert listener is not None
         self._n_asked += 1
         rid = f"test/{self._n_asked}"
+        self.listeners.append(listener)
         listener(UpdateProgress(ask.body.version, "preparing", n_targets=2, n_prepared=1))
         self._updates[rid] = asyncio.create_task(self._update(ask.body, deadline_s))
         return rid, asyncio.ensure_future(self._ending_of(rid))

@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from bus.codec import pack, unpack_result
 from bus.messages.control import PauseMode
 from bus.messages.endings import Done
-from bus.messages.generation import Abort, Aborted, Generated
 from rolloutbus import Fleet, FleetResult, Rollout, RolloutClient, Sampling
-from rolloutbus.errors import RolloutCancelled
+from tests.integration.control_steps import (
+    N_BEFORE,
+    N_TOKENS,
+    PROMPT,
+    abort_stops_exactly_the_request_that_it_names,
+    all_under_way,
+)
 from tests.integration.drills import DEADLINE_S, Streamed, status_when
-from tests.integration.raw_client import RawClient, generate_body
 from tests.sglang.models import ENDLESS
 from tests.sglang.truth import SameWeights
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
-PROMPT = [3, 10, 20, 7]
-N_BEFORE, N_TOKENS = 20, 200
 TEMPERATURE = 0.9
 TOLERANCE = 1e-4
 
@@ -39,11 +40,8 @@ def sampling(n_tokens: int) -> Sampling:
     return Sampling(max_new_tokens=n_tokens, temperature=TEMPERATURE, ignore_eos=True)
 
 
-async def under_way(client: RolloutClient, n: int = 1, n_tokens: int = ENDLESS) -> list[Streamed]:
-    streams = [Streamed(client, PROMPT, sampling(n_tokens)) for _ in range(n)]
-    for streamed in streams:
-        await streamed.reached(N_BEFORE)
-    return streams
+async def under_way(client: RolloutClient, n: int = 1) -> list[Streamed]:
+    return await all_under_way([client] * n, sampling(ENDLESS))
 
 
 def assert_true(reference: SameWeights, rollout: Rollout) -> None:
@@ -134,21 +132,7 @@ async def test_one_kind_of_pause_can_follow_another(
 
 
 async def test_abort_stops_exactly_the_request_that_it_names(fleet: Fleet) -> None:
-    async with RawClient(fleet.address, "x") as raw:
-        rids = ["x/1", "x/10", "x/11", "x/100"]
-        for rid in rids:
-            n_tokens = ENDLESS if rid == "x/1" else N_TOKENS
-            raw.generate(rid, generate_body(PROMPT, sampling(n_tokens)))
-        raw.say("abort", "x/2", pack(Abort(["x/1"])))
-
-        assert unpack_result("abort", await raw.ending("x/2")) == Aborted(1)
-        assert (await raw.ending("x/1")).kind == "cancelled"
-        for rid in rids[1:]:
-            ending = await raw.ending(rid)
-            assert ending.kind == "finished"
-            generated = unpack_result("generate", ending)
-            assert isinstance(generated, Generated)
-            assert len(generated.tokens) == 4 * N_TOKENS
+    await abort_stops_exactly_the_request_that_it_names(fleet.address, sampling)
 
 
 async def test_an_aborted_request_returns_what_was_sampled_and_spares_the_others(
@@ -158,23 +142,12 @@ async def test_an_aborted_request_returns_what_was_sampled_and_spares_the_others
 
     assert await client.abort([streams[1].rid]) == 1
 
-    partial = await cancelled(streams[1])
-    assert_true(reference, partial)
+    assert_true(reference, await streams[1].cancelled())
     for streamed in [streams[0], *streams[2:]]:
         await streamed.grown_by(N_BEFORE)
     assert await client.abort() == len(streams) - 1
     for streamed in [streams[0], *streams[2:]]:
-        assert_true(reference, await cancelled(streamed))
-
-
-async def cancelled(streamed: Streamed) -> Rollout:
-    """What an aborted stream came to."""
-    with pytest.raises(RolloutCancelled) as caught:
-        await streamed.rollout()
-    partial = caught.value.partial
-    assert partial.tokens[: len(streamed.tokens)].tolist() == streamed.tokens
-    assert partial.finish_reason == "abort"
-    return partial
+        assert_true(reference, await streamed.cancelled())
 
 
 async def test_a_request_that_waits_at_the_gate_can_be_aborted(client: RolloutClient) -> None:
@@ -184,7 +157,7 @@ async def test_a_request_that_waits_at_the_gate_can_be_aborted(client: RolloutCl
 
     assert await client.abort([waiting.rid]) == 1
 
-    assert (await cancelled(waiting)).tokens.tolist() == []
+    assert (await waiting.cancelled()).tokens.tolist() == []
     assert_done(await client.resume())
     rollout = await client.generate(PROMPT, sampling(8), deadline_s=DEADLINE_S)
     assert len(rollout.tokens) == 8

@@ -1,6 +1,5 @@
 """Adapters in the real SGLang: rollouts with any of them are those of the merged model."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,14 +14,14 @@ import rolloutbus
 from bus.messages.control import ServerFacts
 from bus.messages.engine import Adapters
 from engine_worker.engine import Float32s
-from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.errors import EngineFailed, Refused, RequestError
+from tests.integration import lora_steps
 from tests.integration.drills import Streamed
-from tests.lora_adapters import TARGETS, Lora, random_lora
+from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish
+from tests.lora_adapters import TARGETS, assert_from, random_lora
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
-from tests.sglang.models import ENDLESS
-from tests.tiny_models import fresh
 from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
@@ -30,13 +29,8 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")
 TOLERANCE = 1e-4
 MAX_RANK = 8
 ROOM = 4
-PROMPT = [5, 6, 7, 8, 9]
-SAMPLING = Sampling(max_new_tokens=32, temperature=1.0, ignore_eos=True)
-LONG = Sampling(max_new_tokens=ENDLESS, ignore_eos=True)
-N_BEFORE = 30
 N_EACH = 4
 SCALE = 0.2
-WORKER = "w0"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -83,18 +77,6 @@ async def loaded(client: RolloutClient) -> dict[str, int]:
     return (await client.server_info()).only(ServerFacts).adapters
 
 
-async def publish(client: RolloutClient, name: str, lora: Lora) -> int:
-    published = await WeightPublisher(client).publish_lora(name, lora.tensors, alpha=lora.alpha)
-    assert published.workers == (WORKER,)
-    return published.version
-
-
-def assert_from(model: Any, rollout: Rollout, prompt: Sequence[int] = PROMPT) -> None:  # noqa: ANN401
-    tokens = np.array([*prompt, *rollout.tokens], np.int32)
-    truth = np.array(fresh(model, tokens, len(prompt)))
-    assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
-
-
 async def test_rollouts_with_each_adapter_and_without_run_in_one_batch(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
@@ -103,43 +85,15 @@ async def test_rollouts_with_each_adapter_and_without_run_in_one_batch(
         "all": random_lora(model, 1, scale=SCALE),
         "some": random_lora(model, 2, rank=MAX_RANK, targets=["k_proj", "up_proj"], scale=SCALE),
     }
-    for name, lora in adapters.items():
-        await publish(client, name, lora)
-    loras = ["all", "", "some"] * N_EACH
-
-    rollouts = await asyncio.gather(
-        *(client.generate(PROMPT, SAMPLING, lora=lora, deadline_s=DEADLINE_S) for lora in loras)
-    )
-
-    truths = {"": model} | {name: lora.merged(model) for name, lora in adapters.items()}
-    for lora, rollout in zip(loras, rollouts, strict=True):
-        assert_from(truths[lora], rollout)
+    await lora_steps.adapters_run_side_by_side(client, model, adapters, N_EACH)
 
 
 async def test_a_new_version_serves_new_rollouts_and_leaves_the_others_alone(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
 ) -> None:
-    old, new, other = (random_lora(model, seed, scale=SCALE) for seed in (11, 12, 13))
-    first = await publish(client, "swapped", old)
-    await publish(client, "other", other)
-    on_old = Streamed(client, PROMPT, LONG, lora="swapped")
-    on_other = Streamed(client, PROMPT, LONG, lora="other")
-    await on_old.reached(N_BEFORE)
-    await on_other.reached(N_BEFORE)
-
-    second = await publish(client, "swapped", new)
-    await on_old.grown_by(N_BEFORE)
-    await on_other.grown_by(N_BEFORE)
-    lora = f"swapped@{second}"
-    after = await client.generate(PROMPT, SAMPLING, lora=lora, deadline_s=DEADLINE_S)
-
-    assert_from(old.merged(model), await on_old.cut())
-    assert_from(other.merged(model), await on_other.cut())
-    assert_from(new.merged(model), after)
-    with pytest.raises(Refused, match=f"swapped@{first} is not loaded") as caught:
-        await client.generate(PROMPT, SAMPLING, lora=f"swapped@{first}", deadline_s=DEADLINE_S)
-    assert caught.value.field == "lora"
+    swap = Swap(*(random_lora(model, seed, scale=SCALE) for seed in (11, 12, 13)))
+    await lora_steps.a_new_version_leaves_the_others_alone(client, model, swap)
 
 
 async def test_an_adapter_that_was_unloaded_in_use_serves_its_rollout_to_the_end_and_no_other(
@@ -157,7 +111,7 @@ async def test_an_adapter_that_was_unloaded_in_use_serves_its_rollout_to_the_end
     assert "leaving" not in left.adapters
     with pytest.raises(Refused, match="leaving is not loaded"):
         await client.generate(PROMPT, SAMPLING, lora="leaving", deadline_s=DEADLINE_S)
-    assert_from(lora.merged(model), await running.cut())
+    assert_from(lora.merged(model), PROMPT, await running.cut())
 
 
 async def test_no_adapter_makes_room_for_another_unasked(
@@ -173,7 +127,7 @@ async def test_no_adapter_makes_room_for_another_unasked(
 
     assert set(await loaded(client)) == {f"n{number}" for number in range(ROOM)}
     rollout = await client.generate(PROMPT, SAMPLING, lora="n0", deadline_s=DEADLINE_S)
-    assert_from(lora.merged(model), rollout)
+    assert_from(lora.merged(model), PROMPT, rollout)
 
 
 async def test_an_adapter_comes_from_files_below_the_operators_directory(
@@ -184,7 +138,7 @@ async def test_an_adapter_comes_from_files_below_the_operators_directory(
     rollout = await client.generate(PROMPT, SAMPLING, lora="filed@7", deadline_s=DEADLINE_S)
 
     assert told.adapters["filed"] == 7
-    assert_from(random_lora(model, 41, scale=SCALE).merged(model), rollout)
+    assert_from(random_lora(model, 41, scale=SCALE).merged(model), PROMPT, rollout)
     with pytest.raises(RequestError, match="'nowhere' has no"):
         (await client.load_lora("missing", 1, path="nowhere")).only(Adapters)
 
@@ -208,7 +162,7 @@ async def test_an_adapter_that_the_engine_cannot_take_is_refused_and_the_engine_
 
     await publish(client, "bad", good)
     rollout = await client.generate(PROMPT, SAMPLING, lora="bad", deadline_s=DEADLINE_S)
-    assert_from(good.merged(model), rollout)
+    assert_from(good.merged(model), PROMPT, rollout)
 
 
 async def test_new_weights_keep_the_adapters(
@@ -225,8 +179,8 @@ async def test_new_weights_keep_the_adapters(
     without = await client.generate(PROMPT, SAMPLING, deadline_s=DEADLINE_S)
     await weights.publish(model.named_parameters(), require="all")
 
-    assert_from(lora.merged(changed), with_it)
-    assert_from(changed, without)
+    assert_from(lora.merged(changed), PROMPT, with_it)
+    assert_from(changed, PROMPT, without)
 
 
 async def test_scores_are_the_softmax_of_a_plain_forward_pass(

@@ -319,8 +319,15 @@ GRAMMARS: dict[GrammarKind, str] = {
     "regex": "[ab]{4}c[0-9]{6}x",
     "ebnf": 'root ::= "yes" | "no"',
     "json_schema": '{"enum": ["left", "right"]}',
+    "structural_tag": """{"type": "structural_tag", "format": {"type": "tag", "begin": "<side>",
+        "content": {"type": "json_schema", "json_schema": {"enum": ["left", "right"]}},
+        "end": "</side>"}}""",
 }
-MATCHED = {"ebnf": "yes|no", "json_schema": '"(left|right)"'}
+MATCHED = {
+    "ebnf": "yes|no",
+    "json_schema": '"(left|right)"',
+    "structural_tag": '<side>"(left|right)"</side>',
+}
 
 
 @pytest.mark.parametrize("kind", GRAMMARS)

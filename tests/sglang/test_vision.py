@@ -1,13 +1,20 @@
 """Images on the real SGLang: as bytes, in the place of a token, and never as an address."""
 
+# pyright: reportUnknownMemberType=false
+# transformers' stubs leave parameters untyped.
+
+import base64
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from transformers import AutoTokenizer
 
 import rolloutbus
-from rolloutbus import Media, Rollout, RolloutClient, Sampling
+from rolloutbus import Media, OpenAIClient, Rollout, RolloutClient, Sampling
 from rolloutbus.errors import EngineFailed, Refused
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
@@ -21,10 +28,21 @@ PLACE = [BEGIN]
 RED, BLUE = picture((255, 0, 0)), picture((0, 0, 255))
 
 
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% for p in m['content'] %}"
+    "{{ p['text'] if p['type'] == 'text' else '<start_of_image>' }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_vision_model(tmp_path_factory.mktemp("vision"))
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def seeing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RolloutClient]:
+async def seeing(vision_model: Path) -> AsyncIterator[RolloutClient]:
     options = fleet_of(
-        save_vision_model(tmp_path_factory.mktemp("vision")),
+        vision_model,
         text=True,
         enable_multimodal=True,
         disable_fast_image_processor=True,
@@ -47,6 +65,34 @@ async def test_what_an_image_shows_changes_what_follows(seeing: RolloutClient) -
     assert np.abs(red.logprobs - again.logprobs).max() < 1e-4
     assert red.tokens.tolist() == again.tokens.tolist()
     assert np.abs(red.logprobs - blue.logprobs).max() > 1e-3
+
+
+async def test_the_image_of_a_chat_is_seen(seeing: RolloutClient, vision_model: Path) -> None:
+    tokenizer = cast("Any", AutoTokenizer).from_pretrained(vision_model)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    address = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
+    parts = [
+        {"type": "text", "text": "This: "},
+        {"type": "image_url", "image_url": {"url": address}},
+        {"type": "text", "text": " is"},
+    ]
+    body = {
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "logprobs": True,
+    }
+
+    response = await OpenAIClient(seeing, tokenizer).chat_completion(body, deadline_s=DEADLINE_S)
+
+    [choice] = response["choices"]
+    same = await look(seeing, RED, prompt=response["prompt_token_ids"])
+    assert BEGIN in response["prompt_token_ids"]
+    assert choice["token_ids"] == same.tokens.tolist()
+    told = [each["logprob"] for each in choice["logprobs"]["content"]]
+    assert np.abs(np.array(told) - same.logprobs).max() < 1e-4
 
 
 async def test_each_image_stands_in_its_own_place(seeing: RolloutClient) -> None:

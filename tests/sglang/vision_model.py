@@ -33,12 +33,12 @@ VISION: dict[str, Any] = {
 }
 
 
-def save_vision_model(path: Path) -> Path:
+def save_vision_model(path: Path, head_size: int = 16) -> Path:
     """Write a Gemma 3, its tokenizer and its image processor, the one that needs no torchvision."""
     torch.manual_seed(0)
     kinds = cast("Any", transformers)
     shape = {**SHAPE, "max_position_embeddings": 2048}
-    text = kinds.Gemma3TextConfig(**shape, head_dim=16, sliding_window=512)
+    text = kinds.Gemma3TextConfig(**shape, head_dim=head_size, sliding_window=512)
     vision = kinds.SiglipVisionConfig(**VISION)
     tokens = {"image_token_index": IMAGE, "boi_token_index": BEGIN, "eoi_token_index": END}
     config = kinds.Gemma3Config(

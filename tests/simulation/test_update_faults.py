@@ -3,7 +3,8 @@
 import pytest
 
 from bus.messages.weights import Transport, UpdateMode
-from drills.simulation.update_faults import WAYS, run_update_faults
+from drills.simulation.update_faults import WAYS, run_broken_waves, run_update_faults
+from drills.simulation.watch import UpdatePhase
 
 
 @pytest.mark.simulation
@@ -13,3 +14,19 @@ def test_any_death_in_any_phase_breaks_nothing(transport: Transport, mode: Updat
     runs = run_update_faults(transport, mode)
     assert [run for run in runs if run.violations] == []
     assert all(run.has_struck for run in runs)
+
+
+DEATHS: tuple[tuple[UpdatePhase, UpdatePhase], ...] = (
+    ("record", "commit"),
+    ("commit", "swap"),
+    ("swap", "swap"),
+)
+"""When the trainer dies, and when the router does."""
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(120)
+def test_waves_are_gone_on_with_although_their_trainer_and_their_router_die() -> None:
+    runs = [run_broken_waves(seed, phases) for seed in range(1, 5) for phases in DEATHS]
+    assert [run for run in runs if run.violations or not run.are_over] == []
+    assert any(run.n_resumed for run in runs)

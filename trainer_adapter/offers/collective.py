@@ -102,6 +102,11 @@ class CollectiveOffering:
         if self.problem:
             _log.warning("collective transfer failed: %s", self.problem)
 
+    def call_off(self) -> None:
+        """Ranks that wait for others take another way at once."""
+        if self._rendezvous is not None:
+            self._rendezvous.call_off()
+
     async def close(self) -> None:
         """The rendezvous ends; who still waits there takes another way."""
         rendezvous, self._rendezvous = self._rendezvous, None
@@ -116,9 +121,11 @@ class CollectiveOffering:
         """Why not all have it; empty if they have."""
         world = await rendezvous.world()
         gpu = gpu_uuid(self._device) if self._device.type == "cuda" else ""
-        problem = why_not(gpu, await rendezvous.joined(world))
+        reports = await rendezvous.joined(world)
+        problem = why_not(gpu, reports)
         rendezvous.go(problem)
         if problem:
+            await rendezvous.heard(reports)
             return problem
         seat = Seat(self._backend, 0, world, self._host, self._timeout_s)
         pieces = self._pieces

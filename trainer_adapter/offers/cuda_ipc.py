@@ -83,6 +83,9 @@ class CudaIpcOffering:
     async def serve(self) -> None:
         """Workers help themselves."""
 
+    def call_off(self) -> None:
+        """Nothing to do: nobody waits for another here."""
+
     async def close(self) -> None:
         """Nothing to do: see the class."""
 

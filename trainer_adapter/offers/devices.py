@@ -1,9 +1,11 @@
 """Which GPU tensors are on, and waiting for what their owner has queued there."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 import torch
+
+from bus.messages.membership import Member
 
 
 def only_gpu(tensors: Sequence[torch.Tensor]) -> torch.device | None:
@@ -17,6 +19,16 @@ def gpu_uuid(device: torch.device) -> str:
     """Its name in every process, as nvidia-smi shows it."""
     cuda = cast("Any", torch.cuda)  # untyped
     return f"GPU-{cuda.get_device_properties(device).uuid}"
+
+
+def gpus_of(tensors: Sequence[torch.Tensor]) -> set[str]:
+    """UUIDs of the GPUs that they are on."""
+    return {gpu_uuid(device) for device in {each.device for each in tensors if each.is_cuda}}
+
+
+def is_shared(gpus: Collection[str], members: Iterable[Member], policy: str) -> bool:
+    """Whether a worker of the policy attests that its weights are on one of these GPUs."""
+    return any(each.policy == policy and not set(gpus).isdisjoint(each.gpus) for each in members)
 
 
 class QueuedWork:

@@ -36,6 +36,13 @@ class Offering(Protocol):
         """
         ...
 
+    def call_off(self) -> None:
+        """The workers are being told anew, and not to take it this way: begin no more. Idempotent.
+
+        What has begun goes on: whoever has the bytes need not take them again.
+        """
+        ...
+
     async def close(self) -> None:
         """The publication has ended, well or not. Memory is kept for the next one. Idempotent."""
         ...

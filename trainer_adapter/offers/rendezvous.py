@@ -1,7 +1,9 @@
 """The place where the ranks of one broadcast meet: a key-value store that the trainer serves."""
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from bus.rendezvous import (
 
 _LOOK_S = 0.005
 """Between two looks at keys that workers write; a look costs microseconds here."""
+_HEARD_S = 2.0
 
 
 class Rendezvous:
@@ -40,6 +43,9 @@ class Rendezvous:
             )
         self._store.set(TIMEOUT, str(round(timeout_s * 1e3)))
         self._timeout_s = timeout_s
+        self._gathering: asyncio.Timeout | None = None
+        """While ranks are waited for."""
+        self._why_not = f"was not there within {timeout_s:g} s"
 
     def client(self) -> dist.Store:  # pyright: ignore[reportPrivateImportUsage]
         """Another connection to it, for a thread that may block."""
@@ -64,26 +70,44 @@ class Rendezvous:
         """The same at their ends."""
         return await self._reports([done_key(rank) for rank in range(1, world)])
 
+    async def heard(self, reports: Sequence[RankReport]) -> None:
+        """Wait a moment until all who have come know why nothing is sent: with us, that is gone."""
+        came = [rank for rank, report in enumerate(reports, 1) if not report.problem]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HEARD_S):
+                for rank in came:
+                    await self._written(done_key(rank))
+
     def go(self, why_not: str) -> None:
-        """Tell those who wait to begin, or why nothing will come."""
-        self._store.set(GO, why_not)
+        """Tell those who wait to begin, or why nothing will come; only the first word counts."""
+        if not self._store.check([GO]):
+            self._store.set(GO, why_not)
+
+    def call_off(self) -> None:
+        """Begin nothing, if it has not begun; what waits here goes on at once."""
+        if self._store.check([GO]):
+            return
+        self._why_not = "was told anew"
+        self.go("the workers were told anew")
+        if self._gathering is not None:
+            self._gathering.reschedule(asyncio.get_running_loop().time())
 
     def end(self) -> None:
         """Tell those who wait, whatever for, that it is over."""
-        if not self._store.check([GO]):
-            self.go("the trainer has given up")
+        self.go("the trainer has given up")
         self._store.set(END, "")
 
     async def _reports(self, keys: list[str]) -> list[RankReport]:
         reports: list[RankReport] = []
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s) as self._gathering:
                 for key in keys:
                     await self._written(key)
                     reports.append(read_report(self._store.get(key)))
         except TimeoutError:
-            late = RankReport(problem=f"was not there within {self._timeout_s:g} s")
-            reports += [late] * (len(keys) - len(reports))
+            reports += [RankReport(problem=self._why_not)] * (len(keys) - len(reports))
+        finally:
+            self._gathering = None
         return reports
 
     async def _written(self, key: str) -> None:

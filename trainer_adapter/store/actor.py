@@ -112,12 +112,14 @@ class StoreActor:
 
     async def _run(self) -> str:
         has_files = bool(self._settings.disk)
-        facts = StoreFacts(self._bulk.endpoints[0], self._core.committed, host_id(), has_files)
+        core, bulk = self._core, self._bulk.endpoints[0]
+        record = (core.waves, core.adapters)
+        facts = StoreFacts(bulk, core.committed, host_id(), has_files, *record)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._effects.start(tasks)
                 self._effects.run(self._core.opened())
-                # `committed` is the core's own dict: every later hello says what it holds then.
+                # Those dicts are the core's own: every later hello says what they hold then.
                 self._actor.feed(self._member.online, facts)
                 self._actor.start()
                 reason = await self._actor.stopped()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from bus.manifest import check_tensors
-from bus.messages.endings import Done
+from bus.messages.endings import Done, Problem
 from bus.messages.weights import (
     DeltaPart,
     Manifest,
@@ -24,7 +24,7 @@ from bus.messages.weights import (
     RestoreVersion,
     SealVersion,
 )
-from trainer_adapter.store import problems
+from trainer_adapter.store import commits, problems
 from trainer_adapter.store.askers import Asker
 from trainer_adapter.store.deltas import DeltaTable
 from trainer_adapter.store.disk_copies import DiskCopies
@@ -40,7 +40,7 @@ from trainer_adapter.store.effects import (
     Verify,
     WriteChunk,
 )
-from trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
+from trainer_adapter.store.records import Assigned, Retired, Sealed
 from trainer_adapter.store.settings import StoreSettings
 from trainer_adapter.store.versions import DeltaKey, StoredVersion, VersionKey, VersionTable
 
@@ -65,6 +65,16 @@ class StoreCore:
     def committed(self) -> dict[str, int]:
         """Last committed version of each policy."""
         return self._table.committed
+
+    @property
+    def waves(self) -> dict[str, tuple[int, int]]:
+        """Policies whose last commit is not at all workers yet -> (version before it, floor)."""
+        return self._table.waves
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """`<policy>.<adapter>` -> version that all workers are to have."""
+        return self._table.adapters
 
     def opened(self) -> list[StoreEffect]:
         """Once, at the start: versions in use that were not yet written to files."""
@@ -197,18 +207,10 @@ class StoreCore:
         ]
 
     def _commit(self, asker: Asker, ask: RecordCommit, now: float) -> list[StoreEffect]:
-        last = self.committed.get(ask.policy, 0)
-        if ask.version < last:
-            problem = problems.older(ask.policy, ask.version, last)
-            return [Answer(asker, "failed", problem)]
-        stored = self._pullable(ask.policy, ask.version)
-        if stored is None:
-            return [Answer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
-        effects: list[StoreEffect] = []
-        if stored.state == "sealed":
-            effects.append(Persist(Committed(*stored.key)))
-        stored.on("commit")
-        self.committed[ask.policy] = ask.version
+        written = commits.record(self._table, ask)
+        if isinstance(written, Problem):
+            return [Answer(asker, "failed", written)]
+        effects: list[StoreEffect] = [Persist(each) for each in written]
         effects.append(Answer(asker, "finished", Done()))
         return effects + self._retire_outdated(ask.policy, now)
 

@@ -34,6 +34,12 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
 
     policy: str
     version: int
+    before: int = 0
+    """The version committed before it, while it is committed in waves."""
+    floor: int = 0
+    """Workers that serve meanwhile; 0: it is committed at once, or the waves are through."""
+    is_adapter: bool = False
+    """It is a version of an adapter that all workers are to have; version 0: none is."""
 
 
 class Retired(msgspec.Struct, frozen=True, tag="retired"):

@@ -57,6 +57,8 @@ class StoredVersion:
     """Who waits for the step under way: the reservation, or the seal."""
     offers: list[Offer] = field(default_factory=list[Offer])
     """Other ways to its bytes than the segment."""
+    is_adapter: bool = False
+    """Committed as an adapter's."""
     n_readers: int = 0
     """Threads of ours that read its segment, or will."""
 
@@ -105,6 +107,10 @@ class VersionTable:
         """Highest number taken, per policy."""
         self.committed: dict[str, int] = {}
         """Last committed version, per policy."""
+        self.waves: dict[str, tuple[int, int]] = {}
+        """Policies whose last commit is not at all workers yet -> (version before it, floor)."""
+        self.adapters: dict[str, int] = {}
+        """`<policy>.<adapter>` -> version that all workers are to have."""
 
     def restore(self, records: Iterable[Record]) -> None:
         """Become what earlier processes wrote down."""
@@ -117,9 +123,14 @@ class VersionTable:
                     stored.segment = record.segment
                     self.by_key[stored.key] = stored
                 case Committed():
-                    self._raise_to(self.committed, record.policy, record.version)
+                    if record.is_adapter:
+                        self.note_adapter(record)
+                    else:
+                        self._raise_to(self.committed, record.policy, record.version)
+                        self.note_waves(record)
                     if (stored := self.by_key.get((record.policy, record.version))) is not None:
                         stored.on("commit")
+                        stored.is_adapter = record.is_adapter
                 case Retired():
                     self.by_key.pop((record.policy, record.version), None)
                 case Opened():
@@ -131,9 +142,27 @@ class VersionTable:
         for stored in self.pullable():
             records.append(Sealed(*stored.key, stored.segment, stored.tensors))
             if stored.state == "committed":
-                records.append(Committed(*stored.key))
-        records += [Committed(*each) for each in self.committed.items()]
+                records.append(Committed(*stored.key, is_adapter=stored.is_adapter))
+        for policy, version in self.committed.items():
+            records.append(Committed(policy, version, *self.waves.get(policy, (0, 0))))
+        forgotten = {each.policy: 0 for each in self.pullable() if each.is_adapter}
+        for policy, version in {**forgotten, **self.adapters}.items():
+            records.append(Committed(policy, version, is_adapter=True))
         return records
+
+    def note_adapter(self, record: Committed) -> None:
+        """Which version of an adapter all workers are to have, if any."""
+        if record.version:
+            self.adapters[record.policy] = record.version
+        else:
+            self.adapters.pop(record.policy, None)
+
+    def note_waves(self, record: Committed) -> None:
+        """Whether the commit that was recorded now goes on in waves."""
+        if record.floor:
+            self.waves[record.policy] = (record.before, record.floor)
+        else:
+            self.waves.pop(record.policy, None)
 
     def pullable(self) -> list[StoredVersion]:
         """Versions whose bytes are whole."""

@@ -1,8 +1,12 @@
 """The arguments that SGLang's engine is started with."""
 
 import difflib
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from engine_worker.engines.sglang.argument_types import typed
 from engine_worker.engines.sglang.settings import SglangSettings
@@ -35,6 +39,17 @@ ON_A_CPU: Mapping[str, object] = {
     "disable_cuda_graph": True,
     "lora_backend": "torch_native",
 }
+FOR_ENCODERS: Mapping[str, object] = {"disable_radix_cache": True, "chunked_prefill_size": -1}
+"""Each place of their texts sees the whole: a beginning that is cached, or computed before the
+rest, is of another text, and SGLang ends when it cuts a pair of texts in two."""
+ENCODERS = re.compile("Bert|Roberta|Contriever")
+"""In the names of their architectures."""
+
+
+class Architectures(msgspec.Struct):
+    """What is looked for in a model's `config.json`."""
+
+    architectures: list[str] = []
 
 
 def server_arguments(settings: SglangSettings, known: Mapping[str, Any]) -> dict[str, object]:
@@ -68,8 +83,19 @@ def server_arguments(settings: SglangSettings, known: Mapping[str, Any]) -> dict
         chosen["device"] = settings.device
     if settings.device == "cpu":
         chosen |= ON_A_CPU
+    if is_encoder(Path(settings.model)):
+        chosen |= FOR_ENCODERS
     if settings.max_context:
         chosen["context_length"] = settings.max_context
     if not settings.text:
         chosen["grammar_backend"] = "none"
     return {name: value for name, value in {**chosen, **given}.items() if name in known}
+
+
+def is_encoder(model: Path) -> bool:
+    """Whether the model's attention looks ahead, as its `config.json` tells."""
+    try:
+        config = msgspec.json.decode((model / "config.json").read_bytes(), type=Architectures)
+    except (OSError, msgspec.DecodeError):
+        return False  # SGLang says what is wrong with it
+    return any(ENCODERS.search(name) for name in config.architectures)

@@ -6,7 +6,7 @@ from engine_worker.engines.sglang import upstream
 from engine_worker.engines.sglang.settings import SglangSettings
 from engine_worker.engines.sglang.upstream_types import SglangObject
 
-ANY = frozenset({"logit_bias", "top_logprobs", "logprobs_of", "prompt_logprobs"})
+ANY = frozenset({"logit_bias", "top_logprobs", "logprobs_of", "prompt_logprobs", "cached_tokens"})
 OF_OUR_ROWS = frozenset({"min_new_tokens", "sampling_mask"})
 """Done in the sampler, one token a step; see `row_processor`."""
 OF_TEXT = frozenset({"stop", "stop_regex"})

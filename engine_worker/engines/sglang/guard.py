@@ -140,12 +140,11 @@ class Guard:
         if tag == WEIGHTS and not self.can.keeps_weights:
             self.is_torn = True
 
-    def begin_update(self) -> None:
-        """Weights are about to be changed.
+    def check_takes_updates(self) -> None:
+        """Whether this engine's weights can be changed at all.
 
         Raises:
-            EngineFailed: not in this engine.
-            EngineBusy: not now.
+            EngineFailed: they cannot.
         """
         if self.can.shares_weights:
             message = "the weights belong to a cache of other processes (`weight_cache_mode`)"
@@ -159,6 +158,15 @@ class Guard:
                 "`hicache_storage_backend`"
             )
             raise EngineFailed(Problem("unsupported", message, "not_started"))
+
+    def begin_update(self) -> None:
+        """Weights are about to be changed.
+
+        Raises:
+            EngineFailed: not in this engine.
+            EngineBusy: not now.
+        """
+        self.check_takes_updates()
         self._check_no_update()
         if WEIGHTS in self.released:
             raise EngineBusy("the weights are asleep: wake them up before an update")

@@ -26,6 +26,9 @@ class SglangSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens of a request that nobody streams leave the scheduler in portions of this size."""
     control_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """An engine that has not answered a control call after this long is dead and is replaced."""
+    report_prefixes: bool = False
+    """Tell the router which beginnings of prompts are cached, so that requests come where theirs
+    is. On a GPU, pages have 16 tokens then, unless `page_size` says otherwise."""
     processors: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Logit processors besides the built-in ones: name -> `package.module:factory`."""
     arguments: dict[str, object] = msgspec.field(default_factory=dict[str, object])

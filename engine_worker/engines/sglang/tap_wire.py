@@ -15,6 +15,8 @@ HEADER = struct.Struct("<I")
 PATH_VARIABLE = "ROLLOUTBUS_SCHEDULER_TAP"
 """Environment variable that names the socket to a scheduler."""
 COARSE_VARIABLE = "ROLLOUTBUS_COARSE_TOKENS"
+PREFIX_VARIABLE = "ROLLOUTBUS_PREFIX_EVENTS"
+"""Set: KV events are read, and have to be of what new requests find."""
 STREAMED, COARSE = "s", "c"
 """First letter of an engine's request id: publish every step, or larger portions."""
 MAX_MESSAGE_BYTES = 1 << 31

@@ -182,6 +182,19 @@ def renormalising_kernels() -> tuple[Callable[..., Any], Callable[..., Any]] | N
     return (by_top_k, by_top_p) if by_top_k and by_top_p else None
 
 
+def has_rust_tree() -> bool:
+    """Whether the prefix cache may be a tree in Rust, built into the installed package."""
+    package = "sglang.srt.mem_cache.rust_tree_core"
+    return bool(importlib.util.find_spec(package)) and bool(
+        importlib.util.find_spec(f"{package}.mem_cache")
+    )
+
+
+def no_kv_event() -> object:
+    """A KV event that says nothing."""
+    return _module("disaggregation.kv_events").BlockRemoved(block_hashes=[])
+
+
 def has_xgrammar() -> bool:
     """Whether what SGLang checks grammars with is installed."""
     return importlib.util.find_spec("xgrammar") is not None

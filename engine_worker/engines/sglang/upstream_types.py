@@ -71,6 +71,10 @@ class TokenizerManager(Protocol):
         """Numbers of a weight."""
         ...
 
+    async def close_session(self, obj: object, request: None) -> None:
+        """A session's prefixes are like any others from now on."""
+        ...
+
     async def get_internal_state(self) -> Sequence[Mapping[str, Any]]:
         """One mapping per scheduler; answered in the order of commands."""
         ...

@@ -94,7 +94,14 @@ class SglangWeights:
         return shared_buffer(size_bytes)
 
     def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
-        """See `Stages`."""
+        """See `Stages`.
+
+        Raises:
+            ValueError: the tensors do not fit the model; names them.
+            EngineFailed: not in this engine, or there was no room for them.
+        """
+        # Refused here, an update is refused for everybody; refused later, this worker lacks it.
+        self._pausing.guard.check_takes_updates()
         self._check(tensors)
         with self._staging:
             self.unstage(version)

@@ -23,6 +23,7 @@ NEEDS: list[tuple[dict[str, Any], str, str]] = [
     ({"want": Want(hidden_states="full")}, "hidden_states_full", "want.hidden_states"),
     ({"want": Want(routed_experts=True)}, "routed_experts", "want.routed_experts"),
     ({"want": Want(sampling_mask=True)}, "sampling_mask", "want.sampling_mask"),
+    ({"want": Want(cached_tokens=True)}, "cached_tokens", "want.cached_tokens"),
     ({"grammar": Grammar("json_schema", "{}")}, "json_schema", "grammar"),
     ({"grammar": Grammar("structural_tag", "{}")}, "structural_tag", "grammar"),
     ({"processors": [Processor("mask")]}, "processor:mask", "processors"),

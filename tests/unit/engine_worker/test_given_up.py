@@ -11,11 +11,12 @@ from engine_worker.weights.receiver import WeightReceiver
 from engine_worker.weights.ways import ways_of_this_host
 
 
-def test_transfer_ends_at_once_when_its_version_is_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["prepare", "manifest"])
+def test_transfer_ends_at_once_when_its_version_is_given_up(tmp_path: Path, step: str) -> None:
     async def give_up() -> str:
         receiver = WeightReceiver([], ways_of_this_host())
         ask = PrepareUpdate("default", 1, f"ipc://{tmp_path}/nobody")
-        transfer = asyncio.create_task(receiver.prepare(ask, timeout_s=600))
+        transfer = asyncio.create_task(getattr(receiver, step)(ask, timeout_s=600))
         await asyncio.sleep(0)  # it asks for the manifest, and nobody answers
         receiver.give_up(1)
         with pytest.raises(EngineFailed) as failure:

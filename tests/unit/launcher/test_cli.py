@@ -12,7 +12,7 @@ from launcher.options import parse_engine_options
 
 COMMANDS = [
     "up", "status", "generate", "pause", "resume", "router", "store", "worker", "demo", "sim",
-    "record", "export",
+    "record", "replay", "export", "timeline", "top", "tail", "forward",
 ]  # fmt: skip
 
 
@@ -61,7 +61,15 @@ def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
         ("record ./j --filter worker=w0", 2, "error: filter: 'worker=w0' is not client=, session="),
         ("record ./j --router nowhere", 2, "error: "),
         ("record ./j", 3, "error: no fleet of yours runs here"),
+        ("tail", 3, "error: no fleet of yours runs here"),
+        ("tail --tokenizer /nowhere", 2, "error: tokenizer: cannot read /nowhere"),
+        ("tail -a tcp://127.0.0.1:1 --via tcp://192.0.2.1:5", 2, "error: tcp://192.0.2.1:5 is bey"),
+        ("forward", 3, "error: no fleet of yours runs here"),
+        ("forward -a ipc:///x --bind tcp://0.0.0.0:5", 2, "error: tcp://0.0.0.0:5 is beyond this"),
         ("export /nowhere --to rows.csv", 1, "error: /nowhere holds no journal\n"),
+        ("timeline ./j -o timeline.gif", 2, "error: timeline.gif: the name must end with .html,"),
+        ("timeline /nowhere -o timeline.html", 1, "error: /nowhere holds no journal\n"),
+        ("top", 3, "error: no fleet of yours runs here"),
         ("dance", 2, "dance"),
         ("status", 3, "error: no fleet of yours runs here"),
     ],

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from bus.entry import Entry
-from replay.journal_records import Stream
-from replay.journal_settings import JournalSettings
-from replay.journal_writer import JournalWriter
+from replay.journal.records import Stream
+from replay.journal.settings import JournalSettings
+from replay.journal.writer import JournalWriter
 
 SETTINGS = JournalSettings(sync_s=0.002, sync_bytes=20_000, segment_bytes=200_000)
 TOPIC = bytes(range(256)) * 3

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bus.entry import Entry
-from replay.journal_core import Begin, Effect, JournalCore, JournalIdentity, Write
-from replay.journal_files import SegmentWriter, pack
-from replay.journal_records import Record, Stream
-from replay.journal_settings import JournalSettings
+from replay.journal.core import Begin, Effect, JournalCore, JournalIdentity, Write
+from replay.journal.files import SegmentWriter, pack
+from replay.journal.records import Record, Stream
+from replay.journal.settings import JournalSettings
 
 WALL_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

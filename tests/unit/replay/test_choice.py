@@ -7,7 +7,7 @@ from bus.entry import Entry, Placement
 from bus.errors import SettingsError
 from bus.messages.delivery import Accepted
 from bus.messages.stream import Deltas
-from replay.choice import Choice, Filter, filter_in
+from replay.recording.choice import Choice, Filter, filter_in
 
 
 def generate(rid: str, session: str = "", policy: str = "default") -> Entry:

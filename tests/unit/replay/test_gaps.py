@@ -5,7 +5,7 @@ from bus.entry import Entry
 from bus.messages.generation import Generate, Generated, Prefix, Sampling
 from bus.messages.stream import Deltas, Idle
 from bus.tap import TapMark
-from replay.gaps import LAST_ROW_NS, Gap, StreamGaps, TapGaps
+from replay.recording.gaps import LAST_ROW_NS, Gap, StreamGaps, TapGaps
 
 RID = "c/1"
 ATTEMPT = (1, 7)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay.journal import Journal
-from replay.journal_files import pack
-from replay.journal_format import HEADER_BYTES, Framer, JournalDamaged, JournalError
-from replay.journal_records import End, Head, Record, Stream, payload_of
-from replay.journal_scan import Found, Wrong, framer_of, scan
-from replay.journal_settings import JournalSettings
+from replay.journal.files import pack
+from replay.journal.format import HEADER_BYTES, Framer, JournalDamaged, JournalError
+from replay.journal.reader import Journal
+from replay.journal.records import End, Head, Record, Stream, payload_of
+from replay.journal.scan import Found, Wrong, framer_of, scan
+from replay.journal.settings import JournalSettings
 from tests.conformance.plain import read, read_all
 from tests.unit.replay.segments import Desk, Salts, segment
 

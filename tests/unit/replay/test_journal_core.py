@@ -2,11 +2,11 @@
 
 import pytest
 
-from replay.journal_core import Begin, Finish, JournalCore, JournalIdentity, Write
-from replay.journal_format import Framer
-from replay.journal_records import Lost, Stream
-from replay.journal_scan import Found, scan
-from replay.journal_settings import JournalSettings
+from replay.journal.core import Begin, Finish, JournalCore, JournalIdentity, Write
+from replay.journal.format import Framer
+from replay.journal.records import Lost, Stream
+from replay.journal.scan import Found, scan
+from replay.journal.settings import JournalSettings
 from tests.unit.replay.segments import MS, WALL_NS, S, Salts
 
 

@@ -6,10 +6,10 @@ import pytest
 import zstandard
 
 from bus.errors import RemoteProtocolError
-from replay.journal_files import pack
-from replay.journal_format import Framer, JournalError
-from replay.journal_pack import unpacked
-from replay.journal_records import Packed, Stream, payload_of
+from replay.journal.files import pack
+from replay.journal.format import Framer, JournalError
+from replay.journal.pack import unpacked
+from replay.journal.records import Packed, Stream, payload_of
 from tests.unit.replay.segments import Desk, segment
 
 FRAMER = Framer(b"12345678")

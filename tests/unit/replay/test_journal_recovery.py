@@ -1,17 +1,21 @@
 """The writer that comes next cuts what is torn, says so, and goes on with the next number."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from replay.journal import Journal
-from replay.journal_files import pack, segments_in
-from replay.journal_format import HEADER_BYTES, JournalError
-from replay.journal_records import End
-from replay.journal_recovery import Recovered, recover
+from replay.journal.files import pack, segments_in
+from replay.journal.format import HEADER_BYTES, JournalError
+from replay.journal.reader import Journal
+from replay.journal.records import End
+from replay.journal.recovery import Recovered, recover
+from replay.journal.scan import Found, framer_of, scan
 from tests.unit.replay.segments import Desk, segment
 
 NOW_NS = 7 * 10**9
+LAST_BYTES = 64 * 1024
+STRIDE = 331
 
 
 def torn(directory: Path, n_cut: int) -> Path:
@@ -35,6 +39,42 @@ def test_a_torn_tail_is_cut_and_the_end_says_how_much(tmp_path: Path) -> None:
     assert 0 < found.cut_bytes < size_bytes
     assert found == Recovered(3, 2, "j" * 32, found.cut_bytes, (1,))
     assert recover(tmp_path, NOW_NS) == Recovered(3, 2, "j" * 32, 0, (1,))
+
+
+def test_wherever_a_writer_died_the_next_one_goes_on_and_all_that_was_whole_is_there(
+    tmp_path: Path,
+) -> None:
+    random = Random(9)
+    desk = Desk(tmp_path / "j")
+    for i in range(40):
+        desk.add(f"c/{i}", topic=random.randbytes(random.choice((3, 1500, 6000))))
+    desk.flush()
+    content = (tmp_path / "j" / segment(1)).read_bytes()
+    framer = framer_of(content)
+    assert framer is not None
+    ends = [each.end for each in scan(framer, content) if isinstance(each, Found)]
+    # Of the offsets that a scan is tried at one by one (test_journal), some with real files.
+    cuts = range(len(content) - LAST_BYTES + random.randrange(STRIDE), len(content), STRIDE)
+    for number, cut in enumerate(cuts):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / segment(1)).write_bytes(content[:cut])
+        n_whole = sum(end <= cut for end in ends)
+        cut_bytes = cut - ends[n_whole - 1]
+
+        before = Journal(directory)
+        assert len(list(before)) == n_whole
+        told = before.torn
+        assert (told is None) == (cut_bytes == 0)
+        if told is not None:
+            where = (told.offset, told.size_bytes, told.next_seq)
+            assert where == (cut - cut_bytes, cut_bytes, n_whole)
+        assert recover(directory, NOW_NS).cut_bytes == cut_bytes
+        after = Journal(directory)
+        *kept, end = list(after)
+        assert end == End(n_whole, NOW_NS, "recovered", n_whole, cut_bytes)
+        assert [each.seq for each in kept] == list(range(n_whole))
+        assert (after.torn, after.damages) == (None, [])
 
 
 @pytest.mark.parametrize("size_bytes", [0, 7, HEADER_BYTES, HEADER_BYTES + 11])

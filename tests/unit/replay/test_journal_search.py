@@ -8,10 +8,10 @@ from bus.codec import pack
 from bus.entry import Entry, Placement
 from bus.messages.stream import Deltas
 from bus.messages.weights import CommitUpdate
-from replay.journal import Journal
-from replay.journal_records import Record, Stream, Tap
-from replay.journal_search import Wanted, find
-from replay.journal_settings import JournalSettings
+from replay.journal.reader import Journal
+from replay.journal.records import Record, Stream, Tap
+from replay.journal.search import Wanted, find
+from replay.journal.settings import JournalSettings
 from tests.unit.replay.segments import MS, Desk
 
 SMALL = JournalSettings(segment_bytes=2_000)

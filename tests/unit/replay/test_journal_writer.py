@@ -10,14 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from bus.entry import Entry
 from bus.errors import SettingsError
 from launcher.plan import environment
-from replay.journal import Journal
-from replay.journal_records import End, Stream
-from replay.journal_settings import JournalSettings
-from replay.journal_writer import JournalWriter
+from replay.journal.reader import Journal
+from replay.journal.records import End, Stream
+from replay.journal.settings import JournalSettings
+from replay.journal.writer import JournalWriter
 
 SCRIBE = Path(__file__).with_name("scribe.py")
 DEADLINE_S = 50.0
@@ -138,3 +139,13 @@ async def test_old_segments_are_deleted_beyond_what_is_to_be_kept(tmp_path: Path
     journal = Journal(directory)
     assert [each.seq for each in journal][-1] == writer.next_seq - 1
     assert journal.damages == []
+
+
+def test_more_may_come_when_something_is_due_at_once_already(tmp_path: Path) -> None:
+    async def write() -> None:
+        async with JournalWriter(tmp_path / "j", JournalSettings(sync_bytes=1)) as journal:
+            for n in range(10):
+                journal.append(stream(f"c/{n}"))
+
+    uvloop.run(write())  # the loop of our commands; its handles differ from those of asyncio
+    assert sum(isinstance(each, Stream) for each in Journal(tmp_path / "j")) == 10

@@ -6,9 +6,9 @@ from bus.codec import pack, topic_of
 from bus.entry import Entry, Placement
 from bus.messages.stream import Idle
 from bus.tap import TapEvent, TapMark
-from replay.choice import Filter
-from replay.journal_records import Lost, Record, Stream, Tap, Told
-from replay.recorder_core import UNDECIDED_NS, Build, RecorderCore
+from replay.journal.records import Lost, Record, Stream, Tap, Told
+from replay.recording.choice import Filter
+from replay.recording.recorder_core import UNDECIDED_NS, Build, RecorderCore
 
 
 def topic(n: int, event: TapEvent = "received") -> bytes:

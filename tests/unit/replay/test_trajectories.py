@@ -9,8 +9,8 @@ from bus.codec import pack
 from bus.entry import Entry, Placement
 from bus.messages.generation import Generate, Generated, Sampling
 from bus.tap import TapEvent
-from replay.journal_records import Head, Record, Tap
-from replay.trajectories import Trajectories
+from replay.journal.records import Head, Record, Tap
+from replay.rollouts.trajectories import Trajectories
 
 S = 1_000_000_000
 WALL_NS = 1_700_000_000 * S
@@ -112,3 +112,13 @@ def test_a_result_that_is_none_is_counted_and_does_not_stop_the_others() -> None
     tape.ended(rid="c/2")
     found, n_rows = tape.read()
     assert (n_rows, found.n_malformed) == (1, 1)
+
+
+def test_what_could_not_be_delivered_is_not_taken_for_a_question() -> None:
+    tape = Tape()
+    body = Generate(ints(3), Sampling(max_new_tokens=9))
+    returned = Entry("generate", RID, (1, 1), place=Placement("p"), body=pack(body))
+    tape.add("undelivered", returned)  # asked before the recording began
+    tape.ended()
+    found, n_rows = tape.read()
+    assert (n_rows, found.n_headless, found.n_open) == (0, 1, 0)

@@ -11,9 +11,9 @@ import pyarrow.parquet
 import pytest
 
 from bus.errors import SettingsError
-from replay.parquet import ROWS_AT_ONCE
-from replay.trajectories import Trajectory
-from replay.trajectory_files import read, write
+from replay.rollouts.parquet import ROWS_AT_ONCE
+from replay.rollouts.trajectories import Trajectory
+from replay.rollouts.trajectory_files import read, write
 
 FORMS = pytest.mark.parametrize("form", ["jsonl", "parquet"])
 

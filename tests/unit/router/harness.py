@@ -93,9 +93,15 @@ class Bus:
         """A worker that has said hello and beaten once."""
         return SimWorker(self, name, slots, version, facts)
 
-    def store(self, committed: dict[str, int] | None = None, host: str = "") -> "SimStore":
+    def store(
+        self,
+        committed: dict[str, int] | None = None,
+        host: str = "",
+        **facts: Any,  # noqa: ANN401 - fields of StoreFacts
+    ) -> "SimStore":
         """A weight store that has said hello and beaten once."""
-        return SimStore(self, committed or {}, host)
+        bulk = facts.pop("bulk", "tcp://127.0.0.1:9")
+        return SimStore(self, StoreFacts(bulk, committed or {}, host, **facts))
 
 
 class SimPeer:
@@ -284,8 +290,10 @@ class SimWorker(SimMember):
 
     def hello(self, router_epoch: int = 0, router_instance: str = "") -> None:
         """Introduce itself, or come back."""
-        offered = ("default", "ipc:///s", self.slots, 4096, 100, "fake", ["generate"])
-        facts = WorkerFacts(*offered, **self.facts)
+        facts = dict(self.facts)
+        abilities = facts.pop("abilities", ["generate"])
+        offered = ("default", "ipc:///s", self.slots, 4096, 100, "fake", abilities)
+        facts = WorkerFacts(*offered, **facts)
         hello = Hello(
             "worker",
             self.name,
@@ -301,9 +309,8 @@ class SimWorker(SimMember):
 class SimStore(SimMember):
     """A weight store."""
 
-    def __init__(self, bus: Bus, committed: dict[str, int], host: str) -> None:
+    def __init__(self, bus: Bus, facts: StoreFacts) -> None:
         super().__init__(bus, "store")
-        facts = StoreFacts("tcp://127.0.0.1:9", committed, host)
         self.say(
             Entry("hello", body=pack(Hello("store", "store", self.boot, self.epoch, store=facts)))
         )

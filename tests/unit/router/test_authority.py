@@ -66,6 +66,12 @@ class KeyedPeer(SimPeer):
         self.say(Entry(kind, rid, deadline_ms=10_000, place=place, body=raw))  # type: ignore[arg-type]
         return rid
 
+    def repair(self, rid: str, route: str = "worker:w0") -> None:
+        body = pack(Repair(rid, (1, 1), 0))
+        self.say(
+            Entry("repair", f"{self.principal.name}/1", route=route, deadline_ms=9000, body=body)
+        )
+
     def refusal(self) -> str:
         (entry,) = self.take("refused")
         body = unpack(entry)
@@ -117,7 +123,7 @@ def test_client_roles_generate(bus: Bus, role: str) -> None:
     [
         ("subscriber", "generate"),
         ("subscriber", "abort"),
-        ("subscriber", "repair"),
+        ("subscriber", "server_info"),
         ("client", "pause"),
         ("client", "publish_version"),
         ("client", "shutdown"),
@@ -202,10 +208,33 @@ def test_request_under_a_foreign_rid_is_refused(bus: Bus) -> None:
         assert peer.refusal() == "bad_request"
 
 
-def test_tokens_of_a_foreign_request_cannot_be_had_by_repair(bus: Bus) -> None:
-    peer = joined(bus, "client")
-    peer.ask("repair", pack(Repair("bob/7", (1, 1), 0)))
+@pytest.mark.parametrize("role", ["client", "trainer"])
+def test_tokens_of_a_foreign_request_cannot_be_had_by_repair(bus: Bus, role: str) -> None:
+    worker = bus.worker()
+    peer = joined(bus, role)
+    peer.repair("bob/7")
     assert peer.refusal() == "forbidden"
+    peer.repair("ann/7")
+    assert worker.take("repair")
+
+
+@pytest.mark.parametrize("role", ["subscriber", "admin"])
+def test_who_may_watch_all_streams_may_repair_what_it_missed_of_them(bus: Bus, role: str) -> None:
+    worker = bus.worker()
+    peer = joined(bus, role)
+    peer.repair("bob/7")
+    assert worker.take("repair")
+    assert not peer.take("refused")
+
+
+@pytest.mark.parametrize("role", ["subscriber", "client", "admin"])
+@pytest.mark.parametrize("route", ["fleet", "store", ""])
+def test_a_repair_is_asked_of_one_worker(bus: Bus, role: str, route: str) -> None:
+    worker = bus.worker()
+    peer = joined(bus, role)
+    peer.repair("ann/7", route)
+    assert peer.refusal() == "forbidden"
+    assert not worker.take("repair")
 
 
 def test_sessions_of_a_limited_key_are_its_own_only(bus: Bus) -> None:

@@ -2,6 +2,7 @@
 
 from bus.messages.control import Pause, Resume, ServerInfo
 from bus.messages.endings import Done, Problem
+from bus.messages.generation import Repair, Repaired
 from bus.messages.limits import CHUNK_BYTES, MAX_BODY_BYTES
 from bus.messages.weights import Chunk
 from tests.unit.router.harness import Bus
@@ -114,6 +115,19 @@ def test_same_command_again_is_answered_again_and_not_repeated() -> None:
     client.outcome()
     client.ask("pause", Pause(), "fleet", rid=rid)
     assert worker.take("pause") == []
+    assert len(client.outcome().results) == 1
+
+
+def test_the_answer_to_a_repair_is_not_kept_and_can_be_had_again() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    repair = Repair("c/9", (1, 1), 0)
+    rid = client.ask("repair", repair, "worker:w0")
+    worker.end(worker.heard_one("repair"), body=Repaired(0, b"", b"", []))
+    assert len(client.outcome().results) == 1
+    client.ask("repair", repair, "worker:w0", rid=rid)
+    assert client.take("finished") == []
+    worker.end(worker.heard_one("repair"), body=Repaired(0, b"", b"", []))
     assert len(client.outcome().results) == 1
 
 

@@ -32,10 +32,17 @@ class Tapped:
 
     def __init__(self) -> None:
         self.published: list[tuple[TapMark, list[Entry]]] = []
-        self.core = TappedCore(core(), self._publish)
+        self.counted: list[tuple[str, int]] = []
+        self.has_room = True
+        self.core = TappedCore(core(), self._publish, self._count)
 
-    def _publish(self, topic: bytes, entries: list[Entry]) -> None:
-        self.published.append((mark_in(topic), entries))
+    def _publish(self, topic: bytes, entries: list[Entry]) -> bool:
+        if self.has_room:
+            self.published.append((mark_in(topic), entries))
+        return self.has_room
+
+    def _count(self, name: str, by: int) -> None:
+        self.counted.append((name, by))
 
     def told(self) -> list[tuple[str, int, str, list[str]]]:
         """(event, connection, name, kinds) of each message so far."""
@@ -103,3 +110,21 @@ def test_what_a_key_says_and_loses_is_told_too() -> None:
     events = [mark.event for mark, _ in tapped.published]
     assert events == ["received", "sent", "malformed", "revoked", "sent"]
     assert tapped.told()[-1] == ("sent", 1, "trainer", ["dismissed"])
+
+
+def test_what_could_not_be_delivered_is_told_with_what_it_led_to() -> None:
+    tapped = Tapped()
+    tapped.core.receive(PEER, HELLO, 1.0)
+    tapped.core.undelivered(PEER, [Entry("generate", "trainer/1")], 2.0)
+    assert tapped.told()[-1] == ("undelivered", 1, "trainer", ["generate"])
+
+
+def test_what_the_port_has_no_room_for_is_counted_and_shows_in_the_numbers() -> None:
+    tapped = Tapped()
+    tapped.core.tick(1.0)
+    tapped.has_room = False
+    tapped.core.receive(PEER, HELLO, 2.0)
+    tapped.has_room = True
+    tapped.core.tick(3.0)
+    assert [mark.n for mark, _ in tapped.published] == [0, 3]
+    assert tapped.counted == [("tap_dropped", 1), ("tap_dropped", 1)]

@@ -4,7 +4,7 @@ import pytest
 
 from bus.messages.membership import StoreFacts, WorkerFacts
 from bus.messages.weights import Offer, PublishVersion, TransportChoice
-from router.transport_plan import Target, Way, plan_ways
+from router.transport_plan import DEAR, Target, Way, plan_ways
 
 STORE = StoreFacts("tcp://10.0.0.1:9", {}, "host-a")
 ALL = ["collective", "cuda_ipc", "delta", "disk", "shm", "tcp"]
@@ -146,3 +146,34 @@ def test_files_that_the_store_writes_need_no_offer_of_the_publisher() -> None:
     for transport in ("auto", "disk"):
         way = plan_ways([_target(transports=["disk", "tcp"])], store, _body(transport=transport))
         assert way["w0"].transport == "disk"
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "share", "n_deltas"), [(10, 0.1, 10), (11, 0.1, 1), (3, 0.49, 1), (2, 0.49, 2)]
+)
+def test_deltas_that_are_more_than_the_version_go_to_one_worker_only(
+    n_workers: int, share: float, n_deltas: int
+) -> None:
+    ways = ["delta", "tcp"]
+    targets = [
+        _target(f"w{n}", transports=ways, has_base=True, serves=True) for n in range(n_workers)
+    ]
+    plan = plan_ways(targets, STORE, _body(), (), share)
+    deltas = [name for name, way in plan.items() if way.transport == "delta"]
+    assert len(deltas) == n_deltas
+    if n_deltas == 1:
+        bulk = f"tcp://{deltas[0]}:9"
+        assert all(bulk not in way.sources for way in plan.values())
+        assert {way.why for name, way in plan.items() if name != deltas[0]} == {DEAR}
+
+
+def test_workers_that_pass_nothing_on_take_deltas_however_many_they_are() -> None:
+    targets = [_target(f"w{n}", transports=["delta", "tcp"], has_base=True) for n in range(20)]
+    plan = plan_ways(targets, STORE, _body(), (), 0.9)
+    assert {way.transport for way in plan.values()} == {"delta"}
+
+
+def test_who_asks_for_deltas_gets_deltas() -> None:
+    targets = [_target(f"w{n}", has_base=True, serves=True) for n in range(20)]
+    plan = plan_ways(targets, STORE, _body(transport="delta"), (), 0.9)
+    assert {way.transport for way in plan.values()} == {"delta"}

@@ -1,5 +1,10 @@
 """A commit in waves: enough workers go on serving while others swap."""
 
+from itertools import pairwise
+
+from bus.codec import unpack
+from bus.messages.endings import Done
+from bus.messages.weights import RecordCommit
 from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
 from tests.unit.router.update_steps import (
     FAILED,
@@ -20,7 +25,7 @@ def _prepared_fleet(
     publish(client, floor=floor)
     for worker in workers:
         prepare(worker)
-    record(store)
+    assert _recorded(store) == (1, floor)
     return store, workers, client
 
 
@@ -35,7 +40,7 @@ def test_without_a_floor_all_commit_at_once() -> None:
 
 
 def test_next_wave_begins_when_the_one_before_has_answered() -> None:
-    _, workers, client = _prepared_fleet(Bus(), 4, 2)
+    store, workers, client = _prepared_fleet(Bus(), 4, 2)
     assert _told(workers) == ["w0", "w1"]
     commit(workers[0])
     assert _told(workers) == ["w1"]
@@ -43,6 +48,7 @@ def test_next_wave_begins_when_the_one_before_has_answered() -> None:
     assert _told(workers) == ["w2", "w3"]
     commit(workers[2])
     commit(workers[3])
+    record(store)
     assert [each.is_active for each in published(client).workers] == [True] * 4
 
 
@@ -65,28 +71,31 @@ def test_fewer_workers_than_the_floor_commit_one_at_a_time() -> None:
 
 def test_lost_worker_does_not_hold_up_the_next_wave() -> None:
     bus = Bus()
-    _, workers, client = _prepared_fleet(bus, 2, 1)
+    store, workers, client = _prepared_fleet(bus, 2, 1)
     workers[0].is_alive = False
     bus.advance(4)
     commit(workers[1])
+    record(store)
     problems = {each.worker: each.problem for each in published(client).workers}
     assert problems == {"w0": "silent during commit_update", "w1": ""}
 
 
 def test_worker_lost_before_its_wave_is_noted() -> None:
     bus = Bus()
-    _, workers, client = _prepared_fleet(bus, 2, 1)
+    store, workers, client = _prepared_fleet(bus, 2, 1)
     workers[1].is_alive = False
     bus.advance(4)
     commit(workers[0])
+    record(store)
     problems = {each.worker: each.problem for each in published(client).workers}
     assert problems == {"w0": "", "w1": "silent since prepare_update"}
 
 
 def test_failed_commit_does_not_hold_up_the_next_wave() -> None:
-    _, workers, client = _prepared_fleet(Bus(), 2, 1)
+    store, workers, client = _prepared_fleet(Bus(), 2, 1)
     workers[0].end(workers[0].heard_one("commit_update"), "failed", FAILED)
     commit(workers[1])
+    record(store)
     assert [each.is_active for each in published(client).workers] == [False, True]
 
 
@@ -104,10 +113,92 @@ def test_worker_that_could_not_prepare_serves_on_and_counts_for_the_floor() -> N
 
 def test_waves_that_do_not_come_before_the_deadline_are_left_to_catch_up() -> None:
     bus = Bus()
-    _, workers, client = _prepared_fleet(bus, 2, 1)
+    store, workers, client = _prepared_fleet(bus, 2, 1)
     bus.advance(31)
+    record(store)
     first, second = published(client).workers
     assert first.problem == "silent during commit_update"
     assert second.problem == "its turn to commit did not come before the deadline"
     bus.advance(1)
     assert len({each.rid for each in workers[1].take("prepare_update")}) == 1
+
+
+def test_nobody_hears_of_the_version_before_the_store_knows_that_the_waves_are_through() -> None:
+    bus = Bus()
+    store, workers, client = _prepared_fleet(bus, 2, 1)
+    for worker in workers:
+        commit(worker)
+    client.generate("latest")
+    assert [len(each.take("generate")) for each in workers].count(1) == 1
+    assert client.take("finished") == []
+    assert _recorded(store) == (1, 0)
+    assert published(client).version == 1
+
+
+def _recorded(store: SimStore) -> tuple[int, int]:
+    """Write the decision down: (version, floor)."""
+    command = store.heard_one("record_commit")
+    body = unpack(command)
+    assert isinstance(body, RecordCommit)
+    store.end(command, body=Done())
+    return body.version, body.floor
+
+
+def _restarted_in_mid_waves(n_workers: int, floor: int) -> tuple[Bus, SimStore, list[SimWorker]]:
+    """A new router: the store has recorded version 1, and one worker has it."""
+    bus = Bus(recovered=False)
+    workers = [bus.worker(f"w{n}", version=int(n == 0)) for n in range(n_workers)]
+    store = bus.store({"default": 1}, waves={"default": (0, floor)})
+    return bus, store, workers
+
+
+def test_new_router_goes_on_in_waves_when_everybody_could_come_back() -> None:
+    bus, store, workers = _restarted_in_mid_waves(4, 3)
+    bus.advance(3)
+    assert all(each.take("prepare_update") == [] for each in workers)
+    bus.advance(1)
+    for worker in workers:
+        prepare(worker)
+    assert _told(workers) == ["w0"]
+    for behind, following in pairwise(workers):
+        commit(behind)
+        assert _told(workers) == [following.name]
+    commit(workers[-1])
+    assert _recorded(store) == (1, 0)
+    assert bus.core.context.committed == {"default": 1}
+
+
+def test_workers_that_wait_for_their_wave_serve_under_a_new_router() -> None:
+    bus, _, workers = _restarted_in_mid_waves(2, 1)
+    client = bus.client()
+    client.generate("exact:0")
+    client.generate("min:1")
+    assert [len(each.take("generate")) for each in workers] == [1, 1]
+
+
+def test_waves_that_nobody_can_go_on_with_end_and_the_others_catch_up() -> None:
+    bus, store, workers = _restarted_in_mid_waves(2, 1)
+    bus.advance(4)
+    prepare(workers[0])
+    fail_to_prepare(workers[1])
+    commit(workers[0])
+    assert _recorded(store) == (1, 0)
+    bus.advance(3)
+    prepare(workers[1])
+    commit(workers[1])
+    assert workers[1].version == 1
+
+
+def test_publisher_that_asks_a_new_router_again_waits_for_the_waves() -> None:
+    bus, store, workers = _restarted_in_mid_waves(3, 2)
+    client = bus.client()
+    publish(client, floor=2, require="all")
+    bus.advance(4)
+    prepare(workers[0])
+    prepare(workers[1])
+    fail_to_prepare(workers[2])  # too late to refuse: it was decided by the router before
+    for worker in workers[:2]:
+        assert _told(workers[:2]) == [worker.name]
+        commit(worker)
+    assert _recorded(store) == (1, 0)
+    assert [each.is_active for each in published(client).workers] == [True, True, False]

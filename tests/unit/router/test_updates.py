@@ -1,5 +1,8 @@
 """Weight updates as transactions."""
 
+import pytest
+
+from bus.messages.endings import Done
 from bus.messages.weights import Offer, Prepared
 from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
 from tests.unit.router.update_steps import (
@@ -266,6 +269,71 @@ def test_group_that_lost_a_rank_is_not_used_for_the_next_try() -> None:
     workers[1].is_alive = False
     bus.advance(4)
     assert prepare(workers[0]).transport == "tcp"
+
+
+@pytest.mark.parametrize(("of", "way"), [("router-a", "collective"), ("router-b", "tcp")])
+def test_only_the_router_that_a_group_was_offered_to_uses_it(of: str, way: str) -> None:
+    bus = Bus()
+    bus.store()
+    worker = bus.worker(transports=["collective", "tcp"])
+    offer = Offer("collective", "10.0.0.1:7", backend="gloo", router=of)
+    publish(bus.client(), offers=[offer])
+    assert prepare(worker).transport == way
+
+
+def test_store_that_comes_back_elsewhere_is_told_to_those_who_wait_for_it() -> None:
+    bus = Bus()
+    former = bus.store(bulk="tcp://127.0.0.1:1")
+    workers, client = [bus.worker(f"w{n}") for n in range(3)], bus.client()
+    publish(client, require="all")
+    assert prepare(workers[0]).bulk == "tcp://127.0.0.1:1"
+    former.is_alive = False
+    store = bus.store(bulk="tcp://127.0.0.1:2")
+    bus.advance(0.25)
+    for worker in workers[1:]:
+        worker.end(worker.heard_one("prepare_update"), "failed", FAILED)
+        worker.end(worker.heard_one("abort_update"), body=Done())
+    for worker in workers[1:]:
+        assert prepare(worker).bulk == "tcp://127.0.0.1:2"
+    record(store)
+    for worker in workers:
+        commit(worker)
+    assert [each.is_active for each in published(client).workers] == [True] * 3
+    assert workers[0].take("abort_update", "prepare_update") == []
+
+
+def test_store_that_comes_back_where_it_was_stops_nobody() -> None:
+    bus = Bus()
+    former = bus.store()
+    worker, client = bus.worker(), bus.client()
+    publish(client)
+    former.is_alive = False
+    store = bus.store()
+    prepare(worker)
+    record(store)
+    commit(worker)
+    assert published(client).version == 1
+    assert worker.take("abort_update") == []
+
+
+def test_what_a_delta_moved_decides_who_takes_the_next_one() -> None:
+    bus = Bus()
+    store, client = bus.store({"default": 1}, "host-a"), bus.client()
+    ways = ["delta", "tcp"]
+    workers = [
+        bus.worker(f"w{n}", version=1, host="host-b", transports=ways, bulk=f"tcp://w{n}:9")
+        for n in range(3)
+    ]
+    publish(client, 2)
+    for worker in workers:
+        command = worker.heard_one("prepare_update")
+        worker.end(command, body=Prepared(2, 100, "delta", 1.0, 60))
+    record(store)
+    for worker in workers:
+        commit(worker, 2)
+        worker.beat()
+    publish(client, 3)
+    assert [prepare(worker, 3).transport for worker in workers] == ["tcp", "tcp", "delta"]
 
 
 def test_torn_worker_waits_for_the_first_publication() -> None:

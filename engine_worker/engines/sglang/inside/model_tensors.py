@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from bus.cuda_memory import CudaError
+from bus.packing import runs_within
 from engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
 from engine_worker.engines.sglang.inside.mapped_files import MappedFiles
 from engine_worker.engines.sglang.inside.ranks import Ranks
@@ -131,12 +132,4 @@ def _batches(tensors: NamedTensors, device: torch.device) -> list[NamedTensors]:
     """All at once, unless they are not yet where the model is: that takes memory for a copy."""
     if all(tensor.device.type == device.type for _, tensor in tensors):
         return [tensors]
-    batches: list[NamedTensors] = [[]]
-    left = BATCH_BYTES
-    for name, tensor in tensors:
-        if batches[-1] and tensor.nbytes > left:
-            batches.append([])
-            left = BATCH_BYTES
-        batches[-1].append((name, tensor))
-        left -= tensor.nbytes
-    return batches
+    return runs_within(BATCH_BYTES, tensors, lambda each: each[1].nbytes)

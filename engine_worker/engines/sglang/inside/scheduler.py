@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from engine_worker.engines.sglang.inside.prefix_events import PrefixEvents
 from engine_worker.engines.sglang.inside.scheduler_sampling import SchedulerSampling
 from engine_worker.engines.sglang.inside.scheduler_weights import SchedulerWeights
 from engine_worker.engines.sglang.inside.tap_columns import TapColumns
 from engine_worker.engines.sglang.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
+    PREFIX_VARIABLE,
     Flushed,
     LastWords,
     Message,
@@ -57,6 +59,7 @@ class SchedulerTap:
         """Of the weights that the next step is computed with."""
         self._weights = SchedulerWeights(self._send, self._end, self._use_version)
         self._sampling = SchedulerSampling()
+        self._prefixes = PrefixEvents() if PREFIX_VARIABLE in os.environ else None
         self._scheduler: Scheduler | None = None
         self._n_forwards = 0
         self._pulse_at = 0.0
@@ -73,6 +76,8 @@ class SchedulerTap:
         hook_around(f"{scheduler}.process_batch_result", self._book)
         hook_around(f"{streamer}.stream_output", self._stream)
         for target, hook in self._sampling.hooks():
+            hook_around(target, hook)
+        for target, hook in self._prefixes.hooks() if self._prefixes is not None else ():
             hook_around(target, hook)
         hook_around(f"{scheduler}.flush_cache", self._flush)
         hook_around(f"{scheduler}.process_input_requests", self._take_in)
@@ -134,6 +139,8 @@ class SchedulerTap:
 
     def _use_version(self, version: int) -> None:
         self._version = version
+        if self._prefixes is not None and self._scheduler is not None:
+            self._prefixes.use(version, self._scheduler)
 
     def _end(self, requests: Sequence[SchedulerRequest]) -> None:
         """These are about to be aborted."""

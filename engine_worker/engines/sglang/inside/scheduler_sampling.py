@@ -8,6 +8,7 @@ import torch
 from engine_worker.engines.sglang import upstream
 from engine_worker.engines.sglang.inside import grammar_masks
 from engine_worker.engines.sglang.inside.admission import admit, refuse
+from engine_worker.engines.sglang.inside.broken_rows import draw_one, drawable, end_broken
 from engine_worker.engines.sglang.inside.row_state import place_rows
 from engine_worker.engines.sglang.inside.support import Support, note_support, support_of
 from engine_worker.engines.sglang.upstream_types import SglangObject
@@ -31,6 +32,7 @@ class SchedulerSampling:
             (f"{scheduler}.launch_batch_sample_if_needed", self._sample_late),
             ("sglang.srt.model_executor.model_runner.ModelRunner.sample", self._sample),
             ("sglang.srt.layers.sampler.Sampler._sample_from_probs", self._draw),
+            ("sglang.srt.layers.sampler.sampling_from_probs_torch", draw_one),
             (
                 "sglang.srt.layers.logprob_processor.OutputLogprobProcessor.compute_logprobs",
                 _compute_logprobs,
@@ -47,6 +49,7 @@ class SchedulerSampling:
         support: Support | None = getattr(result, "rolloutbus_support", None)
         if support is not None:
             note_support(support, batch.reqs)
+        end_broken(batch, result)
 
     def _admit(
         self, call: Call, scheduler: object, request: SglangObject, *args: object, **kwargs: object
@@ -67,8 +70,8 @@ class SchedulerSampling:
     def _draw(
         self, call: Call, sampler: object, probs: torch.Tensor, info: SglangObject, *args: object
     ) -> object:
-        drawn = call(sampler, probs, info, *args)
         (*_, is_simple) = args
+        drawn = call(sampler, probs if is_simple else drawable(probs), info, *args)
         if not is_simple or info.has_custom_logit_processor:
             self._support = support_of(probs, info, upstream.renormalising_kernels())
         return drawn

@@ -46,6 +46,8 @@ def wanted_arrays(request: SglangObject, start: int, stop: int) -> dict[str, Arr
         found["routed_experts"] = torch.as_tensor(request.routed_experts).int().cpu().numpy()
     if want.sampling_mask:
         found |= _masks(getattr(request, "rolloutbus_masks", []), request.output_ids, part)
+    if want.cached_tokens:
+        found["cached_tokens"] = np.array([request.cached_tokens], np.int32)
     return {name: array_of(values) for name, values in found.items()} or None
 
 

@@ -4,6 +4,7 @@ Pure but for the request objects, which are SGLang's. A request that is streamed
 at every step, another one in portions, so that it can still be resumed elsewhere.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 
@@ -23,15 +24,20 @@ class TapColumns:
         """Of the weights that computed the step being told."""
         self._coarse_tokens = coarse_tokens
         self._steady = SteadyBatch()
+        self._quiet = QuietBatch()
 
     def step(self, requests: Sequence[SchedulerRequest]) -> Rows | None:
         """What is due of these requests after a step; None if nothing is."""
         batch = self._steady
         if batch.has_one_more_each(requests):
             return batch.rows(self.version)
+        if self._quiet.has_nothing_due(requests):
+            return None
         batch.leave()
         rows = self._rows(requests, self._coarse_tokens)
-        if rows is not None and len(rows.rids) == len(requests) and not rows.finishes:
+        if rows is None:
+            self._quiet.enter(requests, self._coarse_tokens)
+        elif len(rows.rids) == len(requests) and not rows.finishes:
             batch.enter(requests)
         return rows
 
@@ -75,6 +81,8 @@ class TapColumns:
                 if request.finished_len is not None:
                     stop = request.finished_len
                 finishes.append(_finish(len(rids), reason))
+                if finishes[-1].status and _is_broken(request, stop):
+                    stop -= 1
                 if request.sampling_params.custom_params:
                     finishes[-1] = _with_arrays(request, stop, finishes[-1], arrays)
             cut = getattr(request, "rolloutbus_log_mass", None)
@@ -158,6 +166,39 @@ class SteadyBatch:
         )
 
 
+class QuietBatch:
+    """Steps of which nothing is told: the same requests, none streamed, and no portion is full.
+
+    The longest portion sets the pace for all: a step that yields several tokens, as speculation
+    does, makes portions longer by as many.
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[SchedulerRequest] = []
+        self._n_left = 0
+
+    def enter(self, requests: Sequence[SchedulerRequest], portion: int) -> None:
+        """Nothing was due of these after this step; something will be at a portion's end."""
+        told = (getattr(each, "rolloutbus_told", 0) for each in requests)
+        n_kept = max(
+            (len(each.output_ids) - start for each, start in zip(requests, told, strict=True)),
+            default=portion,
+        )
+        self._requests, self._n_left = [*requests], portion - n_kept - 1
+
+    def has_nothing_due(self, requests: Sequence[SchedulerRequest]) -> bool:
+        """Whether this step is another such one."""
+        if (
+            self._n_left <= 0
+            or self._requests != requests
+            or [request for request in requests if request.finished_reason is not None]
+        ):
+            self._requests = []
+            return False
+        self._n_left -= 1
+        return True
+
+
 _NONE = (float("nan"),)
 _NOTHING = (0.0,)
 
@@ -190,6 +231,12 @@ def _with_arrays(
     if found:
         arrays.append((end.row, found))
     return end
+
+
+def _is_broken(request: SchedulerRequest, stop: int) -> bool:
+    """Whether the last token was drawn from no numbers at all."""
+    known: Sequence[float] = request.logprob.output_token_logprobs_val or ()
+    return 0 < stop <= len(known) and math.isnan(known[stop - 1])
 
 
 def _finish(row: int, reason: FinishReason) -> Finish:

@@ -24,6 +24,11 @@ TellEnd = Callable[[Sequence[SchedulerRequest]], None]
 """Called with requests that are about to be aborted."""
 
 
+def namespace_of(key: str | None, version: int) -> str | None:
+    """Of the prefix cache, for requests with a key of their own, an adapter's say, or without."""
+    return f"{key or ''}@weights{version}" if version else key
+
+
 class VersionChange:
     """What a change of weights does to the requests of one scheduler."""
 
@@ -36,10 +41,7 @@ class VersionChange:
         """A request is queued, again perhaps: it shall find no KV but of the present weights."""
         if not hasattr(request, "rolloutbus_extra_key"):
             request.rolloutbus_extra_key = request.extra_key
-        key = request.rolloutbus_extra_key
-        if self._version:
-            key = f"{key or ''}@weights{self._version}"
-        request.extra_key = key
+        request.extra_key = namespace_of(request.rolloutbus_extra_key, self._version)
 
     def use(self, version: int) -> None:
         """From now on requests are admitted to these weights."""

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 import pytest
@@ -17,6 +18,8 @@ KNOWN: dict[str, Any] = {
     "tp_size": int,
     "watchdog_timeout": float,
     "grammar_backend": Optional[str],  # noqa: UP045
+    "chunked_prefill_size": Optional[int],  # noqa: UP045
+    "disable_radix_cache": bool,
     "lora_paths": Union[dict[str, str], list[str], list[dict[str, str]], None],  # noqa: UP007
 }
 
@@ -88,3 +91,22 @@ def test_a_pause_is_not_taken_for_a_hang() -> None:
 
 def test_arguments_that_this_version_lacks_are_not_chosen() -> None:
     assert set(server_arguments(SglangSettings("m"), KNOWN)) <= set(KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_whole"),
+    [
+        ('{"architectures": ["XLMRobertaForSequenceClassification"]}', True),
+        ('{"architectures": ["BertModel"], "hidden_size": 64}', True),
+        ('{"architectures": ["LlamaForSequenceClassification"]}', False),
+        ("{}", False),
+        ("no json", False),
+    ],
+)
+def test_texts_of_encoders_are_neither_cached_nor_cut(
+    tmp_path: Path, config: str, is_whole: bool
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    chosen = server_arguments(SglangSettings(str(tmp_path)), KNOWN)
+    wanted = (True, -1) if is_whole else (None, None)
+    assert (chosen.get("disable_radix_cache"), chosen.get("chunked_prefill_size")) == wanted

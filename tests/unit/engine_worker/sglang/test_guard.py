@@ -245,6 +245,25 @@ def test_weights_of_a_shared_cache_are_neither_updated_nor_released() -> None:
     assert guard.check_release([KV_CACHE], 0) == [KV_CACHE]
 
 
+@pytest.mark.parametrize(
+    ("can", "why"),
+    [
+        (Abilities(shares_weights=True), "weight_cache_mode"),
+        (Abilities(has_stages=True), "pp_size"),
+        (Abilities(mixes_versions=True), "hicache_storage_backend"),
+    ],
+)
+def test_weights_that_can_never_change_are_refused_before_they_are_staged(
+    can: Abilities, why: str
+) -> None:
+    guard = Guard(can)
+    for ask in (guard.check_takes_updates, guard.begin_update):
+        with pytest.raises(EngineFailed, match=why) as caught:
+            ask()
+        assert caught.value.code == "unsupported"
+    assert not guard.is_updating
+
+
 def test_pipeline_stages_can_be_emptied_but_not_stopped() -> None:
     guard = guard_in("running", Abilities(has_stages=True))
 

@@ -44,6 +44,7 @@ def fake(rid: str, want: Want | None = None, n_kept: int = 0, **more: Any) -> An
         "sampling_params": SimpleNamespace(custom_params=said, **params),
         "hidden_states": [],
         "routed_experts": None,
+        "cached_tokens": 3,
     }
 
     class Request:
@@ -157,3 +158,7 @@ def test_a_token_that_was_thrown_away_leaves_its_place_to_the_next_one() -> None
         note_support(Support(torch.tensor([mass, mass]), {}, None), [request, greedy])
     assert request.rolloutbus_log_mass == pytest.approx([0.0, -0.4])
     assert not hasattr(greedy, "rolloutbus_log_mass")
+
+
+def test_cached_tokens_are_those_of_the_whole_input() -> None:
+    assert arrays(fake("s1.", Want(cached_tokens=True)))["cached_tokens"].tolist() == [3]

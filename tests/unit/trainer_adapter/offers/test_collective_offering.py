@@ -2,11 +2,14 @@
 # The stubs of torch leave parameters untyped.
 
 import asyncio
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 
 from bus.host import host_id
 from bus.manifest import lay_out
+from bus.rendezvous import GO, WORLD, RankReport, joined_key, write_report
 from trainer_adapter.offers.collective import CollectiveOffering
 
 LAYOUT = lay_out([("a", "F32", (4,))])
@@ -31,6 +34,28 @@ async def test_an_address_that_is_not_ours_is_not_offered() -> None:
 
 async def test_tensors_on_a_cpu_are_not_offered_over_nccl() -> None:
     assert await CollectiveOffering("nccl").prepare(LAYOUT, TENSORS) == []
+
+
+async def test_a_rank_that_waits_for_others_is_let_go_when_the_offer_is_called_off() -> None:
+    offering = CollectiveOffering()
+    (offer,) = await offering.prepare(LAYOUT, TENSORS)
+    host, _, port = offer.at.rpartition(":")
+    wait = timedelta(seconds=30)
+    rank = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        host, int(port), is_master=False, timeout=wait, wait_for_workers=False
+    )
+    async with asyncio.timeout(30.0):  # the ranks have 60
+        serving = asyncio.create_task(offering.serve())
+        rank.set(WORLD, "3")
+        rank.set(joined_key(1), write_report(RankReport()))
+        await asyncio.sleep(0)  # lets it begin to wait
+        offering.call_off()
+        offering.call_off()
+        await asyncio.to_thread(rank.wait, [GO], wait)
+        await serving
+    assert rank.get(GO) == b"the workers were told anew"
+    assert offering.problem.endswith("was told anew")
+    await offering.close()
 
 
 async def test_an_offer_that_nobody_takes_is_withdrawn_at_once() -> None:

@@ -15,6 +15,7 @@ from trainer_adapter.store.effects import (
     Verify,
     WriteFiles,
 )
+from trainer_adapter.store.records import Record
 from trainer_adapter.store.settings import StoreSettings
 from trainer_adapter.store.versions import VersionTable
 
@@ -34,7 +35,7 @@ class Desk:
         self.core = StoreCore(self.settings, "host", self.table)
         self.now = 100.0
         self.n_segments = 0
-        self.records: list[object] = []
+        self.records: list[Record] = []
         self.mismatch = ""
         self.holds_files = False
         """Whether what takes long is left to the test."""

@@ -121,6 +121,44 @@ def test_commits_are_idempotent_and_never_go_back() -> None:
     ]
 
 
+def test_waves_are_remembered_until_they_are_through() -> None:
+    desk = Desk()
+    first = desk.publish()
+    second = desk.seal()
+    for floor in (3, 3):  # a new router may ask again
+        assert answer_of(desk.say(RecordCommit("default", second, floor))) == Done()
+    assert (desk.core.committed, desk.core.waves) == ({"default": 2}, {"default": (first, 3)})
+    reborn = VersionTable()
+    reborn.restore(desk.records)
+    assert reborn.waves == {"default": (first, 3)}
+    shortened = VersionTable()
+    shortened.restore(reborn.snapshot())
+    assert shortened.waves == reborn.waves
+    for _ in range(2):
+        assert answer_of(desk.say(RecordCommit("default", second))) == Done()
+    assert desk.core.waves == {}
+    assert answer_of(desk.say(RecordCommit("default", second, 3))) == Done()
+    assert desk.core.waves == {}
+    reborn.restore(desk.records[-1:])
+    assert (reborn.committed, reborn.waves) == ({"default": second}, {})
+
+
+def test_adapters_that_workers_are_to_have_are_remembered_until_they_are_unloaded() -> None:
+    desk = Desk()
+    version, other = desk.seal("default.judge"), desk.seal("default.other")
+    for name, number in (("judge", version), ("judge", version), ("other", other), ("other", 0)):
+        body = RecordCommit(f"default.{name}", number, is_adapter=True)
+        assert answer_of(desk.say(body)) == Done()
+    missing = RecordCommit("default.judge", 9, is_adapter=True)
+    assert code_of(desk.say(missing)) == "version_unavailable"
+    assert (desk.core.committed, desk.core.adapters) == ({}, {"default.judge": version})
+    reborn, shortened = VersionTable(), VersionTable()
+    reborn.restore(desk.records)
+    shortened.restore(reborn.snapshot())
+    for table in (reborn, shortened):
+        assert (table.committed, table.adapters) == ({}, {"default.judge": version})
+
+
 def test_only_sealed_versions_can_be_committed_or_pulled() -> None:
     desk = Desk()
     desk.say(ReserveVersion("default", TENSORS))

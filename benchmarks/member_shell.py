@@ -1,0 +1,67 @@
+"""The shell of a benchmark's own member: it joins, beats, and hands on what its core wants done."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from bus.clock import BootClock
+from bus.effects import Connect, Send
+from bus.entry import Entry
+from bus.ids import AttemptKey
+from bus.member import MemberCore
+from bus.member_effects import MemberEffect
+from bus.messages.membership import WorkerFacts
+from bus.zmq_ports import DealerPort
+
+TICK_S = 0.1
+
+
+class MemberShell:
+    """Of one member; lives until its process ends."""
+
+    def __init__(
+        self, endpoint: str, core: MemberCore, carry_out: Callable[[MemberEffect], None]
+    ) -> None:
+        """`endpoint`: the router's backend; `carry_out`: what is neither sent nor connected."""
+        self._endpoint = endpoint
+        self._core = core
+        self._carry_out = carry_out
+        self._clock = BootClock()
+        self._port: DealerPort | None = None
+        self.welcomed = asyncio.Event()
+
+    def go_online(self, facts: WorkerFacts) -> None:
+        """Join, and beat from now on."""
+        self._apply(self._core.online(facts, self._clock.now()))
+        self._tick()
+
+    def beat(self) -> None:
+        """Tell at once how the member is."""
+        self._apply(self._core.beat(self._clock.now()))
+
+    def finished(self, key: AttemptKey, result: msgspec.Struct) -> None:
+        """A command is done."""
+        self._apply(self._core.ended("finished", key, result, self._clock.now()))
+
+    def _apply(self, effects: Sequence[MemberEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, entry):
+                    if self._port is not None:
+                        self._port.send(entry)
+                case Connect():
+                    if self._port is not None:
+                        self._port.close()
+                    self._port = DealerPort(self._endpoint, self._receive)
+                case _:
+                    self._carry_out(effect)
+
+    def _receive(self, entries: list[Entry]) -> None:
+        self._apply(self._core.receive(entries, self._clock.now()))
+        if self._core.state == "leased":
+            self.welcomed.set()
+
+    def _tick(self) -> None:
+        self._apply(self._core.tick(self._clock.now()))
+        asyncio.get_running_loop().call_later(TICK_S, self._tick)

@@ -1,0 +1,64 @@
+"""What the SGLang engine tells of its prefix cache."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from bus.messages.prefixes import Prefixes
+from bus.zmq_event_feed import EventFeed
+from engine_worker.engines.cached_prefixes import CachedPrefixes
+from engine_worker.engines.sglang.kv_events import KvEvents
+
+PAGE_TOKENS = 16
+"""With pages of one token, SGLang's default, each token would be an event."""
+EVENTS = "kv_events_config"
+
+
+class PrefixFeed:
+    """Hears the events of one scheduler's cache."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.cached = CachedPrefixes()
+        self._feed = EventFeed(endpoint, KvEvents(self.cached).hear)
+
+    @classmethod
+    def among(cls, arguments: dict[str, object], folder: Path) -> Self:
+        """Have an engine publish events, by the arguments it is going to be started with.
+
+        Args:
+            arguments: SGLang's; changed.
+            folder: that only this user can enter.
+
+        Raises:
+            ValueError: with these arguments it cannot be.
+        """
+        if EVENTS in arguments:
+            raise ValueError(f"arguments: {EVENTS} follows from report_prefixes; leave it out")
+        if _number(arguments, "dp_size") > 1:
+            raise ValueError("report_prefixes: one cache is told of, and dp_size makes several")
+        endpoint = f"ipc://{folder / 'kv-events'}"
+        told = {"publisher": "zmq", "endpoint": endpoint, "topic": ""}
+        arguments[EVENTS] = json.dumps(told)
+        if arguments.get("device") != "cpu":  # where SGLang has pages of one token only
+            arguments.setdefault("page_size", PAGE_TOKENS)
+        return cls(endpoint)
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._feed.close()
+
+
+class ReportsPrefixes:
+    """Implements `PrefixReporter`; what the SGLang engine inherits."""
+
+    _prefixes: PrefixFeed | None
+
+    def take_prefixes(self) -> Prefixes | None:
+        """See `PrefixReporter`."""
+        return self._prefixes.cached.take() if self._prefixes is not None else None
+
+
+def _number(arguments: Mapping[str, object], name: str) -> int:
+    value = arguments.get(name)
+    return value if isinstance(value, int) else 1

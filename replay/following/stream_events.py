@@ -1,0 +1,155 @@
+"""What a subscriber is told: tokens, what is missing, and how it keeps up itself.
+
+Arrays are read-only. Indices count the tokens of a request, from its first one.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bus.ids import Attempt
+from bus.messages.generation import FinishReason, VersionRuns
+from trainer_adapter.rollout import Float32s, Int32s
+
+Cause = Literal["reader", "socket"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The next tokens of a stream, all of one weight version."""
+
+    rid: str
+    attempt: Attempt
+    worker: str
+    start: int
+    """Where the last ended, except after a `GapLost`, or when lost work was sampled anew: what was
+    told from `start` on is then void."""
+    tokens: Int32s
+    """int32 [k]."""
+    logprobs: Float32s
+    """float32 [k]."""
+    behaviour_logprobs: Float32s
+    """float32 [k]."""
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A stream has ended; nothing more is told of this attempt."""
+
+    rid: str
+    attempt: Attempt
+    worker: str
+    """Of the last tokens."""
+    finish_reason: FinishReason | None
+    """None: its last row was missed, so that more tokens may have come. After `abort` the request
+    may go on elsewhere, and is then told from its first token, under a later attempt."""
+    tokens: Int32s
+    """int32 [n]: all that is held, in order."""
+    logprobs: Float32s
+    """float32 [n]."""
+    behaviour_logprobs: Float32s
+    """float32 [n]."""
+    versions: VersionRuns
+    """[(version, n_tokens)] of these."""
+    n_missing: int
+    """Tokens that were lost: those of its `GapLost`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapFound:
+    """Tokens [start, stop) did not come; the worker is asked for them."""
+
+    rid: str
+    attempt: Attempt
+    worker: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapRepaired:
+    """They have come: the tokens told next hold them."""
+
+    rid: str
+    attempt: Attempt
+    worker: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapLost:
+    """They will not come; the stream goes on at `stop`."""
+
+    rid: str
+    attempt: Attempt
+    worker: str
+    start: int
+    stop: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Demoted:
+    """From now on only results are told, `Finished` with all tokens, and nothing on the way."""
+
+    cause: Cause
+    """`reader`: it does not take what is told. `socket`: more messages waited than one may be sure
+    that none was lost; streams that began and ended meanwhile may have been missed as a whole."""
+    n_waiting_bytes: int
+    """What waited for the reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Tokens are told again: those of open streams from where they were left."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Streams, the oldest, were dropped to make room: nothing more is told of them."""
+
+    n_streams: int
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Connections to publishers broke; what they sent until the next ones stood is missed.
+
+    Gaps of streams that go on are repaired; those that began and ended meanwhile are not known of.
+    """
+
+    n_connections: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker is followed."""
+
+    worker: str
+    epoch: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """The router does not list it any more; what it still publishes is heard for a while."""
+
+    worker: str
+    epoch: str
+
+
+StreamEvent = (
+    Tokens
+    | Finished
+    | GapFound
+    | GapRepaired
+    | GapLost
+    | Demoted
+    | Restored
+    | LetGo
+    | Interrupted
+    | WorkerJoined
+    | WorkerLeft
+)

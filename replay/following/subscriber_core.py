@@ -1,0 +1,316 @@
+"""A subscriber's decisions: rows into streams, gaps found and repaired, ends that nobody told.
+
+Pure: it gets what was published and the time, returns the repairs to ask for, and is asked for the
+next event. Spec: docs/protocol.md, "Streams".
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from bus.codec import unpack
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.ids import Attempt
+from bus.messages.generation import FinishReason, Repaired
+from bus.messages.membership import Member
+from bus.messages.stream import Deltas, Idle
+from bus.reassembly import TOKEN_BYTES, Row
+from bus.stream_rows import rows_of
+from bus.tombstones import Tombstones
+from replay.following.followed_stream import FollowedStream
+from replay.following.repairs import MAX_TRIES, TRY_AGAIN_S, Answer, AskRepair, Repairs
+from replay.following.stream_events import (
+    GapFound,
+    GapRepaired,
+    Interrupted,
+    StreamEvent,
+    WorkerJoined,
+    WorkerLeft,
+)
+from replay.following.subscriber_settings import SubscriberSettings
+from replay.following.telling import Telling
+from replay.recording.choice import Choice
+
+SILENT_S = 3.0
+"""A stream that nobody speaks of for so long may have ended; its beats come five times a second."""
+GONE_S = 10.0
+"""After so long it has: a client resumes what was lost elsewhere before that."""
+LOOK_S = 1.0
+LATE_TICK_S = 1.0
+"""A tick later than this means that we were frozen: what waits is read before silence is judged."""
+OVER_S = 600.0
+"""A stream that was told to its end is remembered so long."""
+UNDECIDED_S = 1.0
+"""The word that a request is one of those wanted may come after its stream has ended."""
+GONE = "nobody speaks of it any more"
+
+
+@dataclass(slots=True)
+class SubscriberCounters:
+    """Since the start."""
+
+    gaps: int = 0
+    repairs: int = 0
+    tokens_lost: int = 0
+    malformed: int = 0
+
+
+class SubscriberCore:
+    """All streams that one subscriber follows."""
+
+    def __init__(
+        self, settings: SubscriberSettings, choice: Choice, rids: Collection[str] = ()
+    ) -> None:
+        """`rids`: follow these only; empty: all that are published and chosen."""
+        self._settings = settings
+        self._choice = choice
+        self._rids = frozenset(rids)
+        self._open: dict[str, FollowedStream] = {}
+        self._at: dict[tuple[str, bytes], dict[str, FollowedStream]] = {}
+        """(worker, topic) -> the open streams there, by rid."""
+        self._over = Tombstones(OVER_S)
+        self._undecided: dict[str, tuple[FollowedStream, float]] = {}
+        """Streams that ended before anybody knew whether they are wanted."""
+        self._repairs = Repairs(settings.repairs_at_once)
+        self._members: dict[str, Member] = {}
+        self._look_at = self._ticked_at = self._awake_at = 0.0
+        self.telling = Telling(settings)
+        self.counters = SubscriberCounters()
+
+    @property
+    def n_open(self) -> int:
+        """Streams that have not ended, as far as was heard."""
+        return len(self._open)
+
+    def members(self, members: Sequence[Member], now: float) -> list[AskRepair]:
+        """The router's list of live workers."""
+        present = {each.name: each for each in members}
+        for name, known in list(self._members.items()):
+            if name not in present or present[name].epoch != known.epoch:
+                self.telling.say(WorkerLeft(name, known.epoch))
+                del self._members[name]
+        for name, each in present.items():
+            if name not in self._members:
+                self.telling.say(WorkerJoined(name, each.epoch, each.policy))
+            self._members[name] = each
+        return self._repairs.next(now)
+
+    def tapped(self, entries: Sequence[Entry], now: float) -> list[AskRepair]:
+        """What crosses the router tells which requests are wanted."""
+        for entry in self._choice.routed(entries):
+            if entry.place is None or not self._choice.wants(entry.rid):
+                continue
+            ended, _ = self._undecided.pop(entry.rid, (None, 0.0))
+            stream = ended or self._open.get(entry.rid)
+            if stream is not None and stream.is_hidden:
+                stream.is_hidden = False
+                self._judge(stream)
+        return self._repairs.next(now)
+
+    def published(
+        self, topic: bytes, entries: Iterable[Entry], n_unread: int, now: float
+    ) -> list[AskRepair]:
+        """A message of a worker.
+
+        Args:
+            topic: of which client.
+            entries: what it says.
+            n_unread: messages that the socket has given without a pause.
+            now: seconds.
+        """
+        if n_unread >= self._settings.unread_messages:
+            self.telling.demote("socket")
+        for entry in entries:
+            try:
+                if entry.kind == "deltas":
+                    self._deltas(topic, entry, now)
+                elif entry.kind == "idle":
+                    self._idle(topic, entry, now)
+            except RemoteProtocolError:
+                self.counters.malformed += 1
+        return self._repairs.next(now)
+
+    def interrupted(self, n_connections: int, now: float) -> list[AskRepair]:
+        """So many connections to publishers broke."""
+        self.telling.say(Interrupted(n_connections))
+        return self._repairs.next(now)
+
+    def answered(self, ask: AskRepair, answer: Answer, now: float) -> list[AskRepair]:
+        """How a repair has ended."""
+        stream = self._repairs.answered(ask)
+        if stream is not None:
+            before = stream.gap
+            row = _row_of(answer) if isinstance(answer, Repaired) else None
+            why = "the answer breaks the protocol" if isinstance(answer, Repaired) else answer.why
+            is_final = not isinstance(answer, Repaired) and answer.is_final
+            if row is not None:
+                self.counters.repairs += 1
+                stream.repaired(row)
+            if row is None or (before is not None and stream.gap == before):
+                stream.n_tries = MAX_TRIES if is_final else stream.n_tries + 1
+            if stream.gap is not None and stream.n_tries >= MAX_TRIES:
+                self._lose(stream, why)
+            elif stream.gap is not None or (row is None and stream.n_tries < MAX_TRIES):
+                self._repairs.want(stream, now + TRY_AGAIN_S * stream.n_tries)
+            self._judge(stream)
+        return self._repairs.next(now)
+
+    def tick(self, now: float) -> list[AskRepair]:
+        """Time passes; call it a few times per second."""
+        if now - self._ticked_at > LATE_TICK_S:
+            self._awake_at = now
+        self._ticked_at = now
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._over.expire(now)
+            for stream in list(self._open.values()):
+                self._look(stream, now)
+            for rid, (stream, ended_at) in list(self._undecided.items()):
+                if now - ended_at >= UNDECIDED_S:
+                    del self._undecided[rid]
+                    self.telling.forget(stream)
+        return self._repairs.next(now)
+
+    def take(self, n_unread: int) -> StreamEvent | None:
+        """The next event; see `Telling.take`."""
+        return self.telling.take(n_unread)
+
+    def _deltas(self, topic: bytes, entry: Entry, now: float) -> None:
+        deltas = cast("Deltas", unpack(entry))
+        finishes = dict(deltas.finishes)
+        for index, (rid, attempt, row) in enumerate(rows_of(deltas)):
+            stream = self._stream((rid, attempt), (entry.route, topic), row.start, now)
+            if stream is not None:
+                stream.add(row)
+                if index in finishes:
+                    self._finish(stream, finishes[index])
+                self._judge(stream)
+
+    def _idle(self, topic: bytes, entry: Entry, now: float) -> None:
+        idle = cast("Idle", unpack(entry))
+        place = entry.route, topic
+        for rid, attempt, n_tokens in zip(idle.rids, idle.attempts, idle.n_tokens, strict=False):
+            stream = self._stream((rid, attempt), place, n_tokens, now)
+            if stream is not None:
+                stream.known = max(stream.known, n_tokens)
+                self._judge(stream)
+        listed = set(idle.rids)
+        for rid, stream in list(self._at.get(place, {}).items()):
+            if rid not in listed and not stream.is_over:
+                if not stream.is_hidden:  # the worker may still have the tokens of its end
+                    self._repairs.want(stream)
+                stream.is_over = True
+                self._judge(stream)
+
+    def _stream(
+        self, key: tuple[str, Attempt], place: tuple[str, bytes], start: int, now: float
+    ) -> FollowedStream | None:
+        """Whose row this is; None if it does not count. `start`: where it begins."""
+        rid, attempt = key
+        stream = self._open.get(rid)
+        if stream is None:
+            over = self._over.get(rid)
+            is_wanted = not self._rids or rid in self._rids
+            if not is_wanted or (over is not None and attempt <= over):
+                return None
+            stream = self._open[rid] = FollowedStream(rid, attempt, *place)
+            stream.is_hidden = not self._choice.wants(rid)
+            self._at.setdefault(place, {})[rid] = stream
+        elif attempt < stream.attempt:
+            return None
+        elif attempt > stream.attempt:
+            self._repairs.drop(stream)
+            self._leave(stream)
+            stream.begin(attempt, place[0], start)
+            stream.topic = place[1]
+            self._at.setdefault(place, {})[rid] = stream
+        stream.heard_at = now
+        stream.is_asked_for = False
+        return stream
+
+    def _judge(self, stream: FollowedStream) -> None:
+        """Something of it has changed: is anything missing, is it complete?"""
+        gap = stream.gap
+        if not stream.is_hidden and (gap is not None or stream.found is not None):
+            self._judge_gap(stream, gap)
+        if stream.is_over and gap is None and not (stream.is_ended or stream in self._repairs):
+            self._end(stream)
+        self.telling.changed(stream)
+        while (dropped := self.telling.oldest_to_let_go()) is not None:
+            if not dropped.is_ended:
+                self._end(dropped)
+            self._over.put(dropped.rid, dropped.attempt, self._ticked_at)
+
+    def _judge_gap(self, stream: FollowedStream, gap: tuple[int, int] | None) -> None:
+        found = stream.found
+        where = stream.rid, stream.attempt, stream.worker
+        if found is not None and (gap is None or gap[0] >= found[1]):
+            stream.found = None
+            stream.n_tries = 0
+            if self.telling.is_live:
+                self.telling.say(GapRepaired(*where, *found))
+        if gap is not None and not stream.is_ended:
+            if stream.found is None:
+                stream.found = gap
+                self.counters.gaps += 1
+                if self.telling.is_live:
+                    self.telling.say(GapFound(*where, *gap))
+            self._repairs.want(stream)
+
+    def _look(self, stream: FollowedStream, now: float) -> None:
+        """Is it still there?"""
+        silent_s = now - max(stream.heard_at, self._awake_at)
+        if silent_s >= GONE_S:
+            self._repairs.drop(stream)
+            while stream.gap is not None:
+                self._lose(stream, GONE)
+            stream.is_over = True
+            self._judge(stream)
+        elif silent_s >= SILENT_S and not (stream.is_asked_for or stream.is_hidden):
+            stream.is_asked_for = True
+            self._repairs.want(stream)
+
+    def _finish(self, stream: FollowedStream, reason: FinishReason) -> None:
+        stream.finish_reason, stream.is_over = reason, True
+
+    def _lose(self, stream: FollowedStream, why: str) -> None:
+        gap = stream.gap
+        if gap is not None:
+            self.counters.tokens_lost += gap[1] - gap[0]
+            stream.found = None
+            stream.n_tries = 0
+            stream.lose(why)
+
+    def _end(self, stream: FollowedStream) -> None:
+        stream.is_ended = True
+        del self._open[stream.rid]
+        self._leave(stream)
+        self._repairs.drop(stream)
+        if stream.finish_reason is not None:
+            self._over.put(stream.rid, stream.attempt, self._ticked_at)
+        if stream.is_hidden:
+            self._undecided[stream.rid] = stream, self._ticked_at
+
+    def _leave(self, stream: FollowedStream) -> None:
+        place = stream.worker, stream.topic
+        there = self._at.get(place)
+        if there is not None:
+            there.pop(stream.rid, None)
+            if not there:
+                del self._at[place]
+
+
+def _row_of(repaired: Repaired) -> Row | None:
+    """None if its columns do not fit together."""
+    n_bytes = TOKEN_BYTES * sum(count for _, count in repaired.versions)
+    sizes = {len(repaired.tokens), len(repaired.logprobs)}
+    if sizes != {n_bytes} or len(repaired.behaviour_logprobs) not in (0, n_bytes):
+        return None
+    return Row(
+        repaired.start,
+        repaired.tokens,
+        repaired.logprobs,
+        repaired.versions,
+        repaired.behaviour_logprobs,
+    )

@@ -1,0 +1,162 @@
+"""What a subscriber's reader is told next, and how much of it, by how well it keeps up.
+
+Pure. What waits is not a queue of events but the streams themselves, so a slow reader gets fewer
+and larger pieces. When too much waits it is demoted: it is told the results of streams only, until
+it has taken all of them.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from replay.following.followed_stream import FollowedStream
+from replay.following.stream_events import Cause, Demoted, LetGo, Restored, StreamEvent
+from replay.following.subscriber_settings import SubscriberSettings
+
+MAX_NEWS = 10_000
+"""Events that are no stream's, and wait; later ones are dropped."""
+TOKEN_BYTES = 8
+"""A token and its logprob."""
+STREAM_BYTES = 1024
+
+
+class Telling:
+    """All streams that were not told to their end yet."""
+
+    def __init__(self, settings: SubscriberSettings) -> None:
+        self._settings = settings
+        self.is_live = True
+        """Tokens are told as they come, not only results."""
+        self.n_dropped = 0
+        """News for which there was no room."""
+        self._causes: set[Cause] = set()
+        self._news: deque[StreamEvent] = deque()
+        self._next: deque[StreamEvent] = deque()
+        """Of the stream whose turn it is."""
+        self._ready: dict[FollowedStream, None] = {}
+        self._all: dict[FollowedStream, None] = {}
+        self._n_held_bytes = self._n_waiting_bytes = 0
+        self._let_go: LetGo | None = None
+
+    @property
+    def n_waiting_bytes(self) -> int:
+        """Of tokens that the reader could take now."""
+        return self._n_waiting_bytes
+
+    @property
+    def n_held_bytes(self) -> int:
+        """Of all streams."""
+        return self._n_held_bytes
+
+    def say(self, event: StreamEvent) -> None:
+        """Tell this, in the order of its coming."""
+        if len(self._news) < MAX_NEWS:
+            self._news.append(event)
+        else:
+            self.n_dropped += 1
+
+    def changed(self, stream: FollowedStream) -> None:
+        """A stream has more to tell, or has ended."""
+        self._weigh(stream)
+        if stream.n_waiting_bytes:
+            self._ready[stream] = None
+            if self.is_live and self._n_waiting_bytes > self._settings.waiting_bytes:
+                self.demote("reader")
+
+    def forget(self, stream: FollowedStream) -> None:
+        """Nothing more is told of it."""
+        self._all.pop(stream, None)
+        self._ready.pop(stream, None)
+        self._n_held_bytes -= stream.n_held_bytes
+        self._n_waiting_bytes -= stream.n_waiting_bytes
+        stream.n_held_bytes = stream.n_waiting_bytes = 0
+
+    def oldest_to_let_go(self) -> FollowedStream | None:
+        """While more is held than there is room for: the stream to drop, which was forgotten."""
+        if self._n_held_bytes <= self._settings.held_bytes or not self._all:
+            return None
+        oldest = next(iter(self._ready), None) or next(iter(self._all))
+        before = self._let_go or LetGo(0, 0)
+        self._let_go = LetGo(before.n_streams + 1, before.n_tokens + oldest.n_held)
+        self.forget(oldest)
+        return oldest
+
+    def demote(self, cause: Cause) -> None:
+        """Tell results only."""
+        if cause in self._causes:
+            return
+        self._news.appendleft(Demoted(cause, self._n_waiting_bytes))
+        self._causes.add(cause)
+        self.is_live = False
+        self._ready = {stream: None for stream in self._ready if stream.is_ended}
+        self._weigh_all()
+
+    def restore(self) -> None:
+        """Tell tokens again; what was held back does not count as waiting."""
+        if self.is_live:
+            return
+        self.is_live = True
+        self._causes.clear()
+        self._news.append(Restored())
+        for stream in self._all:
+            if not stream.is_ended and not stream.is_hidden:
+                stream.n_excused = stream.n_untold
+                if stream.n_untold:
+                    self._ready[stream] = None
+        self._weigh_all()
+
+    def take(self, n_unread: int) -> StreamEvent | None:
+        """The next event; None if there is none now.
+
+        Args:
+            n_unread: messages that the socket has given without a pause.
+        """
+        while True:
+            if self._next:
+                return self._next.popleft()
+            if self._let_go is not None:
+                told, self._let_go = self._let_go, None
+                return told
+            if self._news:
+                return self._news.popleft()
+            if self._ready:
+                stream = next(iter(self._ready))
+                del self._ready[stream]
+                self._next.extend(self._said_by(stream))
+            elif self._may_be_restored(n_unread):
+                self.restore()
+            else:
+                return None
+
+    def _may_be_restored(self, n_unread: int) -> bool:
+        settings = self._settings
+        return not self.is_live and settings.is_restored and n_unread < settings.unread_messages
+
+    def _said_by(self, stream: FollowedStream) -> Iterable[StreamEvent]:
+        said: list[StreamEvent] = [*(stream.read() if self.is_live else stream.holes())]
+        stream.n_excused = 0
+        if stream.is_ended:
+            said.append(stream.result())
+            self.forget(stream)
+        else:
+            self._weigh(stream)
+        return said
+
+    def _weigh_all(self) -> None:
+        for stream in self._all:
+            self._weigh(stream)
+
+    def _weigh(self, stream: FollowedStream) -> None:
+        if not stream.n_held_bytes:
+            self._all[stream] = None
+        n_held = TOKEN_BYTES * stream.n_held + STREAM_BYTES
+        n_waiting = 0
+        if stream.is_hidden:
+            pass
+        elif self.is_live:
+            n_waiting = TOKEN_BYTES * max(0, stream.n_untold - stream.n_excused)
+            n_waiting += STREAM_BYTES * stream.is_ended
+        elif stream.is_ended:
+            n_waiting = n_held
+        self._n_held_bytes += n_held - stream.n_held_bytes
+        self._n_waiting_bytes += n_waiting - stream.n_waiting_bytes
+        stream.n_held_bytes, stream.n_waiting_bytes = n_held, n_waiting

@@ -1,0 +1,142 @@
+"""Publishes the streams of a whole fleet again at one address, for readers who cannot reach it.
+
+The shell around `bus.zmq_forward`: it finds the workers through the router, as any client does.
+Spec: docs/protocol.md, "Streams", 9.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from bus.endpoints import require_bindable
+from bus.entry import Entry
+from bus.errors import SettingsError
+from bus.ports import (
+    BatchHandler,
+    DownHandler,
+    LinkPort,
+    PortCounters,
+    SubscriptionPort,
+    TopicBatchHandler,
+)
+from bus.security.settings import SecuritySettings
+from bus.security.topics import READS_EVERYTHING
+from bus.security.zmq_dialer import dialer_of
+from bus.security.zmq_guard import Doorway, Guard, guard_of
+from bus.zmq_forward import ForwardPort
+from replay.following.dismissal import sent_away
+from trainer_adapter.client import RolloutClient
+from trainer_adapter.connection import Ports, ports_of
+from trainer_adapter.settings import ClientSettings
+
+
+class Forwarder:
+    """A forwarder at work. An async context manager."""
+
+    def __init__(self, client: ClientSettings, endpoint: str, allow_list: str = "") -> None:
+        """Read the settings.
+
+        Args:
+            client: who it is, with which key, and where its router is.
+            endpoint: where readers connect.
+            allow_list: file that says who may; the workers' own, so that nobody reads here what
+                they may not read there. Needed with a key.
+
+        Raises:
+            SettingsError: `endpoint` is beyond this machine without keys, or they cannot be used.
+        """
+        given = client.security or SecuritySettings()
+        security = msgspec.structs.replace(given, allow_list=allow_list)
+        self._endpoint = require_bindable(endpoint, security)
+        self._security = security
+        self._dialer = dialer_of(client.security)
+        sockets = ports_of(self._dialer)
+        self._link = sockets.link
+        self._client = RolloutClient(client, Ports(self._open_link, self._subscription))
+        self._ending: asyncio.Future[None] | None = None
+        self._guard: Guard | None = None
+        self._port: ForwardPort | None = None
+
+    async def __aenter__(self) -> Self:
+        """Listen, and find the workers.
+
+        Raises:
+            SettingsError: the address cannot be had, or the key may not read all streams.
+            PeerLost: no router answers.
+            SecurityError: the lock does not work.
+        """
+        self._ending = asyncio.get_running_loop().create_future()
+        self._guard = guard = guard_of(self._security)
+        try:
+            if guard is not None:
+                _require_reader(guard)
+            doorway = None if guard is None else Doorway(guard, "stream")
+            self._port = ForwardPort(self._endpoint, doorway, dialer=self._dialer)
+            if guard is not None:
+                await guard.prove()
+            await self._client.__aenter__()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._client.__aexit__(kind, error, trace)
+        if self._port is not None:
+            self._port.close()
+        if self._guard is not None:
+            self._guard.close()
+
+    @property
+    def endpoint(self) -> str:
+        """Where readers connect, with the real port number and its key, if it has one."""
+        return self._port.endpoint if self._port is not None else ""
+
+    @property
+    def counters(self) -> PortCounters:
+        """What came from workers."""
+        return self._port.up.counters if self._port is not None else PortCounters()
+
+    async def stopped(self) -> None:
+        """Forward until it can go no further.
+
+        Raises:
+            PeerLost: the router will not have it any more.
+            SecurityError: the lock does not work any more.
+        """
+        assert self._ending is not None, "it must be entered first"
+        if self._guard is None:
+            await self._ending
+        else:
+            await self._guard.while_proven(self._ending)
+
+    def _open_link(self, endpoint: str, on_batch: BatchHandler, on_down: DownHandler) -> LinkPort:
+        def heard(entries: list[Entry]) -> None:
+            on_batch(entries)
+            for error in filter(None, map(sent_away, entries)):
+                if self._ending is not None and not self._ending.done():
+                    self._ending.set_exception(error)
+
+        return self._link(endpoint, heard, on_down)
+
+    def _subscription(self, _: TopicBatchHandler, __: Sequence[str]) -> SubscriptionPort:
+        """What the client follows members with."""
+        assert self._port is not None, "it listens before it connects"
+        return self._port.up
+
+
+def _require_reader(guard: Guard) -> None:
+    principal = guard.principal(guard.public)
+    if principal is None or principal.role not in READS_EVERYTHING:
+        who = "is not in the allow-list" if principal is None else f"is a {principal.role}'s"
+        raise SettingsError(
+            f"the forwarder's key {who}: it must be of a subscriber, who may read all streams"
+        )

@@ -1,0 +1,233 @@
+"""The files of a journal: segments made, appended to, synced, packed, listed and deleted.
+
+Everything here waits for the disk. Spec: docs/journal.md, "Files".
+"""
+
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from bus.errors import RemoteProtocolError, SettingsError
+from replay.journal.format import Framer, JournalError
+from replay.journal.index import IndexBuilder, SegmentIndex
+from replay.journal.pack import packed, unpacked
+from replay.journal.records import Packed, Record, Unknown
+from replay.journal.scan import Found, framer_of, scan
+
+_NAME = re.compile(r"(\d{6,})\.(rbj|rbz)")
+_MODE = 0o600
+
+
+class SegmentFile(NamedTuple):
+    """A segment that is there."""
+
+    number: int
+    path: Path
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is closed, whole and compressed."""
+        return self.path.suffix == ".rbz"
+
+
+def segments_in(directory: Path) -> list[SegmentFile]:
+    """The segments of a journal, in order; of two of one number the packed one."""
+    found: dict[int, Path] = {}
+    for path in sorted(directory.iterdir()):  # .rbj comes before .rbz
+        match = _NAME.fullmatch(path.name)
+        if match:
+            found[int(match[1])] = path
+    return [SegmentFile(number, found[number]) for number in sorted(found)]
+
+
+def content_of(file: SegmentFile) -> bytes:
+    """The bytes of a segment, which may have been packed since it was listed; empty if deleted."""
+    try:
+        return file.path.read_bytes()
+    except FileNotFoundError:
+        packed_since = file.path.with_suffix(".rbz")
+        return packed_since.read_bytes() if packed_since.exists() else b""
+
+
+def lock(directory: Path) -> int:
+    """Make the directory if it is missing, and be the only one who writes there.
+
+    Returns:
+        A descriptor; closing it unlocks.
+
+    Raises:
+        SettingsError: another process writes there, or it is not ours alone.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise SettingsError(f"{directory} must be closed to others: chmod 700 {directory}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(directory / "lock", flags, _MODE)
+    except OSError as error:
+        raise SettingsError(f"{directory}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise SettingsError(f"another recorder writes to {directory}") from error
+    return descriptor
+
+
+class SegmentWriter:
+    """The one segment that is being written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._fd: int | None = None
+        self._size_bytes = 0
+
+    def begin(self, segment: int) -> None:
+        """Make its file, which must not exist, and its name durable."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(self._directory / f"{segment:06d}.rbj", flags, _MODE)
+        self._size_bytes = 0
+        sync_directory(self._directory)
+
+    def write(self, content: bytes) -> None:
+        """Append and sync; what could not be written whole is cut off again.
+
+        Raises:
+            OSError: the disk is full, or broken.
+        """
+        assert self._fd is not None
+        try:
+            write_all(self._fd, content)
+            os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._size_bytes)
+            raise
+        self._size_bytes += len(content)
+
+    def close(self) -> None:
+        """Nothing more will be written to it."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def pack(directory: Path, segment: int) -> Path:
+    """Put the packed form of a closed segment, and its index, in its place.
+
+    Raises:
+        OSError: no room for it; the segment stays as it is.
+        JournalError: it is damaged; it stays as it is, for people to look at.
+    """
+    plain = directory / f"{segment:06d}.rbj"
+    small = plain.with_suffix(".rbz")
+    content = plain.read_bytes()
+    framer = framer_of(content)
+    if framer is None:
+        raise JournalError(f"{plain} is damaged: it is left as it is")
+    builder = IndexBuilder(segment)
+    _replace(small, packed(framer, content, builder))
+    plain.unlink()
+    _save_index(small, framer, builder.index)
+    return small
+
+
+def index_again(path: Path, framer: Framer, content: bytes) -> SegmentIndex:
+    """Make the index of a packed segment that has lost it; damaged runs are left out."""
+    builder = IndexBuilder(int(path.stem))
+    for found in scan(framer, content):
+        if isinstance(found, Found):
+            builder.run(found.offset, found.record)
+            for record in records_of(framer, found.record):
+                builder.add(record)
+    return builder.index
+
+
+def records_of(framer: Framer, record: Record | Unknown) -> list[Record | Unknown]:
+    """A record, or those that are packed in it; nothing if it cannot be unpacked."""
+    if not isinstance(record, Packed):
+        return [record]
+    try:
+        return [each.record for each in unpacked(framer, record)]
+    except RemoteProtocolError:
+        return []
+
+
+def read_index(path: Path, framer: Framer) -> SegmentIndex | None:
+    """The index of a packed segment; None if there is none that can be used."""
+    try:
+        content = path.with_suffix(".idx").read_bytes()
+        payload = framer.payload_at(content, 0)
+        return msgspec.msgpack.decode(payload or b"", type=SegmentIndex)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _save_index(path: Path, framer: Framer, index: SegmentIndex) -> None:
+    payload = msgspec.msgpack.encode(index)
+    with suppress(OSError):  # it can be made again
+        _replace(path.with_suffix(".idx"), [framer.frame(payload)])
+
+
+def retain(directory: Path, keep_bytes: int, oldest_s: float) -> int:
+    """Delete the oldest packed segments; returns how many.
+
+    Args:
+        directory: of the journal.
+        keep_bytes: delete those beyond; 0: none.
+        oldest_s: Unix time; delete those closed before; 0: none.
+    """
+    files = [each for each in segments_in(directory) if each.is_packed]
+    sizes = {each.number: each.path.stat() for each in files}
+    total = sum(status.st_size for status in sizes.values())
+    n_gone = 0
+    for each in files:
+        status = sizes[each.number]
+        if not (keep_bytes and total > keep_bytes) and status.st_mtime >= oldest_s:
+            break
+        each.path.unlink()
+        each.path.with_suffix(".idx").unlink(missing_ok=True)
+        total -= status.st_size
+        n_gone += 1
+    return n_gone
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write, however many calls it takes."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, pieces: Iterable[bytes]) -> None:
+    """Make a file of these bytes, all or nothing, durably."""
+    temporary = path.with_name(path.name + ".tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(temporary, flags, _MODE)
+    try:
+        for piece in pieces:
+            write_all(descriptor, piece)
+        os.fsync(descriptor)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    sync_directory(path.parent)

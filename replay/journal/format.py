@@ -1,0 +1,115 @@
+"""The bytes around a record: the signature of a segment, lengths and checksums.
+
+Spec: docs/journal.md, "Segments".
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# google-crc32c has no stubs for its two functions.
+
+from typing import NamedTuple, cast
+
+import google_crc32c
+
+from bus.errors import BusError
+from replay.journal.records import SALT_BYTES
+
+FORMAT = 1
+_NAME = b"\xb2rolloutbus-journal"
+_SALT = b"\xc4" + bytes([SALT_BYTES])
+SIGNATURE = _NAME + bytes([FORMAT])
+HEADER_BYTES = len(SIGNATURE) + len(_SALT) + SALT_BYTES
+"""What comes before the first record."""
+MARKER = 0xC6
+PREFIX_BYTES = 1 + 4 + 4
+"""Before a payload: marker, length, checksum."""
+CRC_BYTES = 4
+MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+
+
+class JournalError(BusError):
+    """A journal cannot be read or written."""
+
+    default_outcome = "failed"
+
+
+class JournalDamaged(JournalError):
+    """A journal is not whole; what is missing stands in `damage`."""
+
+    def __init__(self, damage: "Damage") -> None:
+        super().__init__(damage.sentence)
+        self.damage = damage
+
+
+class Damage(NamedTuple):
+    """One place where records are not as they were written."""
+
+    file: str
+    offset: int
+    """First wrong byte in the file; of records in a packed run, where the run begins."""
+    size_bytes: int
+    """From there to the next right record, or to the end."""
+    first_missing: int
+    """Numbers of the records that were there: from this one …"""
+    n_missing: int
+    """… so many; 0: none is missing, or nobody can tell."""
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        records = ""
+        if self.n_missing:
+            last = self.first_missing + self.n_missing - 1
+            records = f"; records {self.first_missing} to {last} are missing"
+        where = f"{self.file}: {self.size_bytes} bytes at offset {self.offset}"
+        return f"{where}: {self.why}{records}"
+
+
+class Framer:
+    """Puts payloads of one segment into records, and takes them out."""
+
+    def __init__(self, salt: bytes) -> None:
+        self.salt = salt
+        self._crc_of_salt = cast("int", google_crc32c.value(salt))
+
+    @property
+    def header(self) -> bytes:
+        """How the segment begins."""
+        return SIGNATURE + _SALT + self.salt
+
+    def frame(self, payload: bytes) -> bytes:
+        """The record of a payload, which has at most MAX_PAYLOAD_BYTES."""
+        length = (len(payload) + CRC_BYTES).to_bytes(4, "big")
+        return b"".join((b"\xc6", length, self._crc(length, payload), payload))
+
+    def payload_at(self, content: bytes, offset: int) -> bytes | None:
+        """What the record at `offset` holds; None if there is no right and whole one."""
+        length = length_at(content, offset)
+        if length < 0 or offset + PREFIX_BYTES + length > len(content):
+            return None
+        start = offset + PREFIX_BYTES
+        payload = content[start : start + length]
+        crc = content[start - CRC_BYTES : start]
+        return payload if crc == self._crc(content[offset + 1 : offset + 5], payload) else None
+
+    def _crc(self, length: bytes, payload: bytes) -> bytes:
+        crc = cast("int", google_crc32c.extend(self._crc_of_salt, length))
+        return cast("int", google_crc32c.extend(crc, payload)).to_bytes(4, "big")
+
+
+def length_at(content: bytes, offset: int) -> int:
+    """Claimed bytes of the payload at `offset`; -1 if no record can begin there."""
+    if len(content) - offset < PREFIX_BYTES or content[offset] != MARKER:
+        return -1
+    length = int.from_bytes(content[offset + 1 : offset + 5], "big") - CRC_BYTES
+    return length if length <= MAX_PAYLOAD_BYTES else -1
+
+
+def header_in(content: bytes) -> tuple[int, bytes]:
+    """Format (-1: this is no segment of a journal) and salt of a segment.
+
+    Args:
+        content: its beginning, at least HEADER_BYTES.
+    """
+    number = content[len(_NAME)] if content.startswith(_NAME) else -1
+    return number, content[HEADER_BYTES - SALT_BYTES : HEADER_BYTES]

@@ -1,0 +1,135 @@
+"""Rollouts of the past in place of a live fleet: for training from a journal or from its export.
+
+They come with the logprobs and the weight versions of their sampling, so that importance ratios
+and staleness mean what they meant then.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import cast
+
+from bus.errors import SettingsError
+from bus.messages.generation import FinishReason
+from replay.journal.reader import Journal
+from replay.rollouts.trajectories import Ints, Trajectories, Trajectory
+from replay.rollouts.trajectory_files import JSONL, PARQUET, read
+from trainer_adapter.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRollout:
+    """One finished rollout, and what it answers."""
+
+    prompt: Ints
+    """int32 [n_prompt_tokens]."""
+    rollout: Rollout
+    """As its client got it; `arrays` are not kept."""
+    group: str
+    """Of the samples of one prompt; empty: none was named."""
+    session: str
+    """Empty: it belonged to none."""
+    policy: str
+    ended_at: float
+    """Unix time, seconds, when its client was told."""
+
+    @property
+    def oldest_version(self) -> int:
+        """Of the weights that sampled any of its tokens; 0 if there are none."""
+        return min((version for version, _ in self.rollout.versions), default=0)
+
+
+class OfflineRollouts:
+    """What a recording holds, as often as it is iterated over; nothing is kept in memory.
+
+    for group in rolloutbus.OfflineRollouts("trajectories.parquet").groups(8):
+        train_on([each.rollout for each in group])
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        policy: str = "",
+        min_version: int = 0,
+        skip_damage: bool = False,
+    ) -> None:
+        """Choose what to train on.
+
+        Args:
+            path: a journal's directory, or a file that `rolloutbus export` has written.
+            policy: leave out what other policies sampled; empty: take all.
+            min_version: leave out what older weights had a part in.
+            skip_damage: go on behind a journal's damage.
+
+        Raises:
+            SettingsError: nothing of the kind is there.
+            JournalError: the directory holds no journal.
+        """
+        self._path = Path(path)
+        self._policy = policy
+        self._min_version = min_version
+        self._skip_damage = skip_damage
+        if self._path.is_dir():
+            Journal(self._path)
+        elif self._path.suffix not in (JSONL, PARQUET):
+            raise SettingsError(f"{path}: neither a journal's directory nor {JSONL} nor {PARQUET}")
+        elif not self._path.exists():
+            raise SettingsError(f"{path}: there is no such file")
+
+    def __iter__(self) -> Iterator[OfflineRollout]:
+        """In the order in which they ended.
+
+        Raises:
+            JournalError: this is no journal, or it is damaged.
+            msgspec.DecodeError: the file holds something else.
+        """
+        for trajectory in self._trajectories():
+            found = _offline(trajectory)
+            if self._policy in ("", found.policy) and found.oldest_version >= self._min_version:
+                yield found
+
+    def groups(self, size: int) -> Iterator[list[OfflineRollout]]:
+        """Rollouts of one group's name, `size` at a time, as soon as so many have ended.
+
+        What has no group, and what is left of groups in the end, is not among them.
+        """
+        waiting: defaultdict[str, list[OfflineRollout]] = defaultdict(list)
+        for found in self:
+            if not found.group:
+                continue
+            group = waiting[found.group]
+            group.append(found)
+            if len(group) == size:
+                yield waiting.pop(found.group)
+
+    def shuffled_groups(self, size: int, seed: int) -> list[list[OfflineRollout]]:
+        """The same in another order, all in memory; the same seed gives the same order."""
+        groups = list(self.groups(size))
+        Random(seed).shuffle(groups)  # noqa: S311 - an order, not a secret
+        return groups
+
+    def _trajectories(self) -> Iterable[Trajectory]:
+        if self._path.is_dir():
+            return Trajectories(Journal(self._path, skip=self._skip_damage))
+        return read(self._path)
+
+
+def _offline(row: Trajectory) -> OfflineRollout:
+    rollout = Rollout(
+        rid=row.rid,
+        tokens=row.output_ids,
+        logprobs=row.logprobs,
+        behaviour_logprobs=row.behaviour_logprobs,
+        versions=list(zip(row.run_versions, row.run_lengths, strict=True)),
+        finish_reason=cast("FinishReason", row.finish_reason),
+        worker=row.worker,
+        n_prompt_tokens=len(row.prompt_ids),
+        n_attempts=row.n_attempts,
+        n_resumed=row.n_resumed,
+        queue_ms=row.queue_ms,
+        run_ms=row.run_ms,
+    )
+    return OfflineRollout(row.prompt_ids, rollout, row.group, row.session, row.policy, row.ended_at)

@@ -1,0 +1,1 @@
+"""What a player publishes of a journal, and when: the recorded streams, byte for byte."""

@@ -1,0 +1,1 @@
+"""What a recorder writes down, and what it notices to have missed."""

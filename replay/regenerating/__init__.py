@@ -1,0 +1,1 @@
+"""Regenerating: recorded requests asked again of a live fleet, and compared."""

@@ -1,0 +1,121 @@
+"""How a rollout that was sampled again differs from the recorded one.
+
+Pure; arrays are numpy's.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from bus.messages.generation import VersionRuns
+from replay.regenerating.asked import Answered
+from replay.rollouts.trajectories import Floats, Ints, floats, ints
+
+LOGPROB_TOLERANCE = 1e-3
+"""Engines batch differently each time, and sums of floats depend on their order."""
+
+
+class Again(msgspec.Struct, frozen=True):
+    """What was sampled again."""
+
+    tokens: Ints
+    """int32 [n]."""
+    logprobs: Floats
+    """float32 [n]."""
+    versions: VersionRuns
+    finish_reason: str
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Of one request."""
+
+    rid: str
+    is_equal: bool
+    """All tokens and the reason why it ended, and logprobs as far as is tolerated."""
+    n_recorded: int
+    """Tokens."""
+    n_again: int
+    first: int | None
+    """Index of the first token that is another one, or is not there; None: there is none."""
+    max_logprob_delta: float
+    """Of the tokens before that."""
+    versions_recorded: VersionRuns
+    versions_again: VersionRuns
+    finish_recorded: str
+    finish_again: str
+    is_reproducible: bool
+    """It was seeded, or greedy; any other draws other tokens each time."""
+    problem: str = ""
+    """Why it was not sampled again; empty if it was."""
+
+
+def difference(
+    recorded: Answered, again: Again | str, tolerance: float = LOGPROB_TOLERANCE
+) -> Difference:
+    """Compare; `again` may be the reason why there is nothing to compare with."""
+    before, sampling = recorded.result, recorded.generate.sampling
+    is_reproducible = sampling.seed is not None or sampling.temperature == 0
+    tokens = ints(before.tokens)
+    if isinstance(again, str):
+        return Difference(
+            rid=recorded.rid,
+            is_equal=False,
+            n_recorded=len(tokens),
+            n_again=0,
+            first=0,
+            max_logprob_delta=0.0,
+            versions_recorded=before.versions,
+            versions_again=[],
+            finish_recorded=before.finish_reason,
+            finish_again="",
+            is_reproducible=is_reproducible,
+            problem=again,
+        )
+    first = first_difference(tokens, again.tokens)
+    n_same = len(tokens) if first is None else first
+    delta = max_delta(floats(before.logprobs)[:n_same], again.logprobs[:n_same])
+    is_equal = first is None and delta <= tolerance and before.finish_reason == again.finish_reason
+    return Difference(
+        rid=recorded.rid,
+        is_equal=is_equal,
+        n_recorded=len(tokens),
+        n_again=len(again.tokens),
+        first=first,
+        max_logprob_delta=delta,
+        versions_recorded=before.versions,
+        versions_again=list(again.versions),
+        finish_recorded=before.finish_reason,
+        finish_again=again.finish_reason,
+        is_reproducible=is_reproducible,
+    )
+
+
+def first_difference(some: Ints, others: Ints) -> int | None:
+    """Index of the first place where they differ, or where one of them ends; None: they do not."""
+    n_both = min(len(some), len(others))
+    (places,) = np.nonzero(some[:n_both] != others[:n_both])
+    if len(places):
+        return int(places[0])
+    return n_both if len(some) != len(others) else None
+
+
+def max_delta(some: Floats, others: Floats) -> float:
+    """Largest absolute difference; equal infinities differ by nothing."""
+    if not len(some):
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        deltas = np.where(some == others, 0.0, np.abs(some - others))
+    return float(np.nan_to_num(deltas, nan=np.inf, posinf=np.inf).max())
+
+
+def summary(found: Sequence[Difference]) -> dict[str, int | float]:
+    """Counts over all requests, and the largest difference of a logprob."""
+    return {
+        "requests": len(found),
+        "equal": sum(each.is_equal for each in found),
+        "different": sum(not each.is_equal and not each.problem for each in found),
+        "failed": sum(bool(each.problem) for each in found),
+        "not_reproducible": sum(not each.is_reproducible for each in found),
+        "max_logprob_delta": max((each.max_logprob_delta for each in found), default=0.0),
+    }

@@ -1,0 +1,1 @@
+"""Rollouts out of journals: tables of them, and training from them."""

@@ -1,0 +1,220 @@
+"""Rollouts out of a journal: what was asked for, what came of it, by which weights, and when.
+
+Pure; arrays are numpy's. Spec: docs/journal.md.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from bus.codec import unpack, unpack_result
+from bus.entry import Entry, Placement
+from bus.errors import RemoteProtocolError
+from bus.ids import NO_ATTEMPT, Attempt
+from bus.messages import ENDINGS
+from bus.messages.generation import Generate, Generated
+from replay.journal.records import Head, Record, Tap
+
+NS = 1e-9
+MAX_DONE = 100_000
+"""Ended rollouts that are remembered, so that no copy of an ending is taken for another."""
+
+Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
+Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One finished rollout."""
+
+    rid: str
+    client: str
+    session: str
+    """Empty: it belonged to none."""
+    group: str
+    """Of the samples of one prompt; empty: none was named."""
+    policy: str
+    lora: str
+    """Adapter; empty: none."""
+    prompt_ids: Ints
+    """int32 [n_prompt_tokens]."""
+    output_ids: Ints
+    """int32 [n]."""
+    logprobs: Floats
+    """float32 [n]: after temperature and penalties, before truncation."""
+    behaviour_logprobs: Floats
+    """float32 [n]: over the support that was sampled from; `logprobs` if nothing truncates."""
+    run_versions: list[int]
+    """Weight version of each run of output tokens."""
+    run_lengths: list[int]
+    """Tokens of each run; they sum to n."""
+    finish_reason: str
+    worker: str
+    """Who said the result."""
+    n_attempts: int
+    """Times that it was given to a worker; 0: that was not heard."""
+    n_resumed: int
+    """Tokens that the last attempt began with."""
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    asked_at: float
+    """Unix time, seconds, when the router had it."""
+    ended_at: float
+    """Unix time, seconds, when its client was told."""
+    queue_ms: float
+    """At the worker."""
+    run_ms: float
+    prompt_text: str | None = None
+    """None unless a tokenizer was given."""
+    output_text: str | None = None
+
+
+class _Asked:
+    """A request under way."""
+
+    __slots__ = ("asked_ns", "attempts", "generate", "place")
+
+    def __init__(self, generate: Generate, place: Placement, asked_ns: int) -> None:
+        self.generate = generate
+        self.place = place
+        self.asked_ns = asked_ns
+        self.attempts: set[Attempt] = set()
+
+
+class Trajectories:
+    """Reads records; an iterator of the rollouts that finished."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = records
+        self._open: dict[str, _Asked] = {}
+        self._done: OrderedDict[str, None] = OrderedDict()
+        self._wall_minus_boot_ns = 0
+        self.n_unfinished = 0
+        """Rollouts that ended otherwise."""
+        self.n_headless = 0
+        """Rollouts that finished, but were asked for before the recording began."""
+        self.n_malformed = 0
+
+    @property
+    def n_open(self) -> int:
+        """Rollouts of which no ending was heard."""
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        """In the order of their ends.
+
+        Raises:
+            JournalDamaged: as the journal that the records come from.
+        """
+        for record in self._records:
+            if isinstance(record, Head):
+                self._wall_minus_boot_ns = record.wall_ns - record.at_ns
+            elif isinstance(record, Tap):
+                for entry in record.entries:
+                    try:
+                        trajectory = self._heard(record, entry)
+                    except RemoteProtocolError:
+                        self.n_malformed += 1
+                        continue
+                    if trajectory is not None:
+                        yield trajectory
+
+    def _heard(self, tap: Tap, entry: Entry) -> Trajectory | None:
+        if entry.kind == "generate":
+            self._generate(tap, entry)
+        elif tap.event == "sent" and entry.kind in ENDINGS and entry.attempt != NO_ATTEMPT:
+            return self._ended(tap, entry)
+        elif tap.event == "sent" and entry.kind in ENDINGS and self._open.pop(entry.rid, None):
+            self.n_unfinished += 1  # the router itself ended it
+        return None
+
+    def _generate(self, tap: Tap, entry: Entry) -> None:
+        asked = self._open.get(entry.rid)
+        is_known = asked is not None or entry.rid in self._done
+        if tap.event == "sent":
+            if asked is not None:
+                asked.attempts.add(entry.attempt)
+        elif tap.event == "received" and not is_known and entry.place is not None:
+            generate = cast("Generate", unpack(entry))
+            self._open[entry.rid] = _Asked(generate, entry.place, tap.at_ns)
+
+    def _ended(self, tap: Tap, entry: Entry) -> Trajectory | None:
+        """An ending on its way to a client; the first one counts, what comes again is a copy."""
+        if entry.rid in self._done:
+            return None
+        asked = self._open.pop(entry.rid, None)
+        if asked is None:
+            self.n_headless += entry.kind == "finished" and _is_generated(entry)
+            return None
+        self._done[entry.rid] = None
+        if len(self._done) > MAX_DONE:
+            self._done.popitem(last=False)
+        if entry.kind != "finished":
+            self.n_unfinished += 1
+            return None
+        result = cast("Generated", unpack_result("generate", entry))
+        return self._row(asked, result, tap, entry)
+
+    def _row(self, asked: _Asked, result: Generated, tap: Tap, entry: Entry) -> Trajectory:
+        sampling, place = asked.generate.sampling, asked.place
+        return Trajectory(
+            rid=entry.rid,
+            client=entry.rid.rpartition("/")[0],
+            session=place.session,
+            group=place.group,
+            policy=place.policy,
+            lora=asked.generate.lora,
+            prompt_ids=ints(asked.generate.prompt),
+            output_ids=ints(result.tokens),
+            logprobs=floats(result.logprobs),
+            behaviour_logprobs=floats(result.behaviour_logprobs or result.logprobs),
+            run_versions=[version for version, _ in result.versions],
+            run_lengths=[count for _, count in result.versions],
+            finish_reason=result.finish_reason,
+            worker=entry.route,
+            n_attempts=len(asked.attempts),
+            n_resumed=result.n_resumed,
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            asked_at=(asked.asked_ns + self._wall_minus_boot_ns) * NS,
+            ended_at=(tap.at_ns + self._wall_minus_boot_ns) * NS,
+            queue_ms=result.queue_ms,
+            run_ms=result.run_ms,
+        )
+
+
+def ints(column: bytes) -> Ints:
+    """int32 [n].
+
+    Raises:
+        RemoteProtocolError: these are no numbers of four bytes.
+    """
+    return np.frombuffer(_whole(column), "<i4")
+
+
+def floats(column: bytes) -> Floats:
+    """float32 [n]; raises as `ints`."""
+    return np.frombuffer(_whole(column), "<f4")
+
+
+def _whole(column: bytes) -> bytes:
+    if len(column) % 4:
+        raise RemoteProtocolError(f"a column of {len(column)} bytes")
+    return column
+
+
+def _is_generated(entry: Entry) -> bool:
+    try:
+        return isinstance(unpack_result("generate", entry), Generated)
+    except (RemoteProtocolError, msgspec.DecodeError):
+        return False

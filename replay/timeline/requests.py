@@ -1,0 +1,221 @@
+"""Executions of a timeline: what was given to a worker, what came of it, and when.
+
+Pure. Times are seconds since the beginning of the recording.
+"""
+
+from typing import cast
+
+from bus.codec import unpack, unpack_result
+from bus.entry import Entry
+from bus.ids import Attempt
+from bus.messages.delivery import Accepted, Fenced, Lost
+from bus.messages.generation import Generate, Generated
+from bus.messages.stream import Deltas
+from replay.timeline.lanes import Outcome, Span
+from replay.timeline.tracks import Highs, Sums
+
+TOKEN_BYTES = 4
+Key = tuple[str, Attempt]
+
+
+class Asked:
+    """A request, as its client asked for it."""
+
+    __slots__ = ("at_s", "group", "is_streamed", "n_prompt_tokens", "session")
+
+    def __init__(self, entry: Entry, at_s: float) -> None:
+        body = cast("Generate", unpack(entry))
+        self.at_s = at_s
+        self.is_streamed = body.stream
+        self.n_prompt_tokens = len(body.prompt) // TOKEN_BYTES
+        self.session = entry.place.session if entry.place else ""
+        self.group = entry.place.group if entry.place else ""
+
+
+class Running:
+    """One attempt at a request, while its story is heard."""
+
+    def __init__(self, key: Key, worker: str, asked: Asked | None) -> None:
+        self.key = key
+        self.worker = worker
+        self.asked = asked
+        self.waiting_since_s = 0.0
+        self.given_s: float | None = None
+        """When the router gave it to the worker."""
+        self.accepted_s: float | None = None
+        self.first_row_s: float | None = None
+        self.first_counts: list[int] = []
+        """Tokens of each version in the portion that came first."""
+        self.parts: list[Span] = []
+        """Kind `decode`, one for each run of one version; the first begins with the first row."""
+        self.ended_s: float | None = None
+        self.heard_s = 0.0
+        """When anything was last heard of it."""
+        self.outcome: Outcome = "open"
+        self.note = ""
+        self.run_s: float | None = None
+        """From the first token to the end, as the worker says."""
+        self.n_resumed = 0
+        self._portion = (0.0, 0)
+        """Beginning of the portion of tokens that came last, and how many are in it so far."""
+
+    def row(self, at_s: float, count: int, version: int) -> None:
+        """Tokens came."""
+        self.heard_s = max(self.heard_s, at_s)
+        if not count:
+            return
+        if self.first_row_s is None:
+            self.first_row_s, self.first_counts = at_s, [count]
+            self._portion = at_s, count
+            self.parts.append(Span("decode", at_s, at_s, version, count))
+            return
+        last = self.parts[-1]
+        began_s, n_before = self._portion
+        if at_s > last.end_s:
+            began_s, n_before = last.end_s, 0
+        self._portion = began_s, n_before + count
+        is_first = at_s == self.first_row_s
+        if is_first and last.version == version:
+            self.first_counts[-1] += count
+        elif is_first:
+            self.first_counts.append(count)
+        if last.version == version:
+            self.parts[-1] = Span("decode", last.start_s, at_s, version, last.n_tokens + count)
+            return
+        start_s = last.end_s
+        if n_before:  # one portion, two versions: only the number of tokens tells where they meet
+            start_s = began_s + (at_s - began_s) * n_before / (n_before + count)
+            self.parts[-1] = Span("decode", last.start_s, start_s, last.version, last.n_tokens)
+        self.parts.append(Span("decode", start_s, at_s, version, count))
+
+    def end(self, at_s: float, outcome: Outcome, note: str) -> None:
+        """It is over; the first word counts."""
+        if self.ended_s is None:
+            self.ended_s, self.outcome, self.note = at_s, outcome, note
+
+
+class RequestBook:
+    """Follows every execution that a recording speaks of."""
+
+    def __init__(self) -> None:
+        self.running: dict[Key, Running] = {}
+        """Ended ones too: a last row may be heard after the ending."""
+        self.before: list[Running] = []
+        """Those that were heard of before the recording was interrupted."""
+        self.tokens: dict[str, Sums] = {}
+        """By worker."""
+        self.waiting = Highs()
+        self._asked: dict[str, Asked] = {}
+        self._waiting: dict[str, float] = {}
+        self._open: dict[str, set[Key]] = {}
+        """By request: executions of which no end was heard."""
+        self._over: set[str] = set()
+        """Requests that have their ending."""
+
+    def asked(self, entry: Entry, at_s: float) -> None:
+        """A client sent a `generate`, perhaps again."""
+        if entry.rid not in self._asked:
+            self._asked[entry.rid] = Asked(entry, at_s)
+        elif entry.rid in self._waiting or entry.rid in self._over or self._open.get(entry.rid):
+            return
+        self._waiting[entry.rid] = at_s
+        self.waiting.note(at_s, len(self._waiting))
+
+    def given(self, worker: str, entry: Entry, at_s: float) -> None:
+        """The router sent a `generate` to a worker, perhaps again."""
+        since_s = self._waits_no_more(entry.rid, at_s)
+        key = entry.rid, entry.attempt
+        running = self._at(key, worker, at_s)
+        if running.given_s is None:
+            running.given_s = at_s
+            running.asked = self._asked.get(entry.rid)  # rows may be heard before
+            running.waiting_since_s = at_s if since_s is None else since_s
+            running.n_resumed = _n_prefix(entry)
+            for older in self._open.get(entry.rid, set()) - {key}:
+                self._end(older, at_s, "lost", "it was given away again")
+
+    def accepted(self, worker: str, entry: Entry, at_s: float) -> None:
+        """A worker says that it has begun."""
+        for rid, attempt in cast("Accepted", unpack(entry)).items:
+            running = self.running.get((rid, attempt))
+            if running is not None and running.worker == worker and running.accepted_s is None:
+                running.accepted_s = at_s
+                running.heard_s = max(running.heard_s, at_s)
+
+    def published(self, entry: Entry, at_s: float) -> None:
+        """A worker published rows."""
+        deltas = cast("Deltas", unpack(entry))
+        tokens = self.tokens.setdefault(entry.route, Sums())
+        tokens.add(at_s, sum(deltas.counts))
+        for row, rid in enumerate(deltas.rids):
+            running = self._at((rid, deltas.attempts[row]), entry.route, at_s)
+            running.row(at_s, deltas.counts[row], deltas.versions[row])
+        for row, reason in deltas.finishes:
+            key = deltas.rids[row], deltas.attempts[row]
+            outcome: Outcome = "cancelled" if reason == "abort" else "finished"
+            self._end(key, at_s, outcome, reason)
+
+    def ended(self, entry: Entry, at_s: float) -> None:
+        """A worker, or the router by itself, says how a request ended."""
+        key = entry.rid, entry.attempt
+        self._waits_no_more(entry.rid, at_s)
+        self._over.add(entry.rid)
+        running = self.running.get(key)
+        if running is None:
+            return
+        running.heard_s = max(running.heard_s, at_s)
+        if entry.kind in ("finished", "cancelled"):
+            result = cast("Generated", unpack_result("generate", entry))
+            running.run_s = result.run_ms / 1000
+            running.n_resumed = result.n_resumed
+        self._end(key, at_s, cast("Outcome", entry.kind), "")
+        running.outcome = cast("Outcome", entry.kind)  # a row may have told of the end, not of this
+
+    def lost(self, entry: Entry, at_s: float) -> None:
+        """The router says that executions are gone with their worker."""
+        body = cast("Lost", unpack(entry))
+        for rid, attempt in body.items:
+            self._end((rid, attempt), at_s, "lost", body.reason)
+
+    def fenced(self, entry: Entry, at_s: float) -> None:
+        """The router says that executions are not their worker's any more."""
+        body = cast("Fenced", unpack(entry))
+        for rid, attempt in body.items:
+            self._end((rid, attempt), at_s, "fenced", body.reason)
+
+    def interrupt(self, at_s: float) -> None:
+        """Nothing was heard for a while: what happened meanwhile is not known."""
+        for keys in self._open.values():
+            for key in keys:
+                self.running[key].end(at_s, "open", "the recording was interrupted")
+        self.before += self.running.values()
+        self.running.clear()
+        self._open.clear()
+        self._waiting.clear()
+        self.waiting.note(at_s, 0)
+
+    def _at(self, key: Key, worker: str, at_s: float) -> Running:
+        running = self.running.get(key)
+        if running is None:
+            running = self.running[key] = Running(key, worker, self._asked.get(key[0]))
+            running.heard_s = at_s
+            self._open.setdefault(key[0], set()).add(key)
+        return running
+
+    def _end(self, key: Key, at_s: float, outcome: Outcome, note: str) -> None:
+        running = self.running.get(key)
+        if running is not None:
+            running.end(at_s, outcome, note)
+            self._open.get(key[0], set()).discard(key)
+
+    def _waits_no_more(self, rid: str, at_s: float) -> float | None:
+        """Since when it has been waiting."""
+        since_s = self._waiting.pop(rid, None)
+        if since_s is not None:
+            self.waiting.note(at_s, len(self._waiting))
+        return since_s
+
+
+def _n_prefix(entry: Entry) -> int:
+    prefix = cast("Generate", unpack(entry)).prefix
+    return len(prefix.tokens) // TOKEN_BYTES if prefix else 0

@@ -1,0 +1,223 @@
+"""A timeline out of a journal: what each worker did when, by which weights, and what held it up.
+
+Pure. Times are those at which the recorder heard of something, so that there is one clock.
+"""
+
+from collections.abc import Iterable
+from typing import cast
+
+from bus.codec import unpack
+from bus.entry import Entry
+from bus.errors import RemoteProtocolError
+from bus.ids import NO_ATTEMPT
+from bus.messages import ENDINGS
+from bus.messages.membership import Goodbye, Members, Welcome
+from bus.messages.weights import PublishVersion
+from replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told
+from replay.timeline.lanes import Span, Timeline, WorkerLane
+from replay.timeline.layout import executions_of, spans_in_order
+from replay.timeline.notes import notes_of
+from replay.timeline.requests import RequestBook
+from replay.timeline.tracks import FINE_S, Sums, bins_of
+from replay.timeline.workers import WorkerBook, WorkerTrack
+
+NS = 1_000_000_000
+ANOTHER_CLOCK_NS = NS
+"""Wall time and the recorder's clock drift by less within one boot of a machine."""
+
+
+def timeline_of(records: Iterable[Record]) -> Timeline:
+    """Everything that a journal says, as lanes.
+
+    Raises:
+        JournalDamaged: as the journal that the records come from.
+    """
+    reader = TimelineReader()
+    for record in records:
+        reader.read(record)
+    return reader.timeline()
+
+
+class TimelineReader:
+    """Reads records one by one."""
+
+    def __init__(self) -> None:
+        self._requests = RequestBook()
+        self._workers = WorkerBook()
+        self._publishing: dict[str, tuple[PublishVersion, float]] = {}
+        self._updates: list[Span] = []
+        self._unrecorded: list[Span] = []
+        self._began_ns: int | None = None
+        self._offset_ns = 0
+        """Unix time less the recorder's clock."""
+        self._now_s = 0.0
+        self._is_interrupted = False
+        self._filter = ""
+        self._lost: dict[str, int] = {}
+        self._n_malformed = 0
+        self._has_tap = False
+
+    def read(self, record: Record) -> None:
+        """The next record of the journal."""
+        if isinstance(record, Head):
+            self._begin(record)
+        if self._began_ns is not None:
+            passed_s = (record.at_ns + self._offset_ns - self._began_ns) / NS
+            self._now_s = max(self._now_s, passed_s)
+        match record:
+            case Tap():
+                self._has_tap = True
+                for entry in record.entries:
+                    self._guarded(record, entry)
+            case Stream() | Told():
+                for entry in record.entries:
+                    self._guarded(record, entry)
+            case Lost():
+                self._lost[record.source] = self._lost.get(record.source, 0) + record.count
+            case End():
+                self._is_interrupted = record.reason != "rotated"
+            case _:
+                pass
+
+    def timeline(self) -> Timeline:
+        """What was read so far. Ends the reading."""
+        end_s = self._now_s
+        self._workers.close(end_s)
+        for body, at_s in self._publishing.values():
+            self._updates.append(_publish(body, at_s, end_s, "no end heard"))
+        n_bins, width = bins_of(end_s)
+        by_worker = executions_of(self._requests, end_s)
+        for name in by_worker:
+            self._workers.workers.setdefault(name, WorkerTrack(name))
+        lanes = [
+            WorkerLane(
+                worker.name,
+                worker.policy,
+                worker.engine,
+                worker.slots,
+                1 + max((each.row for each in by_worker.get(worker.name, [])), default=-1),
+                worker.versions.spans,
+                spans_in_order(worker.states.spans),
+                spans_in_order(worker.weights),
+                by_worker.get(worker.name, []),
+                self._requests.tokens.get(worker.name, Sums()).rates(n_bins, width),
+            )
+            for worker in sorted(
+                self._workers.workers.values(), key=lambda each: (len(each.name), each.name)
+            )
+        ]
+        return Timeline(
+            (self._began_ns or 0) / NS,
+            end_s,
+            width * FINE_S,
+            lanes,
+            spans_in_order(self._updates),
+            self._requests.waiting.highest(n_bins, width),
+            self._unrecorded,
+            notes_of(
+                lanes,
+                has_tap=self._has_tap,
+                chosen=self._filter,
+                lost=self._lost,
+                n_malformed=self._n_malformed,
+            ),
+        )
+
+    def _begin(self, head: Head) -> None:
+        """Of a segment, maybe by another process, maybe after a restart of the machine."""
+        offset_ns = head.wall_ns - head.at_ns
+        if abs(offset_ns - self._offset_ns) > ANOTHER_CLOCK_NS:
+            self._offset_ns = offset_ns
+        self._filter = self._filter or head.filter
+        if self._began_ns is None:
+            self._began_ns = head.at_ns + self._offset_ns
+        elif self._is_interrupted:
+            again_s = max(self._now_s, (head.at_ns + self._offset_ns - self._began_ns) / NS)
+            self._unrecorded.append(Span("unrecorded", self._now_s, again_s))
+            self._requests.interrupt(self._now_s)
+            self._workers.interrupt(self._now_s, again_s)
+            self._publishing.clear()
+        self._is_interrupted = False
+
+    def _guarded(self, record: Tap | Stream | Told, entry: Entry) -> None:
+        """What a peer made up must not end the reading."""
+        try:
+            if isinstance(record, Tap):
+                self._tapped(record, entry)
+            elif isinstance(record, Told):
+                self._membership(entry)
+            else:
+                self._workers.heard(entry.route, self._now_s)
+                if entry.kind == "deltas":
+                    self._requests.published(entry, self._now_s)
+        except (RemoteProtocolError, IndexError):
+            self._n_malformed += 1
+
+    def _tapped(self, tap: Tap, entry: Entry) -> None:
+        if tap.event == "received":
+            self._received(tap.name, entry)
+        elif tap.event == "sent":
+            self._sent(tap.name, entry)
+
+    def _received(self, name: str, entry: Entry) -> None:
+        now_s, requests, workers = self._now_s, self._requests, self._workers
+        if entry.kind != "hello":  # a new process must not speak for the one before
+            workers.heard(name, now_s)
+        match entry.kind:
+            case "generate":
+                requests.asked(entry, now_s)
+            case "accepted":
+                requests.accepted(name, entry, now_s)
+            case "hello":
+                workers.hello(entry, now_s)
+            case "beat":
+                workers.beat(name, entry, now_s)
+            case "goodbye":
+                reason = cast("Goodbye", unpack(entry)).reason
+                workers.goodbye(name, reason, now_s)
+            case "publish_version":
+                body = cast("PublishVersion", unpack(entry))
+                self._publishing.setdefault(entry.rid, (body, now_s))
+            case kind if kind in ENDINGS:
+                if "@" in entry.rid:
+                    workers.ended(name, entry, now_s)
+                elif name in workers.workers:
+                    requests.ended(entry, now_s)
+            case _:
+                pass
+
+    def _sent(self, name: str, entry: Entry) -> None:
+        now_s, requests = self._now_s, self._requests
+        match entry.kind:
+            case "generate":
+                requests.given(name, entry, now_s)
+            case "lost":
+                requests.lost(entry, now_s)
+            case "fenced":
+                requests.fenced(entry, now_s)
+            case "welcome" | "members":
+                self._membership(entry)
+            case kind if kind in ENDINGS:
+                body, began_s = self._publishing.pop(entry.rid, (None, 0.0))
+                if body is not None:
+                    self._updates.append(_publish(body, began_s, now_s, kind))
+                elif entry.attempt == NO_ATTEMPT:
+                    requests.ended(entry, now_s)  # the router's own word
+            case _:
+                self._workers.sent(name, entry, now_s)
+
+    def _membership(self, entry: Entry) -> None:
+        if entry.kind == "welcome":
+            found = cast("Welcome", unpack(entry)).members
+            if not found:  # that of a member tells nothing
+                return
+        elif entry.kind == "members":
+            found = cast("Members", unpack(entry)).members
+        else:
+            return
+        self._workers.members(found, self._now_s, tells_all=not self._has_tap)
+
+
+def _publish(body: PublishVersion, start_s: float, end_s: float, outcome: str) -> Span:
+    note = f"{body.policy} v{body.version} ({body.mode}, {body.in_flight}): {outcome}"
+    return Span("publish", start_s, end_s, body.version, note=note)

@@ -1,0 +1,31 @@
+"""What a `Subscriber` yields; `StreamEvent` is any of it: `replay.following.stream_events`."""
+
+from replay.following.stream_events import (
+    Demoted,
+    Finished,
+    GapFound,
+    GapLost,
+    GapRepaired,
+    Interrupted,
+    LetGo,
+    Restored,
+    StreamEvent,
+    Tokens,
+    WorkerJoined,
+    WorkerLeft,
+)
+
+__all__ = [
+    "Demoted",
+    "Finished",
+    "GapFound",
+    "GapLost",
+    "GapRepaired",
+    "Interrupted",
+    "LetGo",
+    "Restored",
+    "StreamEvent",
+    "Tokens",
+    "WorkerJoined",
+    "WorkerLeft",
+]

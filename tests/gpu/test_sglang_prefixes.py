@@ -1,0 +1,76 @@
+"""What the real SGLang tells of its prefix cache on a GPU: pages of 16 tokens, overlapped steps."""
+
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from bus.prefix_marks import marks_of, unpacked
+from rolloutbus import Rollout, RolloutClient, Sampling, Want, WeightPublisher
+
+pytest.importorskip("sglang")
+from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running
+from tests.gpu.tiny import load_tiny, save_tiny
+from tests.integration.drills import status_when
+from tests.sglang.models import VOCAB_SIZE
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+SAMPLING = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+PROMPT: list[int] = np.random.default_rng(1).integers(10, VOCAB_SIZE, 640).tolist()
+N_MARKS = len(unpacked(marks_of(np.array(PROMPT, "<i4").tobytes())))
+
+
+class Served(NamedTuple):
+    """A fleet and the model that it serves, in float32."""
+
+    client: RolloutClient
+    model: Any
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    path = save_tiny("llama", tmp_path_factory.mktemp("llama"))
+    options = gpu_fleet(path)
+    options["engine_options"] = {**options.get("engine_options", {}), "report_prefixes": True}
+    async with running(options) as client:
+        yield Served(client, load_tiny(path))
+
+
+async def n_cached(client: RolloutClient) -> int:
+    """Tokens of the prompt that a request for it finds."""
+    want = Want(cached_tokens=True)
+    rollout: Rollout = await client.generate(PROMPT, SAMPLING, want=want, deadline_s=DEADLINE_S)
+    return int(rollout.arrays["cached_tokens"][0])
+
+
+async def marks_are(client: RolloutClient, n_marks: int) -> None:
+    await status_when(client, lambda status: sum(w.n_marks for w in status.workers) == n_marks)
+
+
+async def test_what_is_cached_is_told_and_what_is_flushed_is_not(served: Served) -> None:
+    client = served.client
+    assert await n_cached(client) == 0
+    await marks_are(client, N_MARKS)
+    assert await n_cached(client) >= len(PROMPT) - 16
+
+    await client.flush_cache()
+    await marks_are(client, 0)
+
+
+async def test_kv_of_older_weights_is_told_as_gone(served: Served) -> None:
+    client, publisher = served.client, WeightPublisher(served.client)
+    for _ in range(2):
+        await n_cached(client)
+        await marks_are(client, N_MARKS)
+        await publisher.publish(served.model.named_parameters(), require="all")
+        await marks_are(client, 0)
+        assert await n_cached(client) == 0

@@ -1,0 +1,97 @@
+"""Plain SUB sockets, the frames of every message as they came, and as a recording has them."""
+
+import asyncio
+import math
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from bus.codec import DETACH_ABOVE_BYTES, encode_batch
+from bus.entry import NO_BODY, Entry
+from bus.tap import TapMark
+from bus.zmq_sockets import Reader, new_socket
+from replay.journal.reader import Journal
+from replay.journal.records import Stream, Tap
+from replay.player import Player, PlayerSettings
+from replay.playing.player_core import THE_TAP
+from rolloutbus import RolloutClient
+from tests.integration.drills import DEADLINE_S
+from trainer_adapter.settings import ClientSettings
+
+Frames = list[bytes]
+
+
+class RawEar:
+    """Listens to everything that one publisher says."""
+
+    def __init__(self, endpoint: str, topic: bytes = b"") -> None:
+        self.messages: list[Frames] = []
+        self._news = asyncio.Event()
+        self._socket = new_socket(zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+        self._socket.connect(endpoint)
+        self._reader = Reader(self._socket, self._read_some)
+
+    async def has_heard(self, n_messages: int) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.messages) < n_messages:
+                self._news.clear()
+                await self._news.wait()
+
+    def close(self) -> None:
+        self._reader.close()
+        self._socket.close()
+
+    def _read_some(self) -> bool:
+        try:
+            self.messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return False
+        self._news.set()
+        return True
+
+
+def frames_of_message(topic: bytes, entries: list[Entry]) -> Frames:
+    """What a publisher sends."""
+    body = entries[0].body if len(entries) == 1 else b""
+    if len(body) <= DETACH_ABOVE_BYTES:
+        return [topic, encode_batch(entries)]
+    head = msgspec.structs.replace(entries[0], body=NO_BODY, detached=True)
+    return [topic, encode_batch([head]), bytes(body)]
+
+
+def messages_in(journal: Path) -> dict[str, list[Frames]]:
+    """Publisher -> what it must send in a replay."""
+    found: dict[str, list[Frames]] = {}
+    for record in Journal(journal):
+        if isinstance(record, Stream):
+            frames = frames_of_message(record.topic, record.entries)
+            found.setdefault(record.entries[0].route, []).append(frames)
+        elif isinstance(record, Tap):
+            mark = TapMark(record.event, record.n, record.router_at, record.connection, record.name)
+            found.setdefault(THE_TAP, []).append(frames_of_message(mark.topic, record.entries))
+    return found
+
+
+async def heard_in_replay(journal: Path, n_ears: int) -> dict[str, list[list[Frames]]]:
+    """Worker -> what each of so many subscribers heard of it, at the highest speed."""
+    expected = messages_in(journal)
+    async with (
+        Player(Journal(journal), PlayerSettings(speed=math.inf)) as player,
+        RolloutClient(ClientSettings(name="listener", router=player.address)) as client,
+    ):
+        streams = {member.name: member.stream for member in client.connection.members}
+        ears = {name: [RawEar(each) for _ in range(n_ears)] for name, each in streams.items()}
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await player.subscribed(n_ears + 1)  # and the client, to rows of its own
+                await player.play()
+            for name, of_one in ears.items():
+                for ear in of_one:
+                    await ear.has_heard(len(expected[name]))
+        finally:
+            for of_one in ears.values():
+                for ear in of_one:
+                    ear.close()
+    return {name: [ear.messages for ear in of_one] for name, of_one in ears.items()}

@@ -1,0 +1,74 @@
+"""A real model that says one thing after a cue: each token's successor is in its weights."""
+
+# pyright: reportUnknownMemberType=false
+# torch's and transformers' stubs leave parameters untyped.
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+UNKNOWN, END = "<unk>", "</s>"
+SIZE = 128
+"""Of the vocabulary, and of the hidden state: a place for each token."""
+LINES = {
+    "hello": "Good day to you",
+    "weather": 'Let me see <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}} '
+    "</tool_call>",
+    "broken": 'Wait <tool_call>{"name":"oops", </tool_call>',
+}
+"""Cue -> what is said after it. A word has one successor, wherever it stands: no two lines share
+words, but for the last one."""
+CHAT_TEMPLATE = (
+    "{% if tools %}tools {% for t in tools %}{{ t['function']['name'] }} {% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m['role'] }} {% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for p in m['content'] %}{{ p['text'] if p['type'] == 'text' else p['type'] }} "
+    "{% endfor %}{% endif %} {% endfor %}"
+)
+"""A cue at the end of the last message begins the answer."""
+
+
+def save_reciting_model(path: Path) -> PreTrainedTokenizerFast:
+    """Write model and tokenizer to a directory; returns the tokenizer."""
+    lines = {cue: words.split() for cue, words in LINES.items()}
+    words = {UNKNOWN, END, *lines, *(word for line in lines.values() for word in line)}
+    ids = {word: n for n, word in enumerate([UNKNOWN, END, *sorted(words - {UNKNOWN, END})])}
+    core = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment] - a property of the binding
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token=UNKNOWN, eos_token=END, chat_template=CHAT_TEMPLATE
+    )
+    tokenizer.save_pretrained(path)
+    following = dict.fromkeys(ids, END)
+    for cue, line in lines.items():
+        following |= dict(zip([cue, *line[:-1]], line, strict=True))
+    _model({ids[word]: ids[after] for word, after in following.items()}).save_pretrained(path)
+    return tokenizer
+
+
+def _model(following: dict[int, int]) -> LlamaForCausalLM:
+    """Its layers add nothing: what it sees last decides."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=SIZE,
+        hidden_size=SIZE,
+        intermediate_size=SIZE,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for layer in cast("Any", model.model.layers):
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(SIZE))
+        model.lm_head.weight.zero_()
+        for token, after in following.items():
+            model.lm_head.weight[after, token] = 10.0
+    return model

@@ -1,0 +1,86 @@
+"""A run that is recorded: rollouts under way when a worker is killed, and two weight updates."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from launcher.settings import UpOptions
+from replay.journal.settings import JournalSettings
+from replay.recorder import Recorder
+from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
+from tests.integration.drills import DEADLINE_S, Streamed, fake_sampling
+from tests.integration.ears import CLIENT, Ears, marked
+from tests.integration.hold import Hold
+from tests.integration.raw_ear import Frames, RawEar
+from trainer_adapter.settings import ClientSettings
+
+FLEET: UpOptions = {"workers": 2, "engine": "fake", "tap": True, "engine_options": {"slots": 16}}
+VICTIM, SURVIVOR = "w0", "w1"
+WEIGHTS = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(4)}
+N_STREAMS, N_AFTERWARDS = 12, 4
+N_BEFORE, N_TOKENS = 30, 60
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was recorded, and what came of it."""
+
+    journal: Path
+    rollouts: dict[str, Rollout]
+    last: list[str]
+    """Requests that ran after all that, under the last version."""
+    version: int
+    """The last one."""
+    live: list[Frames]
+    """All that the surviving worker sent, from before to after the recording."""
+
+
+async def recorded_run(fleet: Fleet, hold: Hold, directory: Path) -> Recording:
+    """Record a run of a fleet of `FLEET`."""
+    own, recorded = Ears(), Ears()
+    settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
+    recorder = Recorder(
+        ClientSettings(name="recorder", router=fleet.address),
+        directory,
+        journal=JournalSettings(segment_bytes=50_000),
+        ports=recorded.ports,
+    )
+    async with RolloutClient(settings, own.ports) as client:
+        members = client.connection.members
+        ear = RawEar(next(each.stream for each in members if each.name == SURVIVOR))
+        while not ear.messages:  # a subscription takes effect some time after it is made
+            await client.generate([1], fake_sampling(1), deadline_s=DEADLINE_S)
+        async with recorder:
+            await marked(client, recorded, own)
+            with hold.at(N_BEFORE):
+                streams = [
+                    Streamed(client, [2, 3 + i], fake_sampling(N_TOKENS)) for i in range(N_STREAMS)
+                ]
+                for each in streams:
+                    await each.reached(N_BEFORE)
+                await _publish(client)
+                fleet.kill(VICTIM)
+                await fleet.wait_ready(DEADLINE_S)
+                # What goes on goes on where both listen, the new worker included.
+                recorded.listen_anew()
+                own.listen_anew()
+                await marked(client, recorded, own)
+            rollouts = [await each.rollout() for each in streams]
+            version = await _publish(client)
+            after = [await _afterwards(client, i) for i in range(N_AFTERWARDS)]
+            await marked(client, recorded, own)
+        ear.close()
+    by_rid = {each.rid: each for each in [*rollouts, *after]}
+    return Recording(directory, by_rid, [each.rid for each in after], version, ear.messages)
+
+
+async def _publish(client: RolloutClient) -> int:
+    published = await WeightPublisher(client).publish(WEIGHTS, deadline_s=DEADLINE_S)
+    return published.version
+
+
+async def _afterwards(client: RolloutClient, number: int) -> Rollout:
+    return await client.generate(
+        [9, number], fake_sampling(N_TOKENS), versions="latest", deadline_s=DEADLINE_S
+    )

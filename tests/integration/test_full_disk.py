@@ -1,0 +1,86 @@
+"""A disk that is full ends a recording, and a router's journal; the bus goes on."""
+
+import asyncio
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import rolloutbus
+from launcher.plan import environment
+from launcher.settings import UpOptions
+from replay.journal.reader import Journal
+from rolloutbus import RolloutClient
+from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+from trainer_adapter.settings import ClientSettings
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+FLEET: UpOptions = {"workers": 1, "engine": "fake", "store": False, "tap": True}
+N_TOKENS = 40
+N_BLOCKS = 64
+"""Of 512 or 1024 bytes, as shells count: what a file may have, in the place of a disk."""
+
+
+async def limited(*arguments: str) -> asyncio.subprocess.Process:
+    """`rolloutbus …` on a disk that is full soon."""
+    command = shlex.join([sys.executable, "-m", "launcher.cli", *arguments])
+    return await asyncio.create_subprocess_exec(
+        *("sh", "-c", f"ulimit -f {N_BLOCKS}; exec {command}"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(),
+    )
+
+
+async def sample(client: RolloutClient, number: int) -> None:
+    rollout = await client.generate([number], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+    assert_fake_rollout([number], rollout, N_TOKENS)
+
+
+def settings(router: str) -> ClientSettings:
+    return ClientSettings(name="c", router=router, overtime_s=DEADLINE_S)
+
+
+async def test_a_full_disk_ends_the_recording_with_a_word_and_not_the_bus(tmp_path: Path) -> None:
+    async with rolloutbus.up(**FLEET) as fleet, RolloutClient(settings(fleet.address)) as client:
+        recorder = await limited("record", str(tmp_path / "j"), "--router", fleet.address)
+        ended = asyncio.ensure_future(recorder.communicate())
+        number = 0
+        async with asyncio.timeout(DEADLINE_S):
+            while not ended.done():  # until there is more to record than room
+                number += 1
+                await sample(client, number)
+        _, errors = ended.result()
+        await sample(client, 0)
+    assert recorder.returncode == 1
+    assert errors.decode().splitlines()[-1] == "error: recording has ended: File too large"
+    journal = Journal(tmp_path / "j")
+    numbers = [each.seq for each in journal]
+    assert numbers == list(range(len(numbers)))
+    assert journal.torn is None
+
+
+async def test_a_router_whose_journal_has_no_room_says_so_and_goes_on(tmp_path: Path) -> None:
+    process = await limited(
+        *("router", "--journal", str(tmp_path / "turns")),
+        *("--frontend", f"ipc://{tmp_path}/f", "--backend", f"ipc://{tmp_path}/b"),
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            assert b"ready" in await process.stdout.readline()
+            async with RolloutClient(settings(f"ipc://{tmp_path}/f")) as client:
+                warning = asyncio.ensure_future(process.stderr.readline())
+                while not warning.done():  # every answer is a turn
+                    await client.status()
+                await client.status()
+    finally:
+        process.terminate()
+        await process.wait()
+    assert warning.result().decode() == (
+        "warning: the router's journal has ended, or has a hole: File too large\n"
+    )
+    assert process.returncode == 0

@@ -1,0 +1,97 @@
+"""A player keeps the times of a recording, and waits for whoever cannot follow."""
+
+import asyncio
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import zmq
+
+from bus.clock import BootClock
+from bus.codec import pack
+from bus.entry import Entry
+from bus.messages.membership import Member, Members
+from bus.messages.stream import Idle
+from bus.zmq_sockets import new_socket
+from replay.journal.reader import Journal
+from replay.journal.records import Stream, Told
+from replay.player import SOONER_S, Player, PlayerSettings
+from rolloutbus import RolloutClient, connect
+from tests.integration.drills import DEADLINE_S
+from tests.integration.raw_ear import RawEar, messages_in
+from tests.unit.replay.segments import MS, Desk
+from tests.unit.replay.streams import TOPIC, published, row
+
+pytestmark = pytest.mark.integration
+
+PACE_S = 0.001
+WORKER = Member("w0", "e.1", "ipc:///gone/w0", "ready", 0, "p")
+LARGE = published(Idle([f"c/{10**15 + n}" for n in range(200)], [(1, 1)] * 200, [7] * 200))
+
+
+def journal(directory: Path, entries: Iterable[Entry], apart_ms: int = 0) -> Path:
+    desk = Desk(directory / "j")
+    desk.append(Told, [Entry("members", body=pack(Members([WORKER])))])
+    for entry in entries:
+        desk.append(Stream, TOPIC, [entry])
+        desk.now_ns += apart_ms * MS
+    desk.close()
+    return directory / "j"
+
+
+def stream_of(client: RolloutClient) -> str:
+    (member,) = client.connection.members
+    return member.stream
+
+
+async def test_no_message_comes_before_its_time(tmp_path: Path) -> None:
+    rows = [published(row("c/1", (1, 1), seq, 5)) for seq in range(4)]
+    path = journal(tmp_path, rows, apart_ms=400)
+    clock = BootClock()
+    async with Player(Journal(path), PlayerSettings(speed=4.0)) as player:
+        assert round(player.playback.length_s, 3) == 1.6
+        async with connect(player.address, name="ear") as client:
+            ear = RawEar(stream_of(client))
+            async with asyncio.timeout(DEADLINE_S):
+                await player.subscribed(2)
+                began_at = clock.now()
+                playing = asyncio.create_task(player.play())
+                for n in range(4):
+                    await ear.has_heard(n + 1)
+                    assert clock.now() - began_at >= 0.1 * n - SOONER_S
+                await playing
+            ear.close()
+
+
+async def test_a_subscriber_that_reads_nothing_holds_the_replay_up_and_misses_nothing(
+    tmp_path: Path,
+) -> None:
+    path = journal(tmp_path, [LARGE] * 5_000)
+    async with (
+        Player(Journal(path), PlayerSettings(speed=math.inf)) as player,
+        connect(player.address, name="ear") as client,
+    ):
+        slow = new_socket(zmq.SUB)
+        slow.setsockopt(zmq.RCVHWM, 1)
+        slow.setsockopt(zmq.SUBSCRIBE, b"")
+        slow.setsockopt(zmq.RCVTIMEO, int(1_000 * DEADLINE_S))
+        slow.connect(stream_of(client))
+        quick = RawEar(stream_of(client))
+        async with asyncio.timeout(DEADLINE_S):
+            await player.subscribed(3)
+            playing = asyncio.create_task(player.play())
+            n_before = -1
+            while not player.playback.is_held_up or player.playback.n_played > n_before:
+                n_before = player.playback.n_played
+                await asyncio.sleep(PACE_S)  # nobody is told that it is held up
+        assert player.playback.n_played < 5_000
+        expected = messages_in(path)["w0"]
+        heard = await asyncio.to_thread(lambda: [slow.recv_multipart() for _ in expected])
+        async with asyncio.timeout(DEADLINE_S):
+            await playing
+            await quick.has_heard(5_000)
+        assert heard == quick.messages == expected
+        assert player.playback.held_up_s > 0
+        quick.close()
+        slow.close()

@@ -1,0 +1,112 @@
+"""Requests with a common beginning go where it is cached, on real engines that tell of it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from bus.prefix_marks import marks_of, unpacked
+from launcher.settings import UpOptions
+from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, Want, WeightPublisher
+from tests.integration.conftest import MAX_CONTEXT, SLOTS, VOCAB_SIZE
+from tests.integration.drills import DEADLINE_S, status_when
+from tests.integration.reference import Reference
+from trainer_adapter.settings import ClientSettings
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+FLEET: UpOptions = {
+    "workers": 2,
+    "engine_options": {
+        "threads": 1,
+        "slots": SLOTS,
+        "kv_tokens": SLOTS * MAX_CONTEXT,
+        "report_prefixes": True,
+    },
+}
+N_FAMILIES, N_SHARED, N_OWN = 4, 320, 20
+ONE_TOKEN = Sampling(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+def random_tokens(n: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, n).tolist()
+
+
+FAMILIES = [random_tokens(N_SHARED, seed) for seed in range(N_FAMILIES)]
+N_MARKS = N_FAMILIES * len(unpacked(marks_of(np.array(FAMILIES[0], "<i4").tobytes())))
+
+
+async def ask(client: RolloutClient, prompt: list[int]) -> Rollout:
+    want = Want(cached_tokens=True)
+    return await client.generate(prompt, ONE_TOKEN, want=want, deadline_s=DEADLINE_S)
+
+
+def n_cached(rollout: Rollout) -> int:
+    return int(rollout.arrays["cached_tokens"][0])
+
+
+async def marks_are(client: RolloutClient, n_marks: int) -> None:
+    await status_when(client, lambda status: sum(w.n_marks for w in status.workers) == n_marks)
+
+
+async def warmed(client: RolloutClient) -> list[str]:
+    """Have each beginning computed somewhere, and the router know it; where."""
+    homes = [(await ask(client, family)).worker for family in FAMILIES]
+    await marks_are(client, N_MARKS)
+    return homes
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def marking(fleet: Fleet, client: RolloutClient) -> AsyncIterator[RolloutClient]:
+    """A client that was welcomed by a router which asks for marks."""
+    await warmed(client)
+    settings = ClientSettings(name="marking", router=fleet.address, overtime_s=DEADLINE_S)
+    async with RolloutClient(settings) as connected:
+        yield connected
+    await client.flush_cache()
+    await marks_are(client, 0)
+
+
+async def test_requests_with_a_common_beginning_go_where_it_is_cached(
+    marking: RolloutClient,
+) -> None:
+    homes = [(await ask(marking, family)).worker for family in FAMILIES]
+    for n in range(3):
+        for family, home in zip(FAMILIES, homes, strict=True):
+            rollout = await ask(marking, family + random_tokens(N_OWN, seed=100 + n))
+            assert rollout.worker == home
+            assert n_cached(rollout) >= N_SHARED
+
+
+async def test_a_flushed_cache_draws_nobody(client: RolloutClient, marking: RolloutClient) -> None:
+    await client.flush_cache()
+    await marks_are(client, 0)
+    before = (await client.status()).counters.get("prefix_affinity", 0)
+
+    rollouts = [await ask(marking, family) for family in FAMILIES]
+
+    assert [n_cached(each) for each in rollouts] == [0] * N_FAMILIES
+    assert (await client.status()).counters.get("prefix_affinity", 0) == before
+    await marks_are(client, N_MARKS)  # or the next flush could be told before what it flushed
+
+
+async def test_new_weights_draw_nobody_to_kv_of_the_old_ones(
+    client: RolloutClient, marking: RolloutClient, tiny_model: Path
+) -> None:
+    reference = Reference(tiny_model)
+    await WeightPublisher(client).publish(reference.model.named_parameters(), require="all")
+    await marks_are(client, 0)
+
+    homes = [await ask(marking, family) for family in FAMILIES]
+    assert [n_cached(each) for each in homes] == [0] * N_FAMILIES
+    await marks_are(client, N_MARKS)
+
+    again = [await ask(marking, family) for family in FAMILIES]
+    assert [each.worker for each in again] == [each.worker for each in homes]
+    assert min(n_cached(each) for each in again) >= N_SHARED - 16

@@ -1,0 +1,108 @@
+"""A subscriber whose reader keeps all that it is told, and waits for what is to come."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from replay.subscriber import Subscriber
+from rolloutbus import Rollout, RolloutClient
+from rolloutbus.events import Demoted, Finished, StreamEvent, Tokens
+from tests.integration.drills import DEADLINE_S, News, fake_sampling
+
+EventT = TypeVar("EventT")
+
+
+class Watching:
+    """An async context manager. While `paused` is set its reader takes nothing."""
+
+    def __init__(self, subscriber: Subscriber, *, is_paused: bool = False) -> None:
+        self.subscriber = subscriber
+        self.told: list[StreamEvent] = []
+        self._held: dict[str, list[int]] = {}
+        self._ends: dict[str, list[Finished]] = {}
+        self._news = News()
+        self._may_read = asyncio.Event()
+        if not is_paused:
+            self._may_read.set()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.subscriber.__aenter__()
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.subscriber.__aexit__(kind, error, trace)
+        if self._reader is not None:
+            self._reader.cancel()
+
+    def pause(self) -> None:
+        """Take nothing more."""
+        self._may_read.clear()
+
+    def go_on(self) -> None:
+        """Read again."""
+        self._may_read.set()
+
+    def of(self, kind: type[EventT]) -> list[EventT]:
+        """Everything of a kind that was told so far."""
+        return [event for event in self.told if isinstance(event, kind)]
+
+    def tokens(self, rid: str) -> list[int]:
+        """As a reader puts them together, what became void left out."""
+        return self._held.get(rid, [])
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until it is so, judged after each event."""
+        await self._news.until(is_so)
+
+    async def end(self, rid: str) -> Finished:
+        """The last end of a stream, once one was told."""
+        await self.until(lambda: rid in self._ends)
+        return self._ends[rid][-1]
+
+    async def whole(self, rollout: Rollout) -> None:
+        """Wait for the end of this rollout, which must be all of it."""
+        await self.until(lambda: any(e.finish_reason for e in self._ends.get(rollout.rid, [])))
+        end = self._ends[rollout.rid][-1]
+        assert end.n_missing == 0
+        assert end.tokens.tolist() == rollout.tokens.tolist()
+        assert end.logprobs.tolist() == rollout.logprobs.tolist()
+        assert list(end.versions) == list(rollout.versions)
+        assert end.finish_reason == rollout.finish_reason
+        if rollout.rid in self._held and not self.of(Demoted):
+            assert self._held[rollout.rid] == rollout.tokens.tolist()
+
+    async def hears(self, client: RolloutClient, n_workers: int = 1) -> None:
+        """Have the client sample until its streams come: subscriptions take effect in time."""
+        name = client.connection.settings.name
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self._workers(name)) < n_workers:
+                await client.generate([1], fake_sampling(1), deadline_s=DEADLINE_S)
+
+    def _workers(self, name: str) -> set[str]:
+        ends = (end for rid, ends in self._ends.items() for end in ends if rid.startswith(name))
+        return {end.worker for end in ends}
+
+    async def _read(self) -> None:
+        while True:
+            await self._may_read.wait()
+            try:
+                event = await anext(self.subscriber)
+            except StopAsyncIteration:
+                return
+            self.told.append(event)
+            if isinstance(event, Tokens):
+                held = self._held.setdefault(event.rid, [])
+                del held[event.start :]
+                assert len(held) == event.start, "a jump that nobody told of"
+                held += event.tokens.tolist()
+            elif isinstance(event, Finished):
+                self._ends.setdefault(event.rid, []).append(event)
+            self._news.come()

@@ -1,0 +1,103 @@
+"""The real SGLang tells what it has cached, and requests come where their beginning is."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import rolloutbus
+from bus.prefix_marks import marks_of, unpacked
+from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, Want, WeightPublisher
+from tests.integration.drills import DEADLINE_S, status_when
+from tests.integration.reference import Reference
+from tests.sglang.fleets import fleet_of
+from tests.sglang.models import VOCAB_SIZE
+from trainer_adapter.settings import ClientSettings
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+
+ONE_TOKEN = Sampling(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+N_FAMILIES, N_SHARED = 3, 320
+
+
+def random_tokens(n: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(10, VOCAB_SIZE, n).tolist()
+
+
+FAMILIES = [random_tokens(N_SHARED, seed) for seed in range(N_FAMILIES)]
+N_MARKS = N_FAMILIES * len(unpacked(marks_of(np.array(FAMILIES[0], "<i4").tobytes())))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two(llama: Path) -> AsyncIterator[Fleet]:
+    """Two workers that tell."""
+    options = fleet_of(llama)
+    options["workers"] = 2
+    options["engine_options"] = {**options.get("engine_options", {}), "report_prefixes": True}
+    async with rolloutbus.up(**options) as fleet:
+        yield fleet
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def first(two: Fleet) -> AsyncIterator[RolloutClient]:
+    """A client that has warmed the caches."""
+    settings = ClientSettings(name="first", router=two.address, overtime_s=DEADLINE_S)
+    async with RolloutClient(settings) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def marking(two: Fleet, first: RolloutClient) -> AsyncIterator[RolloutClient]:
+    """A client that was welcomed by a router which asks for marks."""
+    for family in FAMILIES:
+        await ask(first, family)
+    await marks_are(first, N_MARKS)
+    settings = ClientSettings(name="marking", router=two.address, overtime_s=DEADLINE_S)
+    async with RolloutClient(settings) as client:
+        yield client
+    await first.flush_cache()
+    await marks_are(first, 0)
+
+
+async def ask(client: RolloutClient, prompt: list[int]) -> Rollout:
+    want = Want(cached_tokens=True)
+    return await client.generate(prompt, ONE_TOKEN, want=want, deadline_s=DEADLINE_S)
+
+
+def n_cached(rollout: Rollout) -> int:
+    return int(rollout.arrays["cached_tokens"][0])
+
+
+async def marks_are(client: RolloutClient, n_marks: int) -> None:
+    await status_when(client, lambda status: sum(w.n_marks for w in status.workers) == n_marks)
+
+
+async def test_requests_with_a_common_beginning_go_where_it_is_cached(
+    marking: RolloutClient,
+) -> None:
+    homes = [(await ask(marking, family)).worker for family in FAMILIES]
+    for n in range(3):
+        for family, home in zip(FAMILIES, homes, strict=True):
+            rollout = await ask(marking, family + random_tokens(20, seed=100 + n))
+            assert rollout.worker == home
+            assert n_cached(rollout) >= N_SHARED
+
+
+async def test_kv_of_older_weights_is_told_as_gone(
+    first: RolloutClient, marking: RolloutClient, llama: Path
+) -> None:
+    reference = Reference(llama)
+    publisher = WeightPublisher(first)
+    for _ in range(2):
+        await publisher.publish(reference.model.named_parameters(), require="all")
+        await marks_are(first, 0)
+
+        before = [await ask(marking, family) for family in FAMILIES]
+        assert [n_cached(each) for each in before] == [0] * N_FAMILIES
+        await marks_are(first, N_MARKS)
+
+        again = [await ask(marking, family) for family in FAMILIES]
+        assert [each.worker for each in again] == [each.worker for each in before]
+        assert min(n_cached(each) for each in again) >= N_SHARED - 16

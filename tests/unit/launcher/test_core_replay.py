@@ -1,0 +1,84 @@
+"""What `replay --core` tells people: that all is the same, or the first turn that is not."""
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from bus.codec import pack
+from bus.entry import Entry, Placement
+from bus.errors import SettingsError
+from bus.ids import Peer
+from bus.messages.generation import Generate, Sampling
+from bus.messages.membership import Hello
+from launcher.core_replay import replay_core, settings_in
+from replay.turns.writer import TurnWriter
+from router.recording import RecordedCore, core_of
+from router.settings import RouterSettings
+
+SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back", seed=7)
+PEER = Peer(b"a" * 16)
+
+
+def generate(n: int) -> Entry:
+    body = Generate(bytes(16), Sampling(max_new_tokens=8))
+    place = Placement("default", cost=12)
+    return Entry("generate", f"ann/{n}", deadline_ms=60_000, place=place, body=pack(body))
+
+
+async def written(directory: Path) -> Path:
+    """The journal of a router that a client came to, and asked twice."""
+    async with TurnWriter(directory, "9.9", pytest.fail) as writer:
+        writer.began(SETTINGS, "router-a", "")
+        core = RecordedCore(core_of(SETTINGS, "router-a"), writer)
+        core.tick(100.0)
+        core.receive(PEER, [Entry("hello", body=pack(Hello("client", "ann", "f" * 32)))], 100.5)
+        core.receive(PEER, [generate(1), generate(2)], 101.0)
+        core.tick(102.0)
+    return directory
+
+
+async def test_the_same_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay_core(await written(tmp_path / "j"), [], skip=False, as_json=False)
+    assert capsys.readouterr().out == "4 turns repeated, 0 differ; the journal tells of 1 router\n"
+
+
+async def test_the_first_turn_that_differs_is_told_with_what_led_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        replay_core(await written(tmp_path / "j"), ["queue_limit=1"], skip=False, as_json=False)
+    assert ended.value.exit_code == 1
+    out, errors = capsys.readouterr()
+    summary, where, *told, expected, got = out.splitlines()
+    assert summary.startswith("4 turns repeated, ")
+    assert where.startswith("first: turn 2 of router 1 (received), record 4, 1.000 s after its ")
+    assert told[0] == "  told:     connection of ann"
+    assert [line.split()[2] for line in told[1:]] == ["ann/1", "ann/2"]
+    assert expected == "  expected: nothing more"
+    assert got.startswith("  got:      to ann: refused ann/2 ")
+    assert '"code":"busy"' in got
+    assert errors == "error: the cores did not do the same\n"
+
+
+async def test_damage_stops_it_unless_it_is_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = await written(tmp_path / "j")
+    file = next(directory.glob("*.rb?"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    for skip in (False, True):
+        with pytest.raises(typer.Exit) as ended:
+            replay_core(directory, [], skip=skip, as_json=False)
+        assert ended.value.exit_code == 1
+        assert "no right record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["queue_limit", "=5", "queue_limit=five"])
+def test_what_is_no_setting_is_refused(change: str) -> None:
+    with pytest.raises(SettingsError, match="NAME=JSON"):
+        settings_in([change])

@@ -1,0 +1,214 @@
+"""What a router's core was told is written down, and a fresh core repeats it to the letter."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bus.codec import pack
+from bus.entry import Entry, Placement
+from bus.ids import Peer
+from bus.messages.generation import Generate, Sampling
+from bus.messages.membership import Hello
+from bus.security.principals import Principal
+from bus.stimulus import Outcome, Stimulus
+from replay.journal.reader import Journal
+from replay.journal.records import Record, Router, Turn
+from replay.journal.settings import JournalSettings
+from replay.turns.core_player import CorePlayer
+from replay.turns.text import text_of
+from replay.turns.writer import TurnWriter
+from router.core import RouterCore
+from router.recording import RecordedCore, core_of, repeat
+from router.settings import RouterSettings
+
+SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back", seed=7)
+PEER, OTHER = Peer(b"a" * 16), Peer(b"b" * 16)
+HELLO = Entry("hello", body=pack(Hello("client", "trainer", "f" * 32)))
+PRINCIPAL = Principal("0" * 64, "trainer", "trainer")
+LARGE = 40_000
+
+
+def generate(n: int, n_prompt_tokens: int = 4) -> Entry:
+    body = Generate(bytes(4 * n_prompt_tokens), Sampling(max_new_tokens=8))
+    place = Placement("default", cost=12)
+    return Entry("generate", f"trainer/{n}", deadline_ms=60_000, place=place, body=pack(body))
+
+
+def drive(core: RecordedCore) -> None:
+    """A bit of everything."""
+    core.tick(0.0)
+    core.receive(PEER, [HELLO], 0.5)
+    core.receive(PEER, [generate(1), generate(2, LARGE)], 1.0)
+    core.count("turned_away", 3)
+    core.receive_signed(OTHER, PRINCIPAL, [Entry("nonsense")], 1.5)
+    core.malformed(OTHER, 2.0)
+    core.undelivered(PEER, [generate(3)], 2.5)
+    core.receive(PEER, [Entry("status", "trainer/9", deadline_ms=1000)], 3.0)
+    core.revoked([PEER, OTHER], "forbidden", 3.5)
+    core.tick(100.0)
+
+
+class Notes:
+    """Keeps turns as records."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def began(self, settings: RouterSettings, instance: str, tap: str) -> None:
+        text = msgspec.json.encode(settings).decode()
+        self.records.append(Router(0, 0, "1", text, instance, tap))
+
+    def turn(self, stimulus: Stimulus, outcome: Outcome) -> None:
+        n = sum(isinstance(each, Turn) for each in self.records)
+        self.records.append(Turn(len(self.records), 0, n, stimulus, outcome))
+
+
+def recorded(settings: RouterSettings = SETTINGS) -> list[Record]:
+    notes = Notes()
+    notes.began(settings, "router-a", "")
+    drive(RecordedCore(core_of(settings, "router-a"), notes))
+    return notes.records
+
+
+def played(records: list[Record], settings: RouterSettings = SETTINGS) -> CorePlayer:
+    player = CorePlayer(lambda router: partial(repeat, core_of(settings, router.instance)))
+    for each in records:
+        player.play(each)
+    return player
+
+
+async def test_a_core_repeats_what_is_written_of_another(tmp_path: Path) -> None:
+    problems: list[str] = []
+    async with TurnWriter(tmp_path / "j", "1.2", problems.append) as writer:
+        for _ in range(2):  # one router after the other
+            writer.began(SETTINGS, "router-a", "")
+            drive(RecordedCore(core_of(SETTINGS, "router-a"), writer))
+    player = played(list(Journal(tmp_path / "j")))
+    assert problems == []
+    assert (player.n_routers, player.n_turns) == (2, 20)
+    assert player.is_same
+
+
+def test_every_kind_of_turn_is_told_and_repeated() -> None:
+    records = recorded()
+    events = [each.stimulus.event for each in records if isinstance(each, Turn)]
+    assert events == [
+        *("tick", "received", "received", "counted", "signed", "malformed", "undelivered"),
+        *("received", "revoked", "tick"),
+    ]
+    assert played(records).is_same
+
+
+def test_another_setting_shows_at_the_first_turn_that_depends_on_it() -> None:
+    other = msgspec.structs.replace(SETTINGS, queue_limit=1)
+    player = played(recorded(), other)
+    assert player.first is not None
+    assert (player.first.router, player.first.turn.n, player.first.since_s) == (1, 2, 1.0)
+    told = text_of(player.first, player.names)
+    assert told.told[0] == "connection of trainer"
+    assert "generate trainer/1 deadline_ms 60000" in told.told[1]
+    assert told.expected == ["nothing more"]
+    assert told.got[0].startswith("to trainer: refused trainer/2 ")
+
+
+def test_what_only_the_shell_has_seen_shows_in_what_the_core_says_later() -> None:
+    records = recorded()
+    forgotten = [
+        msgspec.structs.replace(
+            each, stimulus=msgspec.structs.replace(each.stimulus, count=each.stimulus.count + 1)
+        )
+        if isinstance(each, Turn) and each.stimulus.event == "counted"
+        else each
+        for each in records
+    ]
+    player = played(forgotten)
+    assert player.first is not None
+    assert player.first.turn.stimulus.entries[0].kind == "status"
+
+
+def test_large_bodies_of_effects_are_named_by_their_digest() -> None:
+    def echo(size: int) -> tuple[Outcome, Outcome]:
+        outcomes: list[Outcome] = []
+        notes = Notes()
+        for fill in (b"x", b"y"):
+            core = core_of(SETTINGS, "r")
+            core.tick(0.0)
+            body = msgspec.Raw(msgspec.msgpack.encode({"a": fill * size}))
+            core.context.out.send(PEER, Entry("echo", body=body))
+            RecordedCore(core, notes).tick(0.1)
+            last = notes.records[-1]
+            assert isinstance(last, Turn)
+            outcomes.append(last.outcome)
+        one, other = outcomes
+        return one, other
+
+    one, other = echo(LARGE)
+    assert one != other
+    assert len(msgspec.msgpack.encode(one)) < 200
+
+
+class Broken:
+    """A core with a bug."""
+
+    def __init__(self, at: float) -> None:
+        self.core = core_of(SETTINGS, "router-a")
+        tick = self.core.tick
+
+        def tick_or_crash(now: float) -> list[object]:
+            if now >= at:
+                raise KeyError("no such worker")
+            return [*tick(now)]
+
+        self.core.tick = tick_or_crash  # type: ignore[method-assign,assignment]
+
+
+def test_the_turn_that_crashed_a_router_is_the_last_one_written_and_crashes_again() -> None:
+    notes = Notes()
+    notes.began(SETTINGS, "router-a", "")
+    core = RecordedCore(Broken(5.0).core, notes)
+    core.tick(0.0)
+    with pytest.raises(KeyError):
+        core.tick(5.0)
+    last = notes.records[-1]
+    assert isinstance(last, Turn)
+    assert last.outcome.crash == "KeyError: 'no such worker'"
+
+    def begin(make: Callable[[], RouterCore]) -> CorePlayer:
+        player = CorePlayer(lambda _: partial(repeat, make()))
+        for each in notes.records:
+            player.play(each)
+        return player
+
+    assert begin(lambda: Broken(5.0).core).is_same
+    mended = begin(lambda: core_of(SETTINGS, "router-a"))
+    assert mended.first is not None
+    assert text_of(mended.first, {}).expected == ["it crashed: KeyError: 'no such worker'"]
+    worse = begin(lambda: Broken(0.0).core)
+    assert worse.first is not None
+    assert (worse.first.turn.n, worse.n_unplayable) == (0, 1)
+
+
+def test_after_a_hole_nothing_is_repeated_until_the_next_router() -> None:
+    records = recorded()
+    holed = [each for each in records if not isinstance(each, Turn) or each.n != 4]
+    player = played([*holed, *records])
+    assert (player.n_turns, player.n_different, player.n_unplayable) == (4 + 10, 0, 5)
+    assert not player.is_same
+
+
+def test_turns_before_any_router_are_not_repeated() -> None:
+    player = played(recorded()[1:])
+    assert (player.n_turns, player.n_unplayable, player.is_same) == (0, 10, False)
+
+
+async def test_a_disk_that_is_too_slow_is_told_once_and_stops_no_router(tmp_path: Path) -> None:
+    problems: list[str] = []
+    tiny = JournalSettings(memory_bytes=1, sync_s=3600.0)
+    async with TurnWriter(tmp_path / "j", "1.2", problems.append, tiny) as writer:
+        writer.began(SETTINGS, "router-a", "")
+        drive(RecordedCore(core_of(SETTINGS, "router-a"), writer))
+    assert problems == ["the disk is too slow"]
+    assert not played(list(Journal(tmp_path / "j"))).is_same

@@ -1,0 +1,59 @@
+"""Pieces of a token stream's text: never taken back, and nothing of a stop text."""
+
+import pytest
+
+from trainer_adapter.text_pieces import TextPieces, without_stop
+
+
+def decode(tokens: list[int]) -> str:
+    return bytes(tokens).decode(errors="replace")
+
+
+def said(text: str, stop: tuple[str, ...] = ()) -> list[str]:
+    """One byte at a time."""
+    pieces, raw = TextPieces(decode, stop), text.encode()
+    return [pieces.add(i, [raw[i]], is_last=i == len(raw) - 1) for i in range(len(raw))]
+
+
+def test_a_character_is_said_when_it_is_whole() -> None:
+    assert said("aé€!") == ["a", "", "é", "", "", "€", "!"]
+
+
+def test_the_beginning_of_a_stop_text_is_held_back_until_it_is_none() -> None:
+    assert "".join(said("a en enough", ("end",))) == "a en enough"
+    assert said("an", ("end",)) == ["", "an"]
+
+
+@pytest.mark.parametrize("stop", [("end",), ("end", "nd"), ("never", "end")])
+def test_a_stop_text_and_what_follows_are_not_said(stop: tuple[str, ...]) -> None:
+    assert "".join(said("the end.", stop)) == "the "
+    assert without_stop("the end.", stop) == "the "
+
+
+def test_what_was_said_stays_said_when_work_is_done_anew() -> None:
+    pieces = TextPieces(decode)
+    assert pieces.add(0, list(b"abc"), is_last=False) == "abc"
+    assert pieces.add(1, list(b"x"), is_last=False) == ""
+    assert pieces.add(2, list(b"yz"), is_last=True) == "z"
+
+
+def test_pieces_join_to_the_text_also_where_words_are_joined_by_spaces() -> None:
+    words = ["the", "quick", "brown", "fox"] * 5
+    pieces = TextPieces(lambda ids: " ".join(words[i] for i in ids))
+    said = [pieces.add(i, [i], is_last=i == 19) for i in range(20)]
+    assert "".join(said) == " ".join(words)
+    assert said[1] == " quick"
+
+
+def test_the_cost_of_a_piece_does_not_grow_with_the_text() -> None:
+    n_decoded = 0
+
+    def counting(tokens: list[int]) -> str:
+        nonlocal n_decoded
+        n_decoded += len(tokens)
+        return decode(tokens)
+
+    pieces = TextPieces(counting)
+    for i in range(1000):
+        pieces.add(i, [97], is_last=False)
+    assert n_decoded < 5 * 1000

@@ -1,0 +1,275 @@
+"""Chat completions and completions: OpenAI's bodies in, its responses out."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import msgspec
+
+from bus.errors import EngineFailed, Refused, SettingsError
+from bus.messages.generation import Sampling, Want
+from trainer_adapter.client import RolloutClient
+from trainer_adapter.openai.answer_reader import AnswerReader
+from trainer_adapter.openai.answers import Answers, ChatAnswers, CompletionAnswers, token_texts
+from trainer_adapter.openai.bodies import Body, ChatBody, CompletionBody, Json, body_of
+from trainer_adapter.openai.choices import usage_of
+from trainer_adapter.openai.merged import merged
+from trainer_adapter.openai.prompts import ChatPrompt, ChatTokenizer, chat_prompt, prompts_of
+from trainer_adapter.openai.refusals import by_body, refusal, unsupported
+from trainer_adapter.openai.sampling import options_of, sampling_of
+from trainer_adapter.openai.tool_formats import TOOL_FORMATS, ResponseTemplate
+from trainer_adapter.rollout import Rollout
+from trainer_adapter.rollouts import GenerateOptions
+
+Payload = Mapping[str, Any]
+"""A request's body, or `{"json": body, "headers": …}`; headers are left alone."""
+
+DEFAULT_MAX_TOKENS = 1024
+UNREAD = "none"
+"""The format of tool calls that are left in the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    body: Body
+    prompts: list[list[int]]
+    sampling: Sampling
+    options: GenerateOptions
+    answers: Answers
+
+    @property
+    def n(self) -> int:
+        return self.body.n or 1
+
+
+class OpenAIClient:
+    """Answers request bodies through a RolloutClient, with the tokenizer of the model.
+
+    Bodies may also say `session_id`, `policy`, `versions`, `lora_path`, `top_k`, `min_p`,
+    `min_tokens`, `ignore_eos`, `stop_token_ids`, `stop_regex`, `regex`, `ebnf`, `priority`,
+    `timeout`, `chat_template_kwargs` and `return_token_ids`. Choices also tell `weight_versions`,
+    [version, tokens] runs.
+
+    Raises, all of its methods: what `RolloutClient.generate` raises; Refused also for whatever is
+    wrong with a body, `.field` being the body's name of it.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        tokenizer: ChatTokenizer,
+        *,
+        tool_format: str | ResponseTemplate = "",
+        default_max_tokens: int = DEFAULT_MAX_TOKENS,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            client: connected.
+            tokenizer: of transformers, with a chat template if there are to be chats.
+            tool_format: how the model writes tool calls: one of `TOOL_FORMATS`, a response template
+                of transformers, or `none`; the tokenizer's `response_template` if empty.
+            default_max_tokens: for bodies that do not say it.
+
+        Raises:
+            SettingsError: there is no such format.
+        """
+        self._client = client
+        self._tokenizer = tokenizer
+        self._template = _template(tool_format, tokenizer)
+        self._leaves_calls = tool_format == UNREAD
+        self._default_max_tokens = default_max_tokens
+
+    async def chat_completion(self, payload: Payload, **options: Unpack[GenerateOptions]) -> Json:
+        """Answer a conversation: a `chat.completion`.
+
+        Args:
+            payload: messages, tools and so on. Media are `data:` addresses.
+            options: what the body does not say.
+        """
+        with _named_by_body():
+            asked = self._chat(payload, options)
+            _check_whole(asked.body)
+            return await self._whole(asked)
+
+    def chat_completion_stream(
+        self, payload: Payload, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[Json]:
+        """The same in pieces, `chat.completion.chunk`s. Logprobs come with a choice's last one."""
+        with _named_by_body():
+            asked = self._chat(payload, options)
+        return self._pieces(asked)
+
+    async def completion(self, payload: Payload, **options: Unpack[GenerateOptions]) -> Json:
+        """Continue one prompt or several: a `text_completion`, `n` choices for each."""
+        with _named_by_body():
+            asked = self._completion(payload, options)
+            _check_whole(asked.body)
+            return await self._whole(asked)
+
+    def completion_stream(
+        self, payload: Payload, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[Json]:
+        """The same in pieces. Logprobs come with a choice's last one."""
+        with _named_by_body():
+            asked = self._completion(payload, options)
+        return self._pieces(asked)
+
+    def _chat(self, payload: Payload, options: GenerateOptions) -> _Asked:
+        body = body_of(payload, ChatBody)
+        prompt = chat_prompt(body, self._tokenizer)
+        if prompt.tools and self._template is None and not self._leaves_calls:
+            known = ", ".join(TOOL_FORMATS)
+            why = f"how does this model write calls? OpenAIClient(tool_format=…): {known}, none"
+            raise unsupported("tools", why)
+        reads = self._template is not None and (bool(prompt.tools) or self._is_own_template)
+        texts = token_texts(body, self._tokenizer, self._tokenizer.all_special_ids)
+        if reads:  # what marks a call may be a special token
+            texts = replace(texts, skip_special=False)
+
+        def new_reader() -> AnswerReader | None:
+            return self._reader(prompt) if reads else None
+
+        n_top = body.top_logprobs if body.logprobs else None
+        want = _want(options, n_top, "top_logprobs")
+        own: GenerateOptions = {**options, **options_of(body), **want}
+        if prompt.media:
+            own["media"] = prompt.media
+        answers = ChatAnswers(body, texts, new_reader)
+        sampling = sampling_of(body, self._default_max_tokens)
+        return _Asked(body, [prompt.tokens], sampling, own, answers)
+
+    def _completion(self, payload: Payload, options: GenerateOptions) -> _Asked:
+        body = body_of(payload, CompletionBody)
+        if body.suffix:
+            raise unsupported("suffix", "nothing can be put before a suffix")
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise unsupported("best_of", "all samples are told: ask for `n`")
+        if body.echo and body.logprobs is not None:
+            raise unsupported("echo", "logprobs of a prompt are not told here; leave one out")
+        prompts = prompts_of(body, self._tokenizer)
+        texts = token_texts(body, self._tokenizer, self._tokenizer.all_special_ids)
+        echoed = [texts.of(prompt) if body.echo else "" for prompt in prompts]
+        want = _want(options, body.logprobs, "logprobs")
+        own: GenerateOptions = {**options, **options_of(body), **want}
+        sampling = sampling_of(body, self._default_max_tokens)
+        return _Asked(body, prompts, sampling, own, CompletionAnswers(body, texts, echoed))
+
+    @property
+    def _is_own_template(self) -> bool:
+        """It is the model's own, which knows reasoning as well."""
+        return self._template not in TOOL_FORMATS.values()
+
+    def _reader(self, prompt: ChatPrompt) -> AnswerReader:
+        assert self._template is not None, "it was checked"
+        return AnswerReader(self._template, prompt.text, prompt.tools)
+
+    async def _whole(self, asked: _Asked) -> Json:
+        groups = await self._client.generate_batch(
+            asked.prompts, asked.sampling, n=asked.n, **asked.options
+        )
+        rollouts = [rollout for group in groups for rollout in group]
+        response = {
+            **_head(asked, asked.answers.name),
+            "choices": [asked.answers.choice(i, each) for i, each in enumerate(rollouts)],
+            "usage": usage_of(rollouts, len(groups)),
+        }
+        return response | _prompt_ids(asked)
+
+    async def _pieces(self, asked: _Asked) -> AsyncGenerator[Json]:
+        head = _head(asked, asked.answers.chunk_name)
+        streams = [
+            self._client.stream(prompt, _seeded(asked.sampling, i), **options)
+            for prompt, options in _grouped(asked)
+            for i in range(asked.n)
+        ]
+        choices = [asked.answers.stream(index) for index in range(len(streams))]
+        for choice in choices:
+            yield {**head, "choices": [choice.opening()]}
+        rollouts: dict[int, Rollout] = {}
+        with _named_by_body():
+            async with aclosing(merged(streams)) as deltas:
+                async for index, delta in deltas:
+                    is_last = delta.rollout is not None
+                    tokens = delta.tokens.tolist()
+                    for told in choices[index].add(delta.start, tokens, is_last=is_last):
+                        yield {**head, "choices": [told]}
+                    if delta.rollout is not None:
+                        rollouts[index] = delta.rollout
+                        last = choices[index].closing(delta.rollout)
+                        yield {**head, "choices": [last], **_prompt_ids(asked)}
+        if asked.body.stream_options is not None and asked.body.stream_options.include_usage:
+            whole = [rollouts[index] for index in sorted(rollouts)]
+            yield {**head, "choices": [], "usage": usage_of(whole, len(asked.prompts))}
+
+
+def _template(
+    tool_format: str | ResponseTemplate, tokenizer: ChatTokenizer
+) -> ResponseTemplate | None:
+    if tool_format == UNREAD:
+        return None
+    if not tool_format:
+        return getattr(tokenizer, "response_template", None)
+    if isinstance(tool_format, str):
+        if tool_format not in TOOL_FORMATS:
+            known = ", ".join([*TOOL_FORMATS, UNREAD])
+            raise SettingsError(f"tool_format: {tool_format!r} is not among {known}")
+        return TOOL_FORMATS[tool_format]
+    return tool_format
+
+
+def _want(options: GenerateOptions, n_top: int | None, field: str) -> GenerateOptions:
+    if not n_top:
+        return {}
+    if n_top < 0:
+        raise refusal(field, f"{n_top} tokens cannot be told")
+    return {"want": msgspec.structs.replace(options.get("want", Want()), top_logprobs=n_top)}
+
+
+def _check_whole(body: Body) -> None:
+    if body.stream:
+        raise unsupported("stream", "this answers at once; the stream is a method of its own")
+
+
+def _head(asked: _Asked, name: str) -> Json:
+    return {
+        "id": f"{asked.answers.id_prefix}-{secrets.token_hex(12)}",
+        "object": name,
+        "created": int(time.time()),
+        "model": asked.body.model,
+    }
+
+
+def _prompt_ids(asked: _Asked) -> Json:
+    if not asked.body.return_token_ids:
+        return {}
+    prompts: Sequence[list[int]] = asked.prompts
+    return {"prompt_token_ids": prompts[0] if len(prompts) == 1 else prompts}
+
+
+def _grouped(asked: _Asked) -> Iterator[tuple[list[int], GenerateOptions]]:
+    """Each prompt and its options: its samples share a worker's prefix cache."""
+    for prompt in asked.prompts:
+        group = asked.options.get("group") or (f"g-{secrets.token_hex(8)}" if asked.n > 1 else "")
+        yield prompt, {**asked.options, "group": group}
+
+
+def _seeded(sampling: Sampling, index: int) -> Sampling:
+    if sampling.seed is None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=sampling.seed + index)
+
+
+@contextmanager
+def _named_by_body() -> Generator[None]:
+    """A field that is wrong is named as the body names it."""
+    try:
+        yield
+    except (Refused, EngineFailed) as error:
+        problem = by_body(error.problem)
+        if problem.field == error.field:
+            raise
+        raise type(error)(problem, rid=error.rid) from error

@@ -1,0 +1,122 @@
+"""A session's place at a worker: opened, renewed, closed, and where it is.
+
+Spec: docs/protocol.md, "Sessions".
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self, TypedDict
+
+import msgspec
+
+from bus.errors import ActorStopped, MailboxFull, Refused
+from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+
+if TYPE_CHECKING:
+    from trainer_adapter.client import RolloutClient
+
+PASSING = frozenset({"busy", "not_ready", "session_taken"})
+"""Refusals of a place that time heals: a client that crashed keeps its places for a while."""
+RETRY_S = 0.1
+"""At least this long before the next try."""
+
+
+class SessionOptions(TypedDict, total=False):
+    """How a session is opened; all optional."""
+
+    policy: str
+    """Whose workers may have it; `default` if absent."""
+    lease_s: float
+    """Its place is kept this many seconds without a request under way; 60 if absent."""
+    grace_s: float
+    """After a turn, the next one goes first for this many seconds; 30 if absent."""
+
+
+class SessionPlace:
+    """Where a session's requests go, from `open` to `close`, or for an `async with`."""
+
+    def __init__(self, client: "RolloutClient", asked: OpenSession, wait_s: float) -> None:
+        self._client = client
+        self._asked = asked
+        self._wait_s = wait_s
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What its requests carry."""
+        return self._asked.session
+
+    @property
+    def worker(self) -> str:
+        """Who has its prefix; empty when the router has given its place away."""
+        held = self._client.sessions.get(self.name)
+        return held.worker if held is not None else ""
+
+    @property
+    def n_moved(self) -> int:
+        """How often it had to change its worker, which cost it its prefix cache."""
+        held = self._client.sessions.get(self.name)
+        return held.n_moved if held is not None else 0
+
+    @property
+    def last_move(self) -> SessionMoved | None:
+        """From where to where, and why; None if it never moved."""
+        held = self._client.sessions.get(self.name)
+        return held.last_move if held is not None else None
+
+    async def open(self) -> Self:
+        """Take a place, for whom an `async with` is too short; `close` gives it back.
+
+        Raises:
+            Refused: as `RolloutClient.session`.
+        """
+        try:
+            await self._admitted()
+        except Refused:
+            raise
+        except BaseException:
+            self.close()  # it may have been opened all the same
+            raise
+        return self
+
+    async def renew(self) -> None:
+        """Let lease and grace begin anew: what runs outside takes longer than thought.
+
+        Raises:
+            Refused: the place was free, and has gone to another session.
+        """
+        await self._ask()
+
+    def close(self) -> None:
+        """Give the place back; what runs goes on.
+
+        Nobody waits for the answer: who leaves because the router is away is not held up.
+        """
+        deadline_s = self._client.connection.settings.control_deadline_s
+        # A client that is closed has freed the place with its goodbye; else the lease will.
+        with suppress(ActorStopped, MailboxFull):
+            self._client.ref().tell(CloseSession(self.name), deadline_s=deadline_s)
+
+    async def _admitted(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._wait_s
+        while True:
+            try:
+                await self._ask()
+            except Refused as error:
+                retry_at = loop.time() + max(RETRY_S, error.retry_after_ms / 1000)
+                if error.code not in PASSING or retry_at > give_up_at:
+                    raise
+                await asyncio.sleep(retry_at - loop.time())
+            else:
+                return
+
+    async def _ask(self) -> None:
+        deadline_s = self._client.connection.settings.control_deadline_s
+        asked = msgspec.structs.replace(self._asked, worker=self.worker or self._asked.worker)
+        await self._client.ref().ask_for(OpenedSession, asked, deadline_s=deadline_s)

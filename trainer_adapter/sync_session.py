@@ -1,0 +1,91 @@
+"""A session for plain scripts; blocking."""
+
+from collections.abc import AsyncGenerator, Generator
+from typing import Self, TypeVar, Unpack
+
+from bus.messages.generation import Sampling
+from trainer_adapter.rollout import Delta, Rollout
+from trainer_adapter.rollouts import GenerateOptions, Prompt
+from trainer_adapter.session import Session
+from trainer_adapter.session_place import SessionOptions
+from trainer_adapter.sync_control import SyncFleetClient
+from trainer_adapter.transcript import Transcript
+
+T = TypeVar("T")
+
+
+class SyncSession:
+    """Blocking turns of one session; see `Session`, which is behind it as `session`.
+
+    A context manager that opens it and closes it.
+    """
+
+    def __init__(self, client: SyncFleetClient, session: Session) -> None:
+        self._client = client
+        self.session = session
+        """Where it is, and how often it moved."""
+
+    def __enter__(self) -> Self:
+        self._client.run(self.session.open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.run(self.session.__aexit__(None, None, None))
+
+    @property
+    def transcript(self) -> Transcript:
+        """Its turns so far."""
+        return self.session.transcript
+
+    def generate(
+        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
+    ) -> Rollout:
+        """A request of the session."""
+        return self._client.run(self.session.generate(prompt, sampling, **options))
+
+    def append(self, tokens: Prompt) -> int:
+        """Add tokens that no model chose."""
+        return self.session.append(tokens)
+
+    def sample(self, sampling: Sampling, **options: Unpack[GenerateOptions]) -> Rollout:
+        """Sample the next turn after the whole transcript, and add it."""
+        return self._client.run(self.session.sample(sampling, **options))
+
+    def sample_stream(
+        self, sampling: Sampling, **options: Unpack[GenerateOptions]
+    ) -> Generator[Delta]:
+        """Sample the next turn, streamed; it is added with the last delta."""
+        yield from read_blocking(self._client, self.session.sample_stream(sampling, **options))
+
+    def replace(self, turn: int, sampling: Sampling, **options: Unpack[GenerateOptions]) -> Rollout:
+        """Sample a turn anew; it and all after it are forgotten."""
+        return self._client.run(self.session.replace(turn, sampling, **options))
+
+    def rewind(self, turn: int) -> None:
+        """Forget a turn and all after it."""
+        self.session.rewind(turn)
+
+    def branch(
+        self,
+        name: str,
+        *,
+        before: int | None = None,
+        wait_s: float = 0.0,
+        **options: Unpack[SessionOptions],
+    ) -> "SyncSession":
+        """Another session with a copy of the transcript; use it with `with`."""
+        branch = self.session.branch(name, before=before, wait_s=wait_s, **options)
+        return SyncSession(self._client, branch)
+
+    def renew(self) -> None:
+        """Let lease and grace begin anew."""
+        self._client.run(self.session.renew())
+
+
+def read_blocking(client: SyncFleetClient, stream: AsyncGenerator[T]) -> Generator[T]:
+    """Each item as it comes; leaving early aborts the request."""
+    try:
+        while (item := client.run(anext(stream, None))) is not None:
+            yield item
+    finally:
+        client.run(stream.aclose())
