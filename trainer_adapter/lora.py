@@ -13,8 +13,9 @@ from typing import TypedDict
 import torch
 
 from bus.errors import BusError, SettingsError
+from bus.messages.control import FleetStatus, Status
 from bus.messages.engine import Adapters, LoadLora
-from bus.ref import worker
+from bus.ref import ROUTER, worker
 from trainer_adapter.named_tensors import Tensors, named_tensors
 from trainer_adapter.publication import Policy, Publication
 from trainer_adapter.published import UPDATE_DEADLINE_S
@@ -123,7 +124,9 @@ def _other(name: str) -> str:
 
 async def _load(policy: Policy, name: str, publication: Publication) -> PublishedLora:
     client, version = policy.client, publication.version
-    there = [each.name for each in client.connection.members if each.policy == policy.name]
+    # As the router knows them now: news of who has joined since may still be on their way.
+    fleet = await client.ref(ROUTER).ask_for(FleetStatus, Status(), deadline_s=publication.left_s)
+    there = [each.name for each in fleet.workers if each.policy == policy.name]
     body = LoadLora(name, version, bulk=client.bulk)
 
     async def load(at: str) -> BusError | None:

@@ -68,9 +68,10 @@ async def test_what_is_cached_is_told_and_what_is_flushed_is_not(served: Served)
 
 async def test_kv_of_older_weights_is_told_as_gone(served: Served) -> None:
     client, publisher = served.client, WeightPublisher(served.client)
+    weights = {name: each.bfloat16() for name, each in served.model.named_parameters()}
     for _ in range(2):
         await n_cached(client)
         await marks_are(client, N_MARKS)
-        await publisher.publish(served.model.named_parameters(), require="all")
+        await publisher.publish(weights, require="all")
         await marks_are(client, 0)
         assert await n_cached(client) == 0
