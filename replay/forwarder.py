@@ -6,7 +6,6 @@ Spec: docs/protocol.md, "Streams", 9.
 
 import asyncio
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -79,17 +78,12 @@ class Forwarder:
                 await guard.prove()
             await self._client.__aenter__()
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._client.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.__aexit__()
         if self._port is not None:
             self._port.close()
         if self._guard is not None:

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 from bus.actor import Actor, one_by_one
@@ -115,23 +114,18 @@ class Subscriber:
             await self.client.__aenter__()
             self._require_tap()
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         self._actor.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._actor is not None:
             self._actor.stop("closed")
         if self._tap is not None:
             self._tap.close()
             self._tap = None
-        await self.client.__aexit__(kind, error, trace)
+        await self.client.__aexit__()
         self._news.set()
 
     @property

@@ -4,7 +4,6 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self, cast
 
 from bus.codec import unpack
@@ -84,12 +83,7 @@ class StreamSubscriber:
         self.follow(self._waiting_endpoints)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._port is not None:
             self._port.close()
             self._port = None

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,11 +17,10 @@ from bus.codec import encode_batch, topic_of
 from bus.entry import Entry
 from bus.process import read_ready
 from bus.security.topics import claim_of
-from bus.security.zmq_dialer import Dialer, dialer_of
 from bus.security.zmq_guard import Doorway, Guard
 from bus.zmq_forward import ForwardPort
 from bus.zmq_sockets import new_socket
-from bus.zmq_topics import PubPort, SubPort
+from bus.zmq_topics import SubPort
 from launcher.plan import environment
 from launcher.settings import UpOptions
 from replay.forwarder import Forwarder
@@ -32,6 +31,7 @@ from rolloutbus.events import Finished, GapLost, Interrupted, WorkerJoined
 from tests.integration.drills import DEADLINE_S, PACE_S, Streamed, fake_sampling
 from tests.integration.hold import Hold
 from tests.integration.keyring import Keyring
+from tests.integration.studio import Studio
 from tests.integration.watching import Watching
 from trainer_adapter.settings import ClientSettings
 
@@ -134,59 +134,21 @@ async def test_a_fleet_with_keys_is_forwarded_to_who_has_one(tmp_path: Path) -> 
             await seen.whole(await ann.generate([1], fake_sampling(30), deadline_s=DEADLINE_S))
 
 
-class Passage:
-    """A guarded publisher, a guarded forwarder of it, and what came out there."""
+class Passage(Studio):
+    """A guarded publisher that is read through a guarded forwarder."""
 
     def __init__(self, keys: Keyring) -> None:
-        self._keys = keys
-        self._guard = Guard(keys.serves("w0"))
-        self.pub = PubPort(ANY, Doorway(self._guard, "stream"))
+        super().__init__(keys, ANY)
         self.forward_guard = Guard(keys.serves("fwd"))
         doorway = Doorway(self.forward_guard, "stream")
         self.forward = ForwardPort(ANY, doorway, dialer=self.dialer("fwd"))
         self.forward.up.connect(self.pub.endpoint)
-        self.seen: dict[str, list[tuple[str, int]]] = {}
-        self._subs: list[SubPort] = []
-        self._n = 0
-
-    def dialer(self, name: str) -> Dialer:
-        made = dialer_of(self._keys.dials(name))
-        assert made is not None
-        return made
-
-    def read(self, name: str, *clients: str) -> list[tuple[str, int]]:
-        """Subscribe under a key; the rows that come."""
-        rows = self.seen[name] = []
-
-        def take(_: bytes, entries: list[Entry]) -> None:
-            rows.extend((entry.route, int(entry.rid)) for entry in entries)
-
-        sub = SubPort(take, clients, dialer=self.dialer(name))
-        sub.connect(self.forward.endpoint)
-        self._subs.append(sub)
-        return rows
-
-    def publish(self, *clients: str) -> int:
-        """One row for each; the number of the last."""
-        for client in clients:
-            self._n += 1
-            self.pub.publish(topic_of(client), Entry("idle", str(self._n), route=client))
-        return self._n
-
-    async def until(self, is_so: Callable[[], bool], *clients: str) -> None:
-        """Publish rows until it is so: neither subscription nor its end is told to who reads."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not is_so():
-                self.publish(*clients)
-                await asyncio.sleep(PACE_S)
+        self.read_at = self.forward.endpoint
 
     def close(self) -> None:
-        for sub in self._subs:
-            sub.close()
         self.forward.close()
-        self.pub.close()
-        for guard in (self._guard, self.forward_guard):
-            guard.close()
+        super().close()
+        self.forward_guard.close()
 
 
 @pytest.fixture

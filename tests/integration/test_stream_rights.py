@@ -1,7 +1,7 @@
 """A guarded publisher: whose rows a key gets to see, and for how long."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -9,16 +9,13 @@ import pytest
 import zmq
 
 from bus.codec import topic_of
-from bus.entry import Entry
 from bus.security.topics import claim_of
-from bus.security.zmq_dialer import Dialer, dialer_of
-from bus.security.zmq_guard import Doorway, Guard
+from bus.security.zmq_dialer import Dialer
 from bus.security.zmq_turnstile import MAX_ASKED
 from bus.zmq_monitor import Monitor
 from bus.zmq_sockets import new_socket
-from bus.zmq_topics import PubPort, SubPort
-from tests.integration.drills import DEADLINE_S, PACE_S
 from tests.integration.keyring import Keyring
+from tests.integration.studio import Studio
 
 pytestmark = pytest.mark.integration
 
@@ -54,60 +51,23 @@ class Raw:
         self.socket.close()
 
 
-class Studio:
-    """A publisher of rows `1`, `2`, … to the topics of clients, and what came of them."""
+class RawStudio(Studio):
+    """With readers that break rules."""
 
     def __init__(self, keys: Keyring, endpoint: str) -> None:
-        self.guard = Guard(keys.serves("w0"))
-        self.pub = PubPort(endpoint, Doorway(self.guard, "stream"))
-        self.n_published = 0
-        self.seen: dict[str, list[tuple[str, int]]] = {}
-        """Who read -> (whose row, its number)."""
-        self._keys = keys
-        self._subs: list[SubPort | Raw] = []
-
-    def close(self) -> None:
-        for sub in self._subs:
-            sub.close()
-        self.pub.close()
-        self.guard.close()
-
-    def dialer(self, name: str) -> Dialer:
-        made = dialer_of(self._keys.dials(name))
-        assert made is not None
-        return made
-
-    def read(self, name: str, *clients: str) -> list[tuple[str, int]]:
-        """Subscribe under a key; the rows that come."""
-        rows = self.seen[name] = []
-
-        def take(_: bytes, entries: list[Entry]) -> None:
-            rows.extend((entry.route, int(entry.rid)) for entry in entries)
-
-        sub = SubPort(take, clients, dialer=self.dialer(name))
-        sub.connect(self.pub.endpoint)
-        self._subs.append(sub)
-        return rows
+        super().__init__(keys, endpoint)
+        self._raws: list[Raw] = []
 
     def raw(self, name: str, kind: int = zmq.SUB) -> Raw:
         """A socket under a key."""
         raw = Raw(kind, self.dialer(name), self.pub.endpoint)
-        self._subs.append(raw)
+        self._raws.append(raw)
         return raw
 
-    def publish(self, *clients: str) -> int:
-        """One row for each; the number of the last."""
-        for client in clients:
-            self.n_published += 1
-            self.pub.publish(topic_of(client), Entry("idle", str(self.n_published), route=client))
-        return self.n_published
-
-    async def until(self, is_so: Callable[[], bool], *clients: str) -> None:
-        """Publish rows until it is so: neither subscription nor its end is told to who reads."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not is_so():
-                self.publish(*clients)
-                await asyncio.sleep(PACE_S)
+    def close(self) -> None:
+        for raw in self._raws:
+            raw.close()
+        super().close()
 
 
 @pytest.fixture
@@ -122,8 +82,8 @@ def keys(tmp_path: Path) -> Keyring:
 
 
 @asynccontextmanager
-async def studio(keys: Keyring, endpoint: str = ANY_PORT) -> AsyncGenerator[Studio]:
-    made = Studio(keys, endpoint)
+async def studio(keys: Keyring, endpoint: str = ANY_PORT) -> AsyncGenerator[RawStudio]:
+    made = RawStudio(keys, endpoint)
     try:
         yield made
     finally:

@@ -26,7 +26,7 @@ from rolloutbus.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, fake_sampling
+from tests.integration.drills import DEADLINE_S, Streamed, fake_sampling
 from tests.integration.hold import Hold
 from tests.integration.keyring import Keyring
 from tests.integration.scripted_fleet import scripted_fleet
@@ -42,6 +42,7 @@ pytestmark = [
 
 FLEET: UpOptions = {"workers": 2, "engine": "fake", "tap": True, "store": False}
 N_TOKENS = 40
+N_HELD = 60
 
 
 async def sampled(client: RolloutClient, n: int, n_tokens: int = N_TOKENS) -> list[Rollout]:
@@ -236,7 +237,15 @@ async def test_it_goes_on_with_the_router_that_comes_after_a_killed_one(tmp_path
 async def test_with_keys_a_subscriber_repairs_every_stream_and_a_client_sees_its_own(
     tmp_path: Path,
 ) -> None:
-    async with rolloutbus.up(workers=1, engine="fake", store=False, secure=tmp_path / "k") as fleet:
+    hold = Hold(tmp_path / "hold")
+    options: UpOptions = {
+        "workers": 1,
+        "engine": "fake",
+        "store": False,
+        "secure": tmp_path / "k",
+        "engine_options": {"hold_file": str(hold.path)},
+    }
+    async with rolloutbus.up(**options) as fleet:
         keys = Keyring(tmp_path / "k")
         keys.add("watcher", "subscriber")
         for name in ("ann", "bob"):
@@ -262,10 +271,11 @@ async def test_with_keys_a_subscriber_repairs_every_stream_and_a_client_sees_its
             await all_seen.hears(ann)
             await own_seen.hears(ann)
             lossy.drops = lambda entry: entry.kind == "deltas"
-            streamed = Streamed(bob, [4], fake_sampling(ENDLESS))
-            await all_seen.until(lambda: len(all_seen.tokens(streamed.rid)) > 0)
-            lossy.drops = lambda _: False
-            partial = await streamed.cut()
+            with hold.at(N_HELD):
+                streamed = Streamed(bob, [4], fake_sampling(2 * N_HELD))
+                await all_seen.until(lambda: len(all_seen.tokens(streamed.rid)) > 0)
+                lossy.drops = lambda _: False
+                partial = await streamed.cut()
             end = await all_seen.end(streamed.rid)
             assert end.tokens.tolist() == partial.tokens[: len(end.tokens)].tolist()
             await own_seen.whole(await ann.generate([1], fake_sampling(5), deadline_s=DEADLINE_S))

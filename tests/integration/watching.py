@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self, TypeVar
 
 from replay.subscriber import Subscriber
@@ -32,13 +31,8 @@ class Watching:
         self._reader = asyncio.create_task(self._read())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.subscriber.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self.subscriber.__aexit__()
         if self._reader is not None:
             self._reader.cancel()
 

@@ -1,0 +1,63 @@
+"""A publisher behind a lock, and readers of it under several keys."""
+
+import asyncio
+from collections.abc import Callable
+
+from bus.codec import topic_of
+from bus.entry import Entry
+from bus.security.zmq_dialer import Dialer, dialer_of
+from bus.security.zmq_guard import Doorway, Guard
+from bus.zmq_topics import PubPort, SubPort
+from tests.integration.drills import DEADLINE_S, PACE_S
+from tests.integration.keyring import Keyring
+
+
+class Studio:
+    """A publisher of rows `1`, `2`, … to the topics of clients, and what came of them."""
+
+    def __init__(self, keys: Keyring, endpoint: str) -> None:
+        self.guard = Guard(keys.serves("w0"))
+        self.pub = PubPort(endpoint, Doorway(self.guard, "stream"))
+        self.n_published = 0
+        self.seen: dict[str, list[tuple[str, int]]] = {}
+        """Who read -> (whose row, its number)."""
+        self.read_at = self.pub.endpoint
+        self._keys = keys
+        self._subs: list[SubPort] = []
+
+    def close(self) -> None:
+        for sub in self._subs:
+            sub.close()
+        self.pub.close()
+        self.guard.close()
+
+    def dialer(self, name: str) -> Dialer:
+        made = dialer_of(self._keys.dials(name))
+        assert made is not None
+        return made
+
+    def read(self, name: str, *clients: str) -> list[tuple[str, int]]:
+        """Subscribe under a key; the rows that come."""
+        rows = self.seen[name] = []
+
+        def take(_: bytes, entries: list[Entry]) -> None:
+            rows.extend((entry.route, int(entry.rid)) for entry in entries)
+
+        sub = SubPort(take, clients, dialer=self.dialer(name))
+        sub.connect(self.read_at)
+        self._subs.append(sub)
+        return rows
+
+    def publish(self, *clients: str) -> int:
+        """One row for each; the number of the last."""
+        for client in clients:
+            self.n_published += 1
+            self.pub.publish(topic_of(client), Entry("idle", str(self.n_published), route=client))
+        return self.n_published
+
+    async def until(self, is_so: Callable[[], bool], *clients: str) -> None:
+        """Publish rows until it is so: neither subscription nor its end is told to who reads."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_so():
+                self.publish(*clients)
+                await asyncio.sleep(PACE_S)
