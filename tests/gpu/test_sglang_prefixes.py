@@ -3,18 +3,16 @@
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import pytest_asyncio
 import torch
 
-from bus.prefix_marks import marks_of, unpacked
 from rolloutbus import Rollout, RolloutClient, Sampling, Want, WeightPublisher
 
 pytest.importorskip("sglang")
 from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running
 from tests.gpu.tiny import load_tiny, save_tiny
-from tests.integration.drills import status_when
+from tests.integration.prefix_steps import marks_are, n_marks_of, random_tokens
 from tests.sglang.models import VOCAB_SIZE
 
 pytestmark = [
@@ -25,8 +23,8 @@ pytestmark = [
 ]
 
 SAMPLING = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
-PROMPT: list[int] = np.random.default_rng(1).integers(10, VOCAB_SIZE, 640).tolist()
-N_MARKS = len(unpacked(marks_of(np.array(PROMPT, "<i4").tobytes())))
+PROMPT = random_tokens(640, 1, VOCAB_SIZE)
+N_MARKS = n_marks_of([PROMPT])
 
 
 class Served(NamedTuple):
@@ -50,10 +48,6 @@ async def n_cached(client: RolloutClient) -> int:
     want = Want(cached_tokens=True)
     rollout: Rollout = await client.generate(PROMPT, SAMPLING, want=want, deadline_s=DEADLINE_S)
     return int(rollout.arrays["cached_tokens"][0])
-
-
-async def marks_are(client: RolloutClient, n_marks: int) -> None:
-    await status_when(client, lambda status: sum(w.n_marks for w in status.workers) == n_marks)
 
 
 async def test_what_is_cached_is_told_and_what_is_flushed_is_not(served: Served) -> None:

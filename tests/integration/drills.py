@@ -111,7 +111,7 @@ class Streamed:
         def look() -> bool:
             if is_so():
                 return True
-            assert not self._reader.done(), "the stream ended early"
+            assert not self._reader.done(), f"the stream ended early: {self._future}"
             return False
 
         await self._news.until(look)

@@ -3,16 +3,16 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import pytest_asyncio
 
-from bus.prefix_marks import marks_of, unpacked
 from launcher.settings import UpOptions
-from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, Want, WeightPublisher
+from rolloutbus import Fleet, RolloutClient, WeightPublisher
 from tests.integration.conftest import MAX_CONTEXT, SLOTS, VOCAB_SIZE
-from tests.integration.drills import DEADLINE_S, status_when
+from tests.integration.drills import DEADLINE_S
+from tests.integration.prefix_steps import ask, marks_are, n_marks_of, random_tokens
 from tests.integration.reference import Reference
+from tests.integration.session_steps import n_cached
 from trainer_adapter.settings import ClientSettings
 
 pytestmark = [
@@ -31,28 +31,10 @@ FLEET: UpOptions = {
     },
 }
 N_FAMILIES, N_SHARED, N_OWN = 4, 320, 20
-ONE_TOKEN = Sampling(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 
 
-def random_tokens(n: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, n).tolist()
-
-
-FAMILIES = [random_tokens(N_SHARED, seed) for seed in range(N_FAMILIES)]
-N_MARKS = N_FAMILIES * len(unpacked(marks_of(np.array(FAMILIES[0], "<i4").tobytes())))
-
-
-async def ask(client: RolloutClient, prompt: list[int]) -> Rollout:
-    want = Want(cached_tokens=True)
-    return await client.generate(prompt, ONE_TOKEN, want=want, deadline_s=DEADLINE_S)
-
-
-def n_cached(rollout: Rollout) -> int:
-    return int(rollout.arrays["cached_tokens"][0])
-
-
-async def marks_are(client: RolloutClient, n_marks: int) -> None:
-    await status_when(client, lambda status: sum(w.n_marks for w in status.workers) == n_marks)
+FAMILIES = [random_tokens(N_SHARED, seed, VOCAB_SIZE) for seed in range(N_FAMILIES)]
+N_MARKS = n_marks_of(FAMILIES)
 
 
 async def warmed(client: RolloutClient) -> list[str]:
@@ -79,7 +61,7 @@ async def test_requests_with_a_common_beginning_go_where_it_is_cached(
     homes = [(await ask(marking, family)).worker for family in FAMILIES]
     for n in range(3):
         for family, home in zip(FAMILIES, homes, strict=True):
-            rollout = await ask(marking, family + random_tokens(N_OWN, seed=100 + n))
+            rollout = await ask(marking, family + random_tokens(N_OWN, 100 + n, VOCAB_SIZE))
             assert rollout.worker == home
             assert n_cached(rollout) >= N_SHARED
 

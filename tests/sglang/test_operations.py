@@ -20,7 +20,7 @@ from bus.messages.engine import Load, Profiled
 from launcher.process_tree import children_of
 from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
 from rolloutbus.errors import RequestError
-from tests.integration.drills import DEADLINE_S, Streamed
+from tests.integration.drills import DEADLINE_S, PACE_S, Streamed
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS, SLOTS
 from tests.sglang.processes import scheduler_pids
@@ -126,8 +126,11 @@ async def test_gauges_are_those_of_the_engine(operated: RolloutClient) -> None:
 
     await operated.generate([*range(50, 90)], GREEDY, deadline_s=DEADLINE_S)
 
-    after = (await operated.get_load()).only(Load).gauges
-    told = "total_prefill_uncached_tokens"
+    told, after = "total_prefill_uncached_tokens", before
+    async with asyncio.timeout(DEADLINE_S):
+        while after[told] == before[told]:  # its snapshot comes later, and nobody tells when
+            await asyncio.sleep(PACE_S)
+            after = (await operated.get_load()).only(Load).gauges
     assert after[told] > before[told]
 
 

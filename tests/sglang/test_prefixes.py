@@ -3,31 +3,26 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import pytest_asyncio
 
 import rolloutbus
-from bus.prefix_marks import marks_of, unpacked
-from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, Want, WeightPublisher
-from tests.integration.drills import DEADLINE_S, status_when
+from rolloutbus import Fleet, RolloutClient, WeightPublisher
+from tests.integration.drills import DEADLINE_S
+from tests.integration.prefix_steps import ask, marks_are, n_marks_of, random_tokens
 from tests.integration.reference import Reference
+from tests.integration.session_steps import n_cached
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import VOCAB_SIZE
 from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
-ONE_TOKEN = Sampling(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 N_FAMILIES, N_SHARED = 3, 320
 
 
-def random_tokens(n: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(10, VOCAB_SIZE, n).tolist()
-
-
-FAMILIES = [random_tokens(N_SHARED, seed) for seed in range(N_FAMILIES)]
-N_MARKS = N_FAMILIES * len(unpacked(marks_of(np.array(FAMILIES[0], "<i4").tobytes())))
+FAMILIES = [random_tokens(N_SHARED, seed, VOCAB_SIZE) for seed in range(N_FAMILIES)]
+N_MARKS = n_marks_of(FAMILIES)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,26 +56,13 @@ async def marking(two: Fleet, first: RolloutClient) -> AsyncIterator[RolloutClie
     await marks_are(first, 0)
 
 
-async def ask(client: RolloutClient, prompt: list[int]) -> Rollout:
-    want = Want(cached_tokens=True)
-    return await client.generate(prompt, ONE_TOKEN, want=want, deadline_s=DEADLINE_S)
-
-
-def n_cached(rollout: Rollout) -> int:
-    return int(rollout.arrays["cached_tokens"][0])
-
-
-async def marks_are(client: RolloutClient, n_marks: int) -> None:
-    await status_when(client, lambda status: sum(w.n_marks for w in status.workers) == n_marks)
-
-
 async def test_requests_with_a_common_beginning_go_where_it_is_cached(
     marking: RolloutClient,
 ) -> None:
     homes = [(await ask(marking, family)).worker for family in FAMILIES]
     for n in range(3):
         for family, home in zip(FAMILIES, homes, strict=True):
-            rollout = await ask(marking, family + random_tokens(20, seed=100 + n))
+            rollout = await ask(marking, family + random_tokens(20, 100 + n, VOCAB_SIZE))
             assert rollout.worker == home
             assert n_cached(rollout) >= N_SHARED
 

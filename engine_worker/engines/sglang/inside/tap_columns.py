@@ -179,6 +179,8 @@ class QuietBatch:
 
     def enter(self, requests: Sequence[SchedulerRequest], portion: int) -> None:
         """Nothing was due of these after this step; something will be at a portion's end."""
+        if any(request.rid.startswith(STREAMED) for request in requests):
+            return
         told = (getattr(each, "rolloutbus_told", 0) for each in requests)
         n_kept = max(
             (len(each.output_ids) - start for each, start in zip(requests, told, strict=True)),

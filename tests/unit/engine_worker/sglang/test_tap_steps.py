@@ -20,19 +20,23 @@ class Turn(NamedTuple):
     n: int = 0
     """Steps to run, or tokens of who joins."""
     kind: str = ""
+    n_prefills: int = 0
+    """Steps before the first token."""
 
 
 RUNS = st.builds(Turn, st.just("run"), st.integers(1, 12))
-JOINS = st.builds(Turn, st.just("join"), st.integers(1, 14), st.sampled_from([STREAMED, "c"]))
+KINDS = st.sampled_from([STREAMED, "c"])
+JOINS = st.builds(Turn, st.just("join"), st.integers(1, 14), KINDS, st.integers(0, 3))
 TURNS = st.lists(st.one_of(RUNS, JOINS, st.just(Turn("version"))), min_size=1, max_size=25)
 
 
 class Request:
     """As SGLang's scheduler has it; `told` holds what left of it."""
 
-    def __init__(self, rid: str, n_tokens: int) -> None:
+    def __init__(self, rid: str, n_tokens: int, n_prefills: int) -> None:
         self.rid = rid
         self.n_tokens = n_tokens
+        self.n_prefills = n_prefills
         self.output_ids: list[int] = []
         self.finished_reason: Any = None
         self.finished_len: int | None = None
@@ -75,16 +79,18 @@ def test_every_token_leaves_once_in_time_and_with_its_version(turns: list[Turn])
     expected: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     ended: list[str] = []
     version = n_sampled = n_joined = 0
-    for what, n, kind in [*turns, Turn("run", 15)]:
+    for what, n, kind, n_prefills in [*turns, Turn("run", 20)]:
         if what == "version":
             version += 1
             listener.hear(columns.change_version(version, running))
         elif what == "join":
             n_joined += 1
-            running.append(Request(f"{kind}{n_joined}", n))
+            running.append(Request(f"{kind}{n_joined}", n, n_prefills))
         for _ in range(n if what == "run" else 0):
             for request in running:
-                if request.finished_reason is None:  # overlapped: it is shown once more
+                if request.n_prefills:
+                    request.n_prefills -= 1
+                elif request.finished_reason is None:  # overlapped: it is shown once more
                     n_sampled += 1
                     request.sample(n_sampled)
                     expected[request.rid].append((n_sampled, version))

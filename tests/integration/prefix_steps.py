@@ -1,0 +1,33 @@
+"""Prompts with common beginnings, what of them was cached, and what the router knows of it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bus.prefix_marks import marks_of, unpacked
+from rolloutbus import Rollout, RolloutClient, Sampling, Want
+from tests.integration.drills import DEADLINE_S, status_when
+
+ONE_TOKEN = Sampling(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+LOWEST = 10
+"""Below it are tokens of special meaning."""
+
+
+def random_tokens(n: int, seed: int, vocab_size: int) -> list[int]:
+    return np.random.default_rng(seed).integers(LOWEST, vocab_size, n).tolist()
+
+
+def n_marks_of(prompts: Sequence[Sequence[int]]) -> int:
+    """Marks of prompts that have no beginning in common."""
+    return sum(len(unpacked(marks_of(np.array(each, "<i4").tobytes()))) for each in prompts)
+
+
+async def ask(client: RolloutClient, prompt: list[int]) -> Rollout:
+    """One token more, and how much of the prompt was cached."""
+    want = Want(cached_tokens=True)
+    return await client.generate(prompt, ONE_TOKEN, want=want, deadline_s=DEADLINE_S)
+
+
+async def marks_are(client: RolloutClient, n_marks: int) -> None:
+    """Wait until the router knows of so many, at all workers together."""
+    await status_when(client, lambda status: sum(w.n_marks for w in status.workers) == n_marks)
