@@ -47,10 +47,11 @@ def retrain(source: OfflineRollouts, run: Path) -> Iterator[tuple[float, float]]
     config = json.loads((run / "config.json").read_text())
     found = {each.rollout.rid: each for each in source}
     learner = Learner(load_tiny_model(run / "model"), LearnerOptions(steps=config["steps"]))
+    size: int = config["group_size"]
     for line in (run / "metrics.jsonl").read_text().splitlines():
         step: dict[str, Any] = json.loads(line)
         rows = [found[rid] for rid in step["rids"]]
-        groups = [_group(rows[i : i + GROUP_SIZE]) for i in range(0, len(rows), GROUP_SIZE)]
+        groups = [_group(rows[i : i + size]) for i in range(0, len(rows), size)]
         yield step["loss"], learner.step(make_batch(groups)[0]).loss
 
 

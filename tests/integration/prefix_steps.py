@@ -1,13 +1,17 @@
 """Prompts with common beginnings, what of them was cached, and what the router knows of it."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 
 import numpy as np
 
 from bus.prefix_marks import marks_of, unpacked
 from rolloutbus import Rollout, RolloutClient, Sampling, Want
 from tests.integration.drills import DEADLINE_S, status_when
+from tests.integration.session_steps import n_cached
+from trainer_adapter.settings import ClientSettings
 
+N_OWN = 20
 ONE_TOKEN = Sampling(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 LOWEST = 10
 """Below it are tokens of special meaning."""
@@ -31,3 +35,30 @@ async def ask(client: RolloutClient, prompt: list[int]) -> Rollout:
 async def marks_are(client: RolloutClient, n_marks: int) -> None:
     """Wait until the router knows of so many, at all workers together."""
     await status_when(client, lambda status: sum(w.n_marks for w in status.workers) == n_marks)
+
+
+@asynccontextmanager
+async def marking_client(
+    first: RolloutClient, families: Sequence[list[int]]
+) -> AsyncGenerator[RolloutClient]:
+    """A client that was welcomed by a router which asks for marks; nothing is cached afterwards."""
+    for family in families:
+        await ask(first, family)
+    await marks_are(first, n_marks_of(families))
+    router = first.connection.settings.router
+    settings = ClientSettings(name="marking", router=router, overtime_s=DEADLINE_S)
+    async with RolloutClient(settings) as client:
+        yield client
+    await first.flush_cache()
+    await marks_are(first, 0)
+
+
+async def common_beginnings_go_where_they_are_cached(
+    marking: RolloutClient, families: Sequence[list[int]], vocab_size: int
+) -> None:
+    homes = [(await ask(marking, family)).worker for family in families]
+    for n in range(3):
+        for family, home in zip(families, homes, strict=True):
+            rollout = await ask(marking, family + random_tokens(N_OWN, 100 + n, vocab_size))
+            assert rollout.worker == home
+            assert n_cached(rollout) >= len(family)

@@ -60,4 +60,4 @@ class Studio:
         async with asyncio.timeout(DEADLINE_S):
             while not is_so():
                 self.publish(*clients)
-                await asyncio.sleep(PACE_S)
+                await asyncio.sleep(PACE_S)  # as said above

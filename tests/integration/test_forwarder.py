@@ -234,7 +234,7 @@ async def test_what_is_no_message_of_a_stream_is_not_passed_on(tmp_path: Path) -
         async with asyncio.timeout(DEADLINE_S):
             while len(heard) < n_before + n:
                 source.send_multipart([topic, batch])
-                await asyncio.sleep(PACE_S)
+                await asyncio.sleep(PACE_S)  # nobody tells it who subscribes
 
     await passed(1)
     garbage = [

@@ -7,13 +7,18 @@ import pytest
 import pytest_asyncio
 
 from launcher.settings import UpOptions
-from rolloutbus import Fleet, RolloutClient, WeightPublisher
+from rolloutbus import RolloutClient, WeightPublisher
 from tests.integration.conftest import MAX_CONTEXT, SLOTS, VOCAB_SIZE
-from tests.integration.drills import DEADLINE_S
-from tests.integration.prefix_steps import ask, marks_are, n_marks_of, random_tokens
+from tests.integration.prefix_steps import (
+    ask,
+    common_beginnings_go_where_they_are_cached,
+    marking_client,
+    marks_are,
+    n_marks_of,
+    random_tokens,
+)
 from tests.integration.reference import Reference
 from tests.integration.session_steps import n_cached
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [
     pytest.mark.integration,
@@ -30,40 +35,21 @@ FLEET: UpOptions = {
         "report_prefixes": True,
     },
 }
-N_FAMILIES, N_SHARED, N_OWN = 4, 320, 20
-
-
+N_FAMILIES, N_SHARED = 4, 320
 FAMILIES = [random_tokens(N_SHARED, seed, VOCAB_SIZE) for seed in range(N_FAMILIES)]
 N_MARKS = n_marks_of(FAMILIES)
 
 
-async def warmed(client: RolloutClient) -> list[str]:
-    """Have each beginning computed somewhere, and the router know it; where."""
-    homes = [(await ask(client, family)).worker for family in FAMILIES]
-    await marks_are(client, N_MARKS)
-    return homes
-
-
 @pytest_asyncio.fixture(loop_scope="module")
-async def marking(fleet: Fleet, client: RolloutClient) -> AsyncIterator[RolloutClient]:
-    """A client that was welcomed by a router which asks for marks."""
-    await warmed(client)
-    settings = ClientSettings(name="marking", router=fleet.address, overtime_s=DEADLINE_S)
-    async with RolloutClient(settings) as connected:
+async def marking(client: RolloutClient) -> AsyncIterator[RolloutClient]:
+    async with marking_client(client, FAMILIES) as connected:
         yield connected
-    await client.flush_cache()
-    await marks_are(client, 0)
 
 
 async def test_requests_with_a_common_beginning_go_where_it_is_cached(
     marking: RolloutClient,
 ) -> None:
-    homes = [(await ask(marking, family)).worker for family in FAMILIES]
-    for n in range(3):
-        for family, home in zip(FAMILIES, homes, strict=True):
-            rollout = await ask(marking, family + random_tokens(N_OWN, 100 + n, VOCAB_SIZE))
-            assert rollout.worker == home
-            assert n_cached(rollout) >= N_SHARED
+    await common_beginnings_go_where_they_are_cached(marking, FAMILIES, VOCAB_SIZE)
 
 
 async def test_a_flushed_cache_draws_nobody(client: RolloutClient, marking: RolloutClient) -> None:

@@ -49,7 +49,7 @@ async def test_one_turn_is_sampled_at_a_time(steps: Steps) -> None:
     async with steps.session("busy", 8) as session:
         await steps.client.pause()
         turn = asyncio.create_task(session.sample(GREEDY))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it begins
         for step in (session.append, session.rewind):
             with pytest.raises(Refused) as caught:
                 step([1])  # type: ignore[operator] - whatever it takes

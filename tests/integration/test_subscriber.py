@@ -307,6 +307,6 @@ async def test_the_iterator_ends_with_its_context(fleet: Fleet) -> None:
             told.extend([event async for event in subscriber])
 
         reader = asyncio.create_task(read())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it begins
     async with asyncio.timeout(DEADLINE_S):
         await reader

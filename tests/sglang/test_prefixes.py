@@ -9,7 +9,14 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, WeightPublisher
 from tests.integration.drills import DEADLINE_S
-from tests.integration.prefix_steps import ask, marks_are, n_marks_of, random_tokens
+from tests.integration.prefix_steps import (
+    ask,
+    common_beginnings_go_where_they_are_cached,
+    marking_client,
+    marks_are,
+    n_marks_of,
+    random_tokens,
+)
 from tests.integration.reference import Reference
 from tests.integration.session_steps import n_cached
 from tests.sglang.fleets import fleet_of
@@ -19,8 +26,6 @@ from trainer_adapter.settings import ClientSettings
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
 N_FAMILIES, N_SHARED = 3, 320
-
-
 FAMILIES = [random_tokens(N_SHARED, seed, VOCAB_SIZE) for seed in range(N_FAMILIES)]
 N_MARKS = n_marks_of(FAMILIES)
 
@@ -44,27 +49,15 @@ async def first(two: Fleet) -> AsyncIterator[RolloutClient]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def marking(two: Fleet, first: RolloutClient) -> AsyncIterator[RolloutClient]:
-    """A client that was welcomed by a router which asks for marks."""
-    for family in FAMILIES:
-        await ask(first, family)
-    await marks_are(first, N_MARKS)
-    settings = ClientSettings(name="marking", router=two.address, overtime_s=DEADLINE_S)
-    async with RolloutClient(settings) as client:
-        yield client
-    await first.flush_cache()
-    await marks_are(first, 0)
+async def marking(first: RolloutClient) -> AsyncIterator[RolloutClient]:
+    async with marking_client(first, FAMILIES) as connected:
+        yield connected
 
 
 async def test_requests_with_a_common_beginning_go_where_it_is_cached(
     marking: RolloutClient,
 ) -> None:
-    homes = [(await ask(marking, family)).worker for family in FAMILIES]
-    for n in range(3):
-        for family, home in zip(FAMILIES, homes, strict=True):
-            rollout = await ask(marking, family + random_tokens(20, 100 + n, VOCAB_SIZE))
-            assert rollout.worker == home
-            assert n_cached(rollout) >= N_SHARED
+    await common_beginnings_go_where_they_are_cached(marking, FAMILIES, VOCAB_SIZE)
 
 
 async def test_kv_of_older_weights_is_told_as_gone(
