@@ -14,7 +14,6 @@ import contextlib
 import json
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator
@@ -33,7 +32,6 @@ from bus.messages.generation import Generate, Sampling
 from bus.messages.membership import Members
 from bus.messages.stream import Deltas
 from bus.zmq_topics import SubPort
-from launcher.plan import environment
 
 GOAL = 0.97
 """Of the tokens per second without a recorder."""
@@ -150,20 +148,11 @@ class Fleet:
 
 @asynccontextmanager
 async def _recorder(frontend: str, out: Path) -> AsyncGenerator[asyncio.subprocess.Process]:
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "launcher.cli", "record", str(out), "--json", "-r", frontend),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
-    )
-    assert child.stderr is not None
-    await child.stderr.readline()
-    try:
+    command = ("-m", "launcher.cli", "record", str(out), "--json", "-r", frontend)
+    async with process(*command, stderr=asyncio.subprocess.PIPE) as child:
+        assert child.stderr is not None
+        await child.stderr.readline()
         yield child
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
 
 
 async def _recorded(load: Load, frontend: str, out: Path, seconds: float) -> dict[str, Any]:

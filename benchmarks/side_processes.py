@@ -16,10 +16,16 @@ ANY_PORT = "tcp://127.0.0.1:0"
 
 
 @asynccontextmanager
-async def process(*arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """`python ARGUMENTS`, killed at the end."""
+async def process(
+    *arguments: str, stderr: int | None = None
+) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """`python ARGUMENTS`, killed at the end; its errors are our own if `stderr` is None."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, env=_environment()
+        sys.executable,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
+        env=_environment(),
     )
     try:
         yield child
