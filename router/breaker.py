@@ -49,6 +49,8 @@ class Breaker:
         self.failed_at = 0.0
         """When it failed last."""
         self._n_successes = 0
+        self.blamed_version: int | None = None
+        """The weights that it had at the last failure, if all were due to weights."""
 
     @property
     def is_idle(self) -> bool:
@@ -60,11 +62,14 @@ class Breaker:
         """Whether a request may go to the worker now."""
         return self.state == "closed" or (self.state == "trying" and not self.probe)
 
-    def failed(self, now: float, *, is_final: bool = False) -> bool:
+    def failed(self, now: float, *, is_final: bool = False, version: int | None = None) -> bool:
         """A failure; True if it is left alone from now on and was not before.
 
-        A final one, of a worker that gives itself up, needs no others to open it.
+        A final one, of a worker that gives itself up, needs no others to open it. `version`: the
+        weights that it is due to, as far as the worker has told.
         """
+        if self.is_idle or self.blamed_version is not None:
+            self.blamed_version = version
         self.failed_at = now
         self._failed_at.append(now)
         self._drop_old(now)

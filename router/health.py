@@ -26,6 +26,8 @@ CHARGED = frozenset({ENGINE_CRASHED, ENGINE_FAILED})
 """Goodbyes that are charged to the requests that ran."""
 ENGINE_CODES = frozenset({ENGINE_FAILED, ENGINE_CRASHED, "internal"})
 """Problems of `failed` endings that are the worker's fault."""
+BROKEN_WEIGHTS = "broken_weights"
+"""The problem of a `failed` ending that is the fault of the worker's weights."""
 POISON = Problem("poison", "The engine died each time this request ran, alone at last.", "failed")
 KEPT_S = 600.0
 """The breaker of a worker that does not come back is forgotten after this."""
@@ -49,16 +51,25 @@ class Health:
         self._dead: list[DeadLetter] = []
 
     def worker_failed(
-        self, name: str, now: float, why: str = "does not answer", *, is_final: bool = False
+        self,
+        name: str,
+        now: float,
+        why: str = "does not answer",
+        *,
+        is_final: bool = False,
+        version: int | None = None,
     ) -> None:
-        """A failure that is the worker's own; a final one needs no others to trip it."""
+        """A failure of the worker, or of the weights of `version` at it.
+
+        A final one needs no others to trip its breaker.
+        """
         breaker = self._breakers.get(name)
         if breaker is None:
             breaker = self._breakers[name] = Breaker(name, self._context.settings.breaker)
             if len(self._breakers) > KEPT_MAX:
                 self._forget(next(iter(self._breakers.values())))
         self.is_watching = True
-        if breaker.failed(now, is_final=is_final):
+        if breaker.failed(now, is_final=is_final, version=version):
             self._context.count("breaker_opened")
         if breaker.state != "closed":
             self._context.troubled[name] = why[:MAX_WHY]
@@ -91,8 +102,13 @@ class Health:
 
     def ended(self, worker: MemberRecord, entry: Entry, now: float) -> None:
         """The current attempt of a request came to an end at its worker."""
-        if entry.kind == "failed" and _is_engine_fault(entry):
+        code = _problem_code(entry) if entry.kind == "failed" else ""
+        if code in ENGINE_CODES:
             self.worker_failed(worker.name, now, "its engine fails requests")
+            return
+        if code == BROKEN_WEIGHTS:
+            why = f"its weights, version {worker.version}, are broken"
+            self.worker_failed(worker.name, now, why, version=worker.version)
             return
         if entry.kind == "finished":
             self._suspicions.clear(entry.rid)
@@ -163,7 +179,9 @@ class Health:
             breaker.probe = ""  # aborted, expired or gone with its client: it told us nothing
         if breaker.takes_requests != was_open:
             self._apply(breaker)
-        if breaker.is_idle or (worker is None and now - breaker.failed_at > KEPT_S):
+        is_mended = worker is not None and breaker.blamed_version not in (None, worker.version)
+        is_old = worker is None and now - breaker.failed_at > KEPT_S
+        if breaker.is_idle or is_mended or is_old:
             self._forget(breaker)
 
     def _forget(self, breaker: Breaker) -> None:
@@ -192,9 +210,9 @@ def told_reason(reason: str) -> str:
     return ENGINE_CRASHED if code_of(reason) in CHARGED else reason
 
 
-def _is_engine_fault(entry: Entry) -> bool:
+def _problem_code(entry: Entry) -> str:
     try:
         problem = unpack(entry)
     except RemoteProtocolError:
-        return True
-    return isinstance(problem, Problem) and problem.code in ENGINE_CODES
+        return ENGINE_FAILED
+    return problem.code if isinstance(problem, Problem) else ""

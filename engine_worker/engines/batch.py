@@ -20,7 +20,6 @@ from engine_worker.engines.forward import PADDING, Forward
 from engine_worker.engines.kv_blocks import KvBlocks, block_keys
 from engine_worker.engines.lora_layers import Rows
 from engine_worker.engines.request import Request
-from engine_worker.engines.row_rules import cannot_sample
 from engine_worker.engines.sampler import Draw, Sampler, Slots
 from engine_worker.engines.wanted import Wanted
 
@@ -151,8 +150,8 @@ class Batch:
             return Step((), (), np.empty(0, np.int32), empty, self._version)
         self._last[_slots(rows)] = draw.tokens
         problems = [
-            (rows[i].request.key, cannot_sample(why))
-            for i, why in draw.failed.items()
+            (rows[i].request.key, problem)
+            for i, problem in draw.failed.items()
             if rows[i].request.key not in dropped
         ]
         if dropped or problems:

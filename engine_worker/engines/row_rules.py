@@ -50,7 +50,9 @@ class RowRules:
             ids, values = self._bias[int(slots[row])]
             scores[row, ids] += values
 
-    def process(self, scores: torch.Tensor, slots: Slots, n_generated: Slots) -> Mapping[int, str]:
+    def process(
+        self, scores: torch.Tensor, slots: Slots, n_generated: Slots
+    ) -> Mapping[int, Problem]:
         """Apply the processors of each row; row -> why it failed.
 
         A failed row is left such that a draw from it does no harm.
@@ -60,7 +62,7 @@ class RowRules:
             slots: int64 [n].
             n_generated: int64 [n_slots].
         """
-        failed: dict[int, str] = {}
+        failed: dict[int, Problem] = {}
         for row in _rows_in(self._guarded, slots):
             slot = int(slots[row])
             if bool(scores[row].isnan().any()):
@@ -69,7 +71,7 @@ class RowRules:
             if not isinstance(done, str) and bool(done.max().isfinite()):
                 scores[row] = done
                 continue
-            failed[row] = done if isinstance(done, str) else NOTHING_LEFT
+            failed[row] = cannot_sample(done if isinstance(done, str) else NOTHING_LEFT)
             scores[row] = 0.0
         return failed
 
@@ -97,6 +99,14 @@ class RowRules:
         self._wants.pop(slot, None)
         self._guarded.discard(slot)
         self._greedy.discard(slot)
+
+
+BROKEN_WEIGHTS = Problem(
+    "broken_weights",
+    "The logits are no numbers: these weights overflow, or are broken; publish others.",
+    "failed",
+)
+"""The end of a request whose next token has no distribution."""
 
 
 def cannot_sample(why: str) -> Problem:

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from bus.messages.endings import Problem
 from engine_worker.engine import Float32s, Int32s
 from engine_worker.engines.penalties import penalised
 from engine_worker.engines.request import Request
-from engine_worker.engines.row_rules import RowRules
+from engine_worker.engines.row_rules import BROKEN_WEIGHTS, RowRules
 from engine_worker.engines.wanted import Wanted
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -38,7 +39,7 @@ class Draw:
     """float32 [n]; None: no row truncates."""
     wanted: Mapping[int, Wanted] = field(default_factory=dict[int, Wanted])
     """Row -> what its request wants to be told of this token."""
-    failed: Mapping[int, str] = field(default_factory=dict[int, str])
+    failed: Mapping[int, Problem] = field(default_factory=dict[int, Problem])
     """Row -> why nothing could be drawn for it; its token means nothing."""
 
     def take(self, rows: Sequence[int]) -> "Draw":
@@ -123,15 +124,12 @@ class Sampler:
         Args:
             logits: any float dtype [n, vocab].
             slots: int64 [n], the slot of each row, each at most once.
-
-        Raises:
-            FloatingPointError: a row has no finite distribution.
         """
         scores = logits.float()
         self._rules.bias(scores, slots)
         self._penalise(scores, slots)
         self._ban_endings(scores, slots)
-        failed = self._rules.process(scores, slots, self._n_generated)
+        ruled_out = self._rules.process(scores, slots, self._n_generated)
         temperature = self._temperature[slots]
         greedy = temperature == 0.0
         divisor = np.where(greedy, 1.0, temperature)
@@ -142,14 +140,14 @@ class Sampler:
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         # One copy to the host for everything: float64 holds int32 and float32 exactly.
         columns = torch.stack([tokens.double(), chosen.double(), mass.log()]).cpu().numpy()
+        broken = np.flatnonzero(~np.isfinite(columns[1]))
+        failed = {**ruled_out, **dict.fromkeys(broken.tolist(), BROKEN_WEIGHTS)}
         drawn = self._finish(columns, slots)
         wanted = self._rules.wanted(logprobs, probs, drawn.tokens, slots)
         return replace(drawn, wanted=wanted, failed=failed) if wanted or failed else drawn
 
     def _finish(self, columns: np.ndarray, slots: Slots) -> Draw:
         tokens = columns[0].astype(np.int32)
-        if not np.isfinite(columns[1]).all():
-            raise FloatingPointError("the model's logits are not finite")
         self._n_generated[slots] += 1
         self._count_new(tokens, slots)
         behaviour = None
@@ -178,7 +176,7 @@ class Sampler:
         at = self._column(uniforms(self._seed[slots], self._n_generated[slots]), torch.float64)
         # The first index whose sum exceeds u: never one of probability 0.
         tokens = torch.searchsorted(cumulative, at * mass[:, None], right=True)[:, 0]
-        # Of NaN every index is past the end; such a row is refused by its logprob.
+        # Of NaN every index is past the end; such a row is known by its logprob.
         tokens.clamp_(max=self._vocab_size - 1)
         if greedy.any():
             is_greedy = torch.as_tensor(greedy, device=self._device)

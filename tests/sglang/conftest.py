@@ -16,6 +16,7 @@ from rolloutbus import Fleet, RolloutClient
 from rolloutbus.errors import ProcessFailed
 from tests.sglang.fleets import fleet_of, worker_environment
 from tests.sglang.models import save_model
+from tests.sglang.redis_server import EXECUTABLE, redis_server
 from tests.sglang.truth import SameWeights
 from trainer_adapter.settings import ClientSettings
 
@@ -84,14 +85,28 @@ async def client(fleet: Fleet) -> AsyncIterator[RolloutClient]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def redis_port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[int]:
+    """Of a Redis on this host; 1, where nobody listens, if there is none for this Python."""
+    if not EXECUTABLE.exists():
+        yield 1
+        return
+    async with redis_server(tmp_path_factory.mktemp("redis")) as port:
+        yield port
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def operated(
-    llama: Path, tmp_path_factory: pytest.TempPathFactory
+    llama: Path, redis_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[RolloutClient]:
     """A client of a fleet with places to write to, whose weights are lost when it sleeps."""
     place = tmp_path_factory.mktemp("operated")
     options = fleet_of(llama, enable_memory_saver=True)
     options |= {
-        "save_targets": {"models": str(place), "cloud": "redis://127.0.0.1:1/model"},
+        "save_targets": {
+            "models": str(place),
+            "nowhere": "redis://127.0.0.1:1/model",
+            "redis": f"redis://127.0.0.1:{redis_port}/run",
+        },
         "profile_dir": place / "profiles",
     }
     async with rolloutbus.up(**options) as fleet:

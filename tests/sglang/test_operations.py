@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 import transformers
+from safetensors.torch import load
 
 from bus.messages.control import CacheTier, Flushed, PauseMode, ServerFacts
 from bus.messages.endings import Done
@@ -24,6 +25,7 @@ from tests.integration.drills import DEADLINE_S, PACE_S, Streamed
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS, SLOTS
 from tests.sglang.processes import scheduler_pids
+from tests.sglang.redis_server import EXECUTABLE
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
@@ -38,13 +40,22 @@ IDLE_SHARE = 0.05
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="session")
 async def everything_goes_on(operated: RolloutClient) -> AsyncIterator[None]:
-    """After each test the engine of the fleet works, and it is still the first one."""
+    """After each test the engine of the fleet works, and it is still the same one."""
+    before = [worker.epoch for worker in (await operated.status()).workers]
     yield
     await operated.abort()
     await operated.resume()
     await operated.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
     status = await operated.status()
-    assert [worker.epoch for worker in status.workers] == ["1"] or status.troubled == {}
+    assert [worker.epoch for worker in status.workers] == before
+    assert status.troubled == {}
+
+
+def _unfused(reference: Reference) -> list[tuple[str, torch.Tensor]]:
+    """Those that SGLang does not join with others."""
+    joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    named = reference.model.named_parameters()
+    return [(name, tensor.data) for name, tensor in named if not any(j in name for j in joined)]
 
 
 def error_in(result: Any) -> RequestError:  # noqa: ANN401 - a FleetResult
@@ -82,9 +93,28 @@ async def test_weights_are_saved_as_the_ranks_hold_them(operated: RolloutClient)
 async def test_a_place_that_cannot_be_written_to_is_told_and_harms_nothing(
     operated: RolloutClient,
 ) -> None:
-    with pytest.raises(RequestError, match="redis") as told:
-        await operated.save_weights("cloud", "x", worker="w0", kind="remote")
+    with pytest.raises(RequestError, match=r"127\.0\.0\.1:1\b") as told:
+        await operated.save_weights("nowhere", "x", worker="w0", kind="remote")
     assert told.value.outcome == "failed"
+
+
+@pytest.mark.skipif(not EXECUTABLE.exists(), reason="there is no Redis for this Python")
+async def test_weights_are_saved_to_a_store_of_tensors(
+    operated: RolloutClient, llama: Path, redis_port: int
+) -> None:
+    redis = pytest.importorskip("redis")
+    reference = Reference(llama)
+    reference.perturb(seed=12)
+    await WeightPublisher(operated).publish(reference.model.named_parameters(), require="all")
+
+    saved = await operated.save_weights("redis", "one", worker="w0", kind="remote")
+
+    assert saved.path == f"redis://127.0.0.1:{redis_port}/run/one"
+    with redis.Redis(port=redis_port) as store:
+        assert json.loads(store.get("run/one/files/config.json"))["model_type"] == "llama"
+        for name, tensor in _unfused(reference):
+            (found,) = load(store.get(f"run/one/keys/rank_0/{name}")).values()
+            assert torch.equal(found, tensor), name
 
 
 async def test_a_profile_shows_what_the_scheduler_did(

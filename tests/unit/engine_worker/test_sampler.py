@@ -174,9 +174,16 @@ def test_a_slot_forgets_its_last_request() -> None:
     assert again.behaviour_logprobs is None
 
 
-def test_logits_that_are_not_finite_are_an_error() -> None:
-    with pytest.raises(FloatingPointError):
-        sample([request(Sampling(seed=1))], torch.full((1, VOCAB), torch.nan))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_only_rows_without_a_distribution_fail(value: float, temperature: float) -> None:
+    requests = [request(Sampling(seed=seed, temperature=temperature)) for seed in (1, 2)]
+    scores = logits(2, 6)
+    alone = sample(requests[1:], scores[1:].clone())
+    scores[0] = value
+    drawn = sample(requests, scores)
+    assert {row: problem.code for row, problem in drawn.failed.items()} == {0: "broken_weights"}
+    assert drawn.take([1]).tokens.tolist() == alone.tokens.tolist()
 
 
 def ruled(sampling: Sampling, **more: Any) -> Request:  # noqa: ANN401

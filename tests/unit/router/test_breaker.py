@@ -6,6 +6,7 @@ from router.breaker import Breaker, BreakerSettings
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 FAILED = Problem("engine_failed", "no", "failed")
+BROKEN = Problem("broken_weights", "no", "failed")
 
 
 def _fail(client: SimClient, worker: SimWorker, problem: Problem = FAILED) -> None:
@@ -121,6 +122,35 @@ def test_a_worker_that_does_not_answer_commands_fails_but_not_for_want_of_time()
         bus.advance(4)
     assert _state(bus) == "tripped"
     assert worker.is_alive
+
+
+def test_failures_of_broken_weights_end_with_them() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    _fail(client, worker, BROKEN)  # they are committed, and no beat has said so yet
+    worker.version = 1
+    worker.beat()
+    for _ in range(4):
+        _fail(client, worker, BROKEN)
+    assert _state(bus) == "tripped"
+    client.generate(deadline_s=100)
+    client.generate(deadline_s=100)
+    bus.advance(0.05)
+    assert worker.take("generate") == []
+    worker.version = 2
+    bus.advance(1)
+    assert _state(bus) == "ready"
+    assert len(worker.take("generate")) == 2
+
+
+def test_other_weights_excuse_no_other_failure() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    for problem in (BROKEN, FAILED, BROKEN, BROKEN, BROKEN):
+        _fail(client, worker, problem)
+    worker.version = 1
+    bus.advance(1)
+    assert _state(bus) == "tripped"
 
 
 def test_a_breaker_without_failures_is_idle_again() -> None:

@@ -10,10 +10,9 @@ from http import HTTPStatus
 
 import torch
 
+from engine_worker.engines.row_rules import BROKEN_WEIGHTS
 from engine_worker.engines.sglang import upstream
 from engine_worker.engines.sglang.upstream_types import SglangObject
-
-BROKEN = "the logits are no numbers: these weights overflow, or are broken; publish others"
 
 
 def draw_one(
@@ -52,4 +51,6 @@ def end_broken(batch: SglangObject, result: SglangObject) -> None:
         request = batch.reqs[row]
         # What a part of a prompt is followed by is drawn and thrown away.
         if request.to_finish is None and not request.inflight_middle_chunks:
-            request.to_finish = upstream.abort_reason(BROKEN, HTTPStatus.INTERNAL_SERVER_ERROR)
+            request.to_finish = upstream.abort_reason(
+                BROKEN_WEIGHTS.message, HTTPStatus.FAILED_DEPENDENCY
+            )

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine_worker.engines.sglang.inside import broken_rows
+from engine_worker.engines.row_rules import BROKEN_WEIGHTS
+from engine_worker.engines.sglang import upstream
 from engine_worker.engines.sglang.inside.broken_rows import draw_one, drawable, end_broken
 
 N_ROWS, VOCAB_SIZE = 64, 500
@@ -69,12 +70,12 @@ def test_only_requests_of_broken_rows_end(monkeypatch: pytest.MonkeyPatch) -> No
     def reason(message: str, status: int) -> tuple[str, int]:
         return message, status
 
-    monkeypatch.setattr(broken_rows.upstream, "abort_reason", reason)
+    monkeypatch.setattr(upstream, "abort_reason", reason)
     requests = [request(), request(), request(to_finish="other"), request(n_chunks=1)]
     end_broken(SimpleNamespace(reqs=requests), result(-1.0, NAN, NAN, NAN))
     sound, broken, ending, chunked = (each.to_finish for each in requests)
     assert (sound, ending, chunked) == (None, "other", None)
-    assert broken == (broken_rows.BROKEN, 500)
+    assert broken == (BROKEN_WEIGHTS.message, 424)
 
 
 def test_a_step_that_tells_no_logprobs_is_left_alone() -> None:

@@ -1,0 +1,50 @@
+"""Weights that are finite and overflow: what a fleet of one worker does about them."""
+
+import asyncio
+
+import torch
+
+from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus.errors import EngineFailed
+from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when
+from tests.integration.reference import Weights
+
+PROMPT = [5, 6, 7]
+HUGE = 3e38
+GREEDY = Sampling(max_new_tokens=4, temperature=0.0, ignore_eos=True)
+KINDS = {
+    "alone": Sampling(max_new_tokens=4, ignore_eos=True),
+    "truncated": Sampling(max_new_tokens=4, top_k=5, top_p=0.9, min_p=0.01, ignore_eos=True),
+    "greedy": GREEDY,
+    "with rules": Sampling(max_new_tokens=4, repetition_penalty=1.5, ignore_eos=True),
+}
+HURT = ["lm_head.weight", "model.layers.0.input_layernorm.weight"]
+"""Names of a Llama: what overflows after the KV cache, and before it."""
+SOON_S = 5.0
+"""Less than a tripped worker is left alone."""
+
+
+async def check_overflow(client: RolloutClient, sound: Weights, hurt: str) -> None:
+    """Publish weights whose `hurt` is huge: requests fail until the sound ones come back."""
+    publisher = WeightPublisher(client)
+    before = await client.status()
+    expected = await client.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+    running = Streamed(client, PROMPT, Sampling(max_new_tokens=ENDLESS, ignore_eos=True))
+    await running.reached(10)
+
+    broken = {**sound, hurt: torch.full_like(sound[hurt], HUGE)}
+    await publisher.publish(broken, require="all", deadline_s=DEADLINE_S)
+    asked = [client.generate(PROMPT, each, deadline_s=DEADLINE_S) for each in KINDS.values()]
+    ended = await asyncio.gather(running.rollout(), *asked, return_exceptions=True)
+
+    for name, error in zip(["running", *KINDS], ended, strict=True):
+        assert isinstance(error, EngineFailed), (name, error)
+        assert error.code == "broken_weights", name
+    assert "are broken" in (await client.status()).troubled["w0"]
+    await publisher.publish(sound, require="all", deadline_s=DEADLINE_S)
+    async with asyncio.timeout(SOON_S):
+        await status_when(client, lambda status: not status.troubled)
+    again = await client.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
+    assert again.tokens.tolist() == expected.tokens.tolist()
+    after = await client.status()
+    assert [each.epoch for each in after.workers] == [each.epoch for each in before.workers]

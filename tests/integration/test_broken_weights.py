@@ -1,0 +1,26 @@
+"""Weights that overflow end requests, on the transformers engine as on others."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.settings import UpOptions
+from rolloutbus import RolloutClient
+from tests.integration.conftest import REAL_ENGINES
+from tests.integration.overflow import HURT, check_overflow
+from tests.integration.reference import Reference
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+FLEET: UpOptions = {**REAL_ENGINES, "workers": 1}
+
+
+@pytest.mark.parametrize("hurt", HURT)
+async def test_requests_of_overflowing_weights_fail_and_the_engine_lives(
+    client: RolloutClient, tiny_model: Path, hurt: str
+) -> None:
+    await check_overflow(client, dict(Reference(tiny_model).model.named_parameters()), hurt)
