@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import rolloutbus
 from launcher.settings import UpOptions
@@ -13,6 +13,13 @@ from rolloutbus.errors import ProcessFailed
 DEADLINE_S = 120.0
 SLOTS = 48
 KV_TOKENS = 32_768
+
+
+class Served(NamedTuple):
+    """A fleet and the model that it serves, in float32."""
+
+    client: RolloutClient
+    model: Any
 
 
 def gpu_fleet(model: Path, *, text: bool = False, **arguments: Any) -> UpOptions:  # noqa: ANN401

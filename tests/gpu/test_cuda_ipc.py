@@ -1,7 +1,6 @@
 """Weights stay on the GPU that trainer and worker share."""
 
 import msgspec
-import pytest
 import torch
 
 from bus.cuda_handle import CudaHandle, unpack_handle
@@ -10,12 +9,6 @@ from bus.messages.weights import Bucket, Offer
 from engine_worker.weights.gpu import gpu_uuid
 from tests.gpu.takers import Version, takers
 from trainer_adapter.offers.cuda_ipc import CudaIpcOffering
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
 
 BUCKET_BYTES = 5 << 20
 FIRST_GPU = torch.device("cuda", 0)

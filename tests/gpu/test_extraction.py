@@ -8,11 +8,6 @@ from bus.manifest import digest_of
 from trainer_adapter.host_copy import PINNED_BYTES, put
 from trainer_adapter.tensor_source import HeldTensors
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
-
 N = 3 * PINNED_BYTES // 4 + 13
 """float32 elements: more than two buffers full, and an odd rest."""
 

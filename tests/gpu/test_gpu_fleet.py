@@ -18,11 +18,7 @@ from tests.integration.reference import Reference
 from tests.line_process import DEADLINE_S
 from trainer_adapter.offers.collective import CollectiveOffering
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.timeout(400)
 
 PROMPT = [5, 6, 7, 8]
 SAMPLING = Sampling(max_new_tokens=48, ignore_eos=True)

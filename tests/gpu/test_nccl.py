@@ -10,11 +10,7 @@ from tests.gpu.takers import Version, takers
 from tests.line_process import DEADLINE_S
 from trainer_adapter.offers.collective import CollectiveOffering
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs"),
-]
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 
 BUCKET_BYTES = 5 << 20
 SHORT_S = 15.0

@@ -2,42 +2,27 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import pytest_asyncio
-import torch
 
 from bus.messages.control import ServerFacts
 from bus.messages.engine import Adapters
 from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
 from rolloutbus.errors import Refused
-
-pytest.importorskip("sglang")
-from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running
+from tests.gpu.gpu_fleets import DEADLINE_S, Served, gpu_fleet, running
 from tests.gpu.tiny import FAR, NEAR, error_of, load_tiny, save_tiny
 from tests.integration.drills import Streamed
 from tests.lora_adapters import TARGETS, Lora, random_lora
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MAX_RANK, ROOM, SCALE = 16, 4, 0.1
 N_EACH = 8
 N_BEFORE = 20
 SAMPLING = Sampling(max_new_tokens=64, temperature=1.0, ignore_eos=True)
 LONG = Sampling(max_new_tokens=3000, temperature=1.0, ignore_eos=True)
-
-
-class Served(NamedTuple):
-    """A fleet and the model that it serves, in float32."""
-
-    client: RolloutClient
-    model: Any
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -1,37 +1,21 @@
 """What the real SGLang tells of its prefix cache on a GPU: pages of 16 tokens, overlapped steps."""
 
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
-import torch
 
 from rolloutbus import Rollout, RolloutClient, Sampling, Want, WeightPublisher
-
-pytest.importorskip("sglang")
-from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running
+from tests.gpu.gpu_fleets import DEADLINE_S, Served, gpu_fleet, running
 from tests.gpu.tiny import load_tiny, save_tiny
 from tests.integration.prefix_steps import marks_are, n_marks_of, random_tokens
 from tests.sglang.models import VOCAB_SIZE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SAMPLING = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 PROMPT = random_tokens(640, 1, VOCAB_SIZE)
 N_MARKS = n_marks_of([PROMPT])
-
-
-class Served(NamedTuple):
-    """A fleet and the model that it serves, in float32."""
-
-    client: RolloutClient
-    model: Any
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

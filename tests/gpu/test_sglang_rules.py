@@ -16,21 +16,14 @@ import torch
 
 from engine_worker.engines.penalties import penalised
 from rolloutbus import Grammar, Rollout, RolloutClient, Sampling, Want
-from trainer_adapter.logit_processors import action_mask, disallowed_tokens, temperature_schedule
-from trainer_adapter.rollouts import GenerateOptions
-
-pytest.importorskip("sglang")
-from tests.gpu.gpu_fleets import DEADLINE_S, SLOTS, gpu_fleet, running
+from tests.gpu.gpu_fleets import DEADLINE_S, SLOTS, Served, gpu_fleet, running
 from tests.gpu.tiny import NEAR, Logits, load_tiny, logits_of, save_tiny
 from tests.integration.drills import Streamed
 from tests.sglang.models import EOS, FIRST_BYTE, VOCAB_SIZE, byte_tokenizer
+from trainer_adapter.logit_processors import action_mask, disallowed_tokens, temperature_schedule
+from trainer_adapter.rollouts import GenerateOptions
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 N_TOKENS = 96
 GREEDY = Sampling(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
@@ -66,18 +59,11 @@ CASES: Mapping[str, Case] = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["Served"]:
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     path = save_tiny("llama", tmp_path_factory.mktemp("llama"))
     options = gpu_fleet(path, text=True, sampling_backend="flashinfer", grammar_backend="xgrammar")
     async with running(options) as client:
         yield Served(client, load_tiny(path))
-
-
-class Served(NamedTuple):
-    """A fleet and the model that it serves, in float32."""
-
-    client: RolloutClient
-    model: Any
 
 
 def prompt_of(row: int) -> list[int]:

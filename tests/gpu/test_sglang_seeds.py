@@ -8,21 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
-import torch
 
 from rolloutbus import Rollout, RolloutClient, Sampling
-
-pytest.importorskip("sglang")
 from tests.gpu.gpu_fleets import DEADLINE_S, SLOTS, gpu_fleet, running
 from tests.gpu.tiny import NEAR, error_of, load_tiny, save_tiny
 from tests.integration.drills import Streamed
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = [5, 6, 7, 8, 9]
 SEEDED = Sampling(max_new_tokens=128, temperature=1.0, ignore_eos=True, seed=7)

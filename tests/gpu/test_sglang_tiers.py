@@ -6,24 +6,16 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import torch
 
 from bus.messages.control import CacheTier, Flushed
 from bus.messages.engine import Load
 from engine_worker.engines.sglang import upstream
 from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
 from rolloutbus.errors import BusError
-
-pytest.importorskip("sglang")
 from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running
 from tests.gpu.tiny import NEAR, error_of, load_tiny, save_tiny
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PAGE = 64
 KV_TOKENS = 4096

@@ -7,21 +7,13 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
-import torch
 
 from rolloutbus import Media, Rollout, RolloutClient, Sampling, Want
 from rolloutbus.errors import EngineFailed, Refused
-
-pytest.importorskip("sglang")
 from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running
 from tests.sglang.vision_model import BEGIN, picture, save_vision_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HEAD_SIZE = 64
 """What kernels of a GPU are made for."""

@@ -24,12 +24,14 @@ SOON_S = 5.0
 """Less than a tripped worker is left alone."""
 
 
-async def check_overflow(client: RolloutClient, sound: Weights, hurt: str) -> None:
+async def check_overflow(
+    client: RolloutClient, sound: Weights, hurt: str, *, n_endless: int = ENDLESS
+) -> None:
     """Publish weights whose `hurt` is huge: requests fail until the sound ones come back."""
     publisher = WeightPublisher(client)
     before = await client.status()
     expected = await client.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
-    running = Streamed(client, PROMPT, Sampling(max_new_tokens=ENDLESS, ignore_eos=True))
+    running = Streamed(client, PROMPT, Sampling(max_new_tokens=n_endless, ignore_eos=True))
     await running.reached(10)
 
     broken = {**sound, hurt: torch.full_like(sound[hurt], HUGE)}
