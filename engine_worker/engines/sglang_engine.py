@@ -115,6 +115,8 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
         self._operations = Operations.of(
             self._thread, self._pausing, self._weights, resolved, self._timeout_s
         )
+        if self._prefixes is not None:
+            self._prefixes.meet(self._operations.caches.flush)
         limits = LoraLimits.of(resolved)
         self._lora = LoraAdapters(self._thread, self.weight_specs(), limits, self._timeout_s)
         kind = upstream.model_kind(self._thread.engine)

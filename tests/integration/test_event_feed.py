@@ -1,20 +1,25 @@
 """Events that a foreign program publishes over ZeroMQ are heard in order, and nobody else's."""
 
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
 from bus.errors import SettingsError
 from bus.zmq_contexts import own_context
 from bus.zmq_event_feed import EventFeed
+from engine_worker.engines.sglang.prefixes import PrefixFeed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 DEADLINE_S = 30.0
 N_MESSAGES = 200
+N_DEAF = 3
+"""Flushes from the one on with which there is a publisher."""
 
 
 class Heard:
@@ -68,3 +73,26 @@ def test_a_place_where_others_could_publish_is_refused(tmp_path: Path) -> None:
     for endpoint in (f"ipc://{tmp_path}/events", "tcp://192.0.2.1:5557"):
         with pytest.raises(SettingsError):
             EventFeed(endpoint, Heard())
+
+
+def test_an_engine_serves_once_its_events_are_heard(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    arguments: dict[str, object] = {}
+    feed = PrefixFeed.among(arguments, tmp_path)
+    endpoint = json.loads(str(arguments["kv_events_config"]))["endpoint"]
+    cleared = msgspec.msgpack.encode([0.5, [["AllBlocksCleared"]], 0])
+    n_flushes = 0
+    with own_context().socket(zmq.PUB) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+
+        def flush() -> None:
+            nonlocal n_flushes
+            n_flushes += 1
+            if n_flushes == N_DEAF:
+                socket.bind(endpoint)
+            if n_flushes >= N_DEAF:
+                socket.send_multipart([b"", n_flushes.to_bytes(8, "big"), cleared])
+
+        feed.meet(flush)
+    assert n_flushes >= N_DEAF
+    feed.close()

@@ -79,8 +79,13 @@ class KvEvents:
             self.n_missed += abs(seq - self._next_seq)
             self._news.cleared()
         self._next_seq = seq + 1
-        for event in events_of(frames[2]):
-            self._pass_on(event)
+        try:
+            for event in events_of(frames[2]):
+                self._pass_on(event)
+        except (ValueError, KeyError, TypeError):
+            # Written in a third way: as much as not heard.
+            self.n_missed += 1
+            self._news.cleared()
 
     def _pass_on(self, event: Event) -> None:
         tier = TIERS.get(event.get("medium"))

@@ -1,7 +1,9 @@
 """What the SGLang engine tells of its prefix cache."""
 
 import json
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +15,9 @@ from engine_worker.engines.sglang.kv_events import KvEvents
 PAGE_TOKENS = 16
 """With pages of one token, SGLang's default, each token would be an event."""
 EVENTS = "kv_events_config"
+MEET_S = 30.0
+"""Until a scheduler that has started is heard; a subscription takes a fraction of a second."""
+PACE_S = 0.1
 
 
 class PrefixFeed:
@@ -20,7 +25,9 @@ class PrefixFeed:
 
     def __init__(self, endpoint: str) -> None:
         self.cached = CachedPrefixes()
-        self._feed = EventFeed(endpoint, KvEvents(self.cached).hear)
+        self._events = KvEvents(self.cached)
+        self._has_heard = threading.Event()
+        self._feed = EventFeed(endpoint, self._hear)
 
     @classmethod
     def among(cls, arguments: dict[str, object], folder: Path) -> Self:
@@ -44,9 +51,29 @@ class PrefixFeed:
             arguments.setdefault("page_size", PAGE_TOKENS)
         return cls(endpoint)
 
+    def meet(self, flush: Callable[[], object]) -> None:
+        """Return once the scheduler is heard: what it told before found nobody and is not repeated.
+
+        Args:
+            flush: empties the cache, of which the scheduler tells.
+
+        Raises:
+            ValueError: it was not heard in time.
+        """
+        end = time.monotonic() + MEET_S
+        while not self._has_heard.is_set():
+            if time.monotonic() > end:
+                raise ValueError(f"report_prefixes: SGLang told nothing within {MEET_S:.0f} s")
+            flush()
+            self._has_heard.wait(PACE_S)
+
     def close(self) -> None:
         """Hear no more."""
         self._feed.close()
+
+    def _hear(self, frames: Sequence[bytes]) -> None:
+        self._has_heard.set()
+        self._events.hear(frames)
 
 
 class ReportsPrefixes:

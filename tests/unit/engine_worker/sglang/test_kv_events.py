@@ -157,6 +157,16 @@ def test_messages_of_another_shape_are_passed_over(frames: list[bytes]) -> None:
     assert publisher.cached.take() is None
 
 
+@pytest.mark.parametrize("broken", [3, {"type": STORED}, as_list(REMOVED, medium="GPU")])
+def test_after_an_event_of_another_shape_nothing_from_before_is_believed(broken: Any) -> None:  # noqa: ANN401
+    publisher = Publisher()
+    publisher.publish(*pages(as_list))
+    publisher.news()
+    publisher.publish(broken)
+    assert publisher.events.n_missed == 1
+    assert publisher.news() == (0, set(), set())
+
+
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x01", b"\x91\x01", b"\x80"])
 def test_what_is_no_batch_is_an_error(payload: bytes) -> None:
     with pytest.raises(ValueError, match="no batch"):
