@@ -115,7 +115,9 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
         self._operations = Operations.of(
             self._thread, self._pausing, self._weights, resolved, self._timeout_s
         )
-        if self._prefixes is not None:
+        if self._prefixes is None:
+            self._taps.hide()
+        else:  # whose feed may have to connect again, in the same directory
             self._prefixes.meet(self._operations.caches.flush)
         limits = LoraLimits.of(resolved)
         self._lora = LoraAdapters(self._thread, self.weight_specs(), limits, self._timeout_s)

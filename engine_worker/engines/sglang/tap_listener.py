@@ -28,6 +28,13 @@ class TapListener:
         self._listener.listen()
         threading.Thread(target=self._accept, name="sglang-taps", daemon=True).start()
 
+    def hide(self) -> None:
+        """Every scheduler is connected: take the socket's path away.
+
+        A process that is killed leaves no directory behind, and nobody else finds the way in.
+        """
+        self._folder.cleanup()
+
     def close(self) -> None:
         """Stop listening; connected schedulers end with their engine."""
         self._listener.close()

@@ -1,0 +1,38 @@
+"""What schedulers tell is heard from each, in order, also once nobody else can find the way in."""
+
+import queue
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine_worker.engines.sglang.tap_listener import TapListener
+from engine_worker.engines.sglang.tap_wire import Flushed, Message, framed
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+DEADLINE_S = 30.0
+
+
+def unconnected() -> socket.socket:
+    """Of a scheduler that starts."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def test_connected_schedulers_are_heard_after_the_path_is_gone() -> None:
+    heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    gone = threading.Event()
+    taps = TapListener(heard.put, gone.set)
+    with unconnected() as one, unconnected() as late:
+        one.connect(taps.path)
+        taps.hide()
+        assert not Path(taps.path).parent.exists()
+        with pytest.raises(FileNotFoundError):
+            late.connect(taps.path)
+        for n in range(3):
+            one.sendall(framed(Flushed(n)))
+        assert [heard.get(timeout=DEADLINE_S) for _ in range(3)] == [Flushed(n) for n in range(3)]
+        assert not gone.is_set()
+    assert gone.wait(DEADLINE_S)
+    taps.close()
