@@ -3,7 +3,6 @@
 Spec: docs/protocol.md, "Limits".
 """
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -32,6 +31,8 @@ from bus.messages.limits import (
 )
 
 MAX_TOP_LOGPROBS = 64
+MAX_BIAS = 1e9
+"""What a logit is biased by at most; far from where float32 overflows."""
 MAX_GRAMMAR_BYTES = MAX_TEXT_CHARS
 """UTF-8."""
 MAX_ADAPTER_CHARS = 40
@@ -85,8 +86,9 @@ def list_problems(sampling: Sampling, vocab_size: int) -> Iterator[Problem]:
     if problem is not None:
         yield problem
     for token, value in bias.items():
-        if not math.isfinite(value):
-            yield bad_request(field, f"the bias of token {token} is {value}; use a finite number")
+        if not abs(value) <= MAX_BIAS:
+            limit = f"from -{MAX_BIAS:g} to {MAX_BIAS:g}"
+            yield bad_request(field, f"the bias of token {token} is {value}; it must be {limit}")
 
 
 def _problems(body: Generate, vocab_size: int) -> Iterator[Problem]:

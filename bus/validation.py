@@ -22,8 +22,9 @@ MAX_NAME_BYTES = MAX_SHORT_CHARS
 """Names of actors, policies, sessions and groups."""
 MAX_RID_BYTES = MAX_NAME_BYTES + 21
 """A client's name, a slash, and a uint64 in decimal."""
-MAX_TEMPERATURE = 100.0
-MAX_REPETITION_PENALTY = 10.0
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 100.0
+"""Below it, and not 0, logits divided by it would overflow."""
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 MAX_ADDITIVE_PENALTY = 2.0
 """Frequency and presence penalties lie in [-2, 2]."""
 MAX_PRIORITY = 100
@@ -117,15 +118,16 @@ def _sampling_problems(sampling: Sampling, vocab_size: int) -> Iterator[Problem]
 
 def _number_problems(sampling: Sampling) -> Iterator[Problem]:
     """Real-valued parameters; tested for what is right, since NaN fails every comparison."""
-    if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
-        limit = f"from 0 (greedy) to {MAX_TEMPERATURE:g}"
+    is_greedy = sampling.temperature == 0
+    if not is_greedy and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
+        limit = f"0 (greedy), or from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
         yield _bad_sampling("temperature", sampling.temperature, limit)
     if not 0 < sampling.top_p <= 1:
         yield _bad_sampling("top_p", sampling.top_p, "above 0 and at most 1")
     if not 0 <= sampling.min_p <= 1:
         yield _bad_sampling("min_p", sampling.min_p, "from 0 to 1")
-    if not 0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY:
-        limit = f"above 0 and at most {MAX_REPETITION_PENALTY:g}"
+    if not MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY:
+        limit = f"from {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}"
         yield _bad_sampling("repetition_penalty", sampling.repetition_penalty, limit)
     for name, value in (
         ("frequency_penalty", sampling.frequency_penalty),

@@ -215,4 +215,6 @@ def _problem_code(entry: Entry) -> str:
         problem = unpack(entry)
     except RemoteProtocolError:
         return ENGINE_FAILED
-    return problem.code if isinstance(problem, Problem) else ""
+    if not isinstance(problem, Problem) or problem.field == "lora":
+        return ""  # no fault of the worker's
+    return problem.code

@@ -20,6 +20,7 @@ from engine_worker.engines.forward import PADDING, Forward
 from engine_worker.engines.kv_blocks import KvBlocks, block_keys
 from engine_worker.engines.lora_layers import Rows
 from engine_worker.engines.request import Request
+from engine_worker.engines.row_rules import of_adapter
 from engine_worker.engines.sampler import Draw, Sampler, Slots
 from engine_worker.engines.wanted import Wanted
 
@@ -150,9 +151,9 @@ class Batch:
             return Step((), (), np.empty(0, np.int32), empty, self._version)
         self._last[_slots(rows)] = draw.tokens
         problems = [
-            (rows[i].request.key, problem)
-            for i, problem in draw.failed.items()
-            if rows[i].request.key not in dropped
+            (request.key, problem if request.adapter is None else of_adapter(problem))
+            for request, problem in ((rows[i].request, each) for i, each in draw.failed.items())
+            if request.key not in dropped
         ]
         if dropped or problems:
             gone = {*dropped, *(key for key, _ in problems)}

@@ -12,10 +12,10 @@ from typing import Protocol, cast
 import torch
 
 from bus.messages.generation import Processor
+from bus.validation import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 Param = bool | int | float | Sequence[int | float]
 Params = Mapping[str, Param]
-MAX_TEMPERATURE = 100.0
 
 
 class LogitProcessor(Protocol):
@@ -202,7 +202,7 @@ def _number(name: str, value: Param) -> float:
 
 def _temperature(name: str, value: Param | None) -> float:
     number = _number(name, () if value is None else value)
-    if not 0 < number <= MAX_TEMPERATURE:
-        limit = f"above 0 and at most {MAX_TEMPERATURE:g}"
+    if not MIN_TEMPERATURE <= number <= MAX_TEMPERATURE:
+        limit = f"from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
         raise ValueError(f"{name} is {number:g}; it must be {limit}")
     return number

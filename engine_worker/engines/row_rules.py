@@ -107,6 +107,18 @@ BROKEN_WEIGHTS = Problem(
     "failed",
 )
 """The end of a request whose next token has no distribution."""
+BROKEN_ADAPTER = Problem(
+    "broken_weights",
+    "The logits are no numbers: this adapter, or the weights below it, overflow or are broken.",
+    "failed",
+    field="lora",
+)
+"""The same of a request with an adapter."""
+
+
+def of_adapter(problem: Problem) -> Problem:
+    """What the problem of a row is if its request has an adapter."""
+    return BROKEN_ADAPTER if problem is BROKEN_WEIGHTS else problem
 
 
 def cannot_sample(why: str) -> Problem:

@@ -1,5 +1,7 @@
 """Adapters in the real SGLang: rollouts with any of them are those of the merged model."""
 
+import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +16,7 @@ import rolloutbus
 from bus.messages.control import ServerFacts
 from bus.messages.engine import Adapters
 from engine_worker.engine import Float32s
-from rolloutbus import RolloutClient, WeightPublisher
+from rolloutbus import Rollout, RolloutClient, WeightPublisher
 from rolloutbus.errors import EngineFailed, Refused, RequestError
 from tests.integration import lora_steps
 from tests.integration.drills import Streamed
@@ -86,6 +88,27 @@ async def test_rollouts_with_each_adapter_and_without_run_in_one_batch(
         "some": random_lora(model, 2, rank=MAX_RANK, targets=["k_proj", "up_proj"], scale=SCALE),
     }
     await lora_steps.adapters_run_side_by_side(client, model, adapters, N_EACH)
+
+
+async def test_an_adapter_that_overflows_ends_its_own_rollouts(
+    client: RolloutClient,
+    model: Any,  # noqa: ANN401
+) -> None:
+    sound = random_lora(model, 51, scale=SCALE)
+    huge = {name: each * 1e30 for name, each in sound.tensors.items()}
+    await publish(client, "huge", dataclasses.replace(sound, tensors=huge))
+
+    asked = [
+        client.generate(PROMPT, SAMPLING, lora=name, deadline_s=DEADLINE_S)
+        for name in ["huge", ""] * N_EACH
+    ]
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+
+    for broken, plain in zip(ended[::2], ended[1::2], strict=True):
+        assert isinstance(broken, EngineFailed)
+        assert (broken.code, broken.field) == ("broken_weights", "lora")
+        assert isinstance(plain, Rollout)
+    assert (await client.status()).troubled == {}
 
 
 async def test_a_new_version_serves_new_rollouts_and_leaves_the_others_alone(

@@ -15,7 +15,7 @@ from bus.messages.array import Array
 from bus.messages.endings import Problem, bad_request
 from bus.messages.generation import FinishReason
 from engine_worker.engine import Float32s, Int32s, Step, StepSink, Work
-from engine_worker.engines.row_rules import BROKEN_WEIGHTS, cannot_sample
+from engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS, cannot_sample
 from engine_worker.engines.sglang.death import is_out_of_memory
 from engine_worker.engines.sglang.requests import engine_rid
 from engine_worker.engines.sglang.tap_wire import Finish, Rows
@@ -205,7 +205,7 @@ def problem_of(message: str, status: int) -> Problem:
     if status == HTTPStatus.UNPROCESSABLE_ENTITY:
         return cannot_sample(text)
     if status == HTTPStatus.FAILED_DEPENDENCY:
-        return BROKEN_WEIGHTS
+        return BROKEN_ADAPTER if text == BROKEN_ADAPTER.message else BROKEN_WEIGHTS
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return Problem("result_too_large", text, "failed", field="want")
     code = "out_of_memory" if is_out_of_memory(text) else "engine_failed"

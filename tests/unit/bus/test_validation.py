@@ -82,7 +82,8 @@ def test_sampling_within_its_limits_passes(values: dict[str, Any]) -> None:
             )
             for value in (math.nan, math.inf, -math.inf)
         ],
-        ("temperature", -0.1, "from 0 (greedy) to 100"),
+        ("temperature", -0.1, "0 (greedy), or from 1e-06 to 100"),
+        ("temperature", 1e-7, "0 (greedy), or from 1e-06 to 100"),
         ("temperature", 100.5, "100"),
         ("top_p", 0.0, "above 0"),
         ("top_p", -0.5, "above 0"),
@@ -90,9 +91,10 @@ def test_sampling_within_its_limits_passes(values: dict[str, Any]) -> None:
         ("top_k", -1, "at least 0"),
         ("min_p", -0.01, "from 0 to 1"),
         ("min_p", 1.5, "from 0 to 1"),
-        ("repetition_penalty", 0.0, "above 0"),
-        ("repetition_penalty", -1.0, "above 0"),
-        ("repetition_penalty", 10.5, "at most 10"),
+        ("repetition_penalty", 0.0, "from 0.01 to 10"),
+        ("repetition_penalty", 1e-30, "from 0.01 to 10"),
+        ("repetition_penalty", -1.0, "from 0.01 to 10"),
+        ("repetition_penalty", 10.5, "from 0.01 to 10"),
         ("frequency_penalty", 2.1, "from -2 to 2"),
         ("presence_penalty", -2.1, "from -2 to 2"),
         ("max_new_tokens", 0, "at least 1"),

@@ -143,6 +143,14 @@ def test_failures_of_broken_weights_end_with_them() -> None:
     assert len(worker.take("generate")) == 2
 
 
+def test_a_broken_adapter_is_no_fault_of_the_worker() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    for _ in range(20):
+        _fail(client, worker, Problem("broken_weights", "no", "failed", field="lora"))
+    assert _state(bus) == "ready"
+
+
 def test_other_weights_excuse_no_other_failure() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine_worker.engines.row_rules import BROKEN_WEIGHTS
+from engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
 from engine_worker.engines.sglang import upstream
 from engine_worker.engines.sglang.inside.broken_rows import draw_one, drawable, end_broken
+from engine_worker.engines.sglang.live import problem_of
 
 N_ROWS, VOCAB_SIZE = 64, 500
 NAN = float("nan")
@@ -57,8 +58,8 @@ def test_a_broken_row_harms_no_other_one(probs: torch.Tensor, seed: int) -> None
     assert torch.equal(mended[4:], probs[4:])
 
 
-def request(to_finish: object = None, n_chunks: int = 0) -> Any:  # noqa: ANN401 - one of SGLang's
-    return SimpleNamespace(to_finish=to_finish, inflight_middle_chunks=n_chunks)
+def request(to_finish: object = None, n_chunks: int = 0, lora_id: str | None = None) -> Any:  # noqa: ANN401 - one of SGLang's
+    return SimpleNamespace(to_finish=to_finish, inflight_middle_chunks=n_chunks, lora_id=lora_id)
 
 
 def result(*logprobs: float) -> Any:  # noqa: ANN401 - one of SGLang's
@@ -71,11 +72,12 @@ def test_only_requests_of_broken_rows_end(monkeypatch: pytest.MonkeyPatch) -> No
         return message, status
 
     monkeypatch.setattr(upstream, "abort_reason", reason)
-    requests = [request(), request(), request(to_finish="other"), request(n_chunks=1)]
-    end_broken(SimpleNamespace(reqs=requests), result(-1.0, NAN, NAN, NAN))
-    sound, broken, ending, chunked = (each.to_finish for each in requests)
-    assert (sound, ending, chunked) == (None, "other", None)
-    assert broken == (BROKEN_WEIGHTS.message, 424)
+    others = [request(), request(to_finish="other"), request(n_chunks=1)]
+    broken = [request(), request(lora_id="7")]
+    end_broken(SimpleNamespace(reqs=[*others, *broken]), result(-1.0, NAN, NAN, NAN, NAN))
+    assert [each.to_finish for each in others] == [None, "other", None]
+    told = [problem_of(*each.to_finish) for each in broken]
+    assert told == [BROKEN_WEIGHTS, BROKEN_ADAPTER]
 
 
 def test_a_step_that_tells_no_logprobs_is_left_alone() -> None:

@@ -46,6 +46,22 @@ def test_rows_with_different_adapters_run_in_one_batch(
         check_fresh(log, each, truth)
 
 
+def test_an_adapter_that_overflows_ends_its_own_requests(build: Build, log: StepLog) -> None:
+    huge = dataclasses.replace(A, tensors={name: each * 1e30 for name, each in A.tensors.items()})
+    engine = build()
+    engine.load_lora("a", 1, huge.in_memory())
+    works = [with_lora(lora, f"{lora}{i}") for i in range(2) for lora in ("a", "")]
+
+    engine.generate(works)
+    log.wait_finished("0", "1")
+
+    told = {step.keys[row][0]: each for step in log.steps for row, each in step.problems}
+    assert told.keys() == {"a0", "a1"}
+    assert {(each.code, each.field) for each in told.values()} == {("broken_weights", "lora")}
+    for each in works[1::2]:
+        check_fresh(log, each, MODEL)
+
+
 def test_an_adapter_comes_from_files_too(build: Build, log: StepLog, tmp_path: Path) -> None:
     engine = build()
     engine.load_lora("a", 7, A.save(tmp_path / "a"))
