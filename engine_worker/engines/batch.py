@@ -14,13 +14,14 @@ import torch
 
 from bus.ids import AttemptKey
 from bus.messages.array import Array
+from bus.messages.endings import Problem
 from bus.messages.generation import FinishReason
 from engine_worker.engine import Int32s, Step
 from engine_worker.engines.forward import PADDING, Forward
 from engine_worker.engines.kv_blocks import KvBlocks, block_keys
 from engine_worker.engines.lora_layers import Rows
 from engine_worker.engines.request import Request
-from engine_worker.engines.row_rules import of_adapter
+from engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
 from engine_worker.engines.sampler import Draw, Sampler, Slots
 from engine_worker.engines.wanted import Wanted
 
@@ -151,9 +152,9 @@ class Batch:
             return Step((), (), np.empty(0, np.int32), empty, self._version)
         self._last[_slots(rows)] = draw.tokens
         problems = [
-            (request.key, problem if request.adapter is None else of_adapter(problem))
-            for request, problem in ((rows[i].request, each) for i, each in draw.failed.items())
-            if request.key not in dropped
+            (rows[i].request.key, _told(problem, rows[i].request))
+            for i, problem in draw.failed.items()
+            if rows[i].request.key not in dropped
         ]
         if dropped or problems:
             gone = {*dropped, *(key for key, _ in problems)}
@@ -297,6 +298,12 @@ class Batch:
 
 def _slots(rows: list[_Row]) -> Slots:
     return np.array([row.slot for row in rows], np.int64)
+
+
+def _told(problem: Problem, request: Request) -> Problem:
+    """What a request is told of its row: the sampler knows of no adapters."""
+    is_broken = problem is BROKEN_WEIGHTS and request.adapter is not None
+    return BROKEN_ADAPTER if is_broken else problem
 
 
 def _adapters(rows: list[_Row]) -> Rows:

@@ -116,11 +116,6 @@ BROKEN_ADAPTER = Problem(
 """The same of a request with an adapter."""
 
 
-def of_adapter(problem: Problem) -> Problem:
-    """What the problem of a row is if its request has an adapter."""
-    return BROKEN_ADAPTER if problem is BROKEN_WEIGHTS else problem
-
-
 def cannot_sample(why: str) -> Problem:
     """The end of a request whose rules went wrong."""
     return Problem("bad_request", f"Nothing can be sampled: {why}.", "failed", field="processors")

@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import torch
 
-from engine_worker.engines.row_rules import BROKEN_WEIGHTS, of_adapter
+from engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
 from engine_worker.engines.sglang import upstream
 from engine_worker.engines.sglang.upstream_types import SglangObject
 
@@ -51,5 +51,5 @@ def end_broken(batch: SglangObject, result: SglangObject) -> None:
         request = batch.reqs[row]
         # What a part of a prompt is followed by is drawn and thrown away.
         if request.to_finish is None and not request.inflight_middle_chunks:
-            problem = BROKEN_WEIGHTS if request.lora_id is None else of_adapter(BROKEN_WEIGHTS)
+            problem = BROKEN_WEIGHTS if request.lora_id is None else BROKEN_ADAPTER
             request.to_finish = upstream.abort_reason(problem.message, HTTPStatus.FAILED_DEPENDENCY)
