@@ -3,7 +3,7 @@
 Spec: docs/protocol.md, "Limits".
 """
 
-from bus.entry import Entry
+from bus.entry import Entry, Placement
 from bus.messages.endings import Problem
 from bus.validation import MAX_COST, MAX_PRIORITY, check_placement, check_rid
 from bus.versions import VersionRule, parse_versions
@@ -21,6 +21,8 @@ class Admission:
         self._passed: set[tuple[str, str, str, str]] = set()
         """(policy, versions, session, group) of placements that were found good: clients send
         the same ones for ever, and their patterns cost more than all else in a dispatch."""
+        self._last: Placement | None = None
+        """The last one that passed: the samples of one prompt come one after the other."""
         self._rules: dict[str, VersionRule] = {}
 
     def problem_of(self, client: ClientRecord, entry: Entry) -> Problem | None:
@@ -35,19 +37,24 @@ class Admission:
             return Problem("bad_request", message, "not_started", "route")
         if client.match_rid(entry.rid) is None:
             return check_rid(entry.rid, client=client.name)
+        return None if place == self._last else self._problem_with(place)
+
+    def _problem_with(self, place: Placement) -> Problem | None:
         key = (place.policy, place.versions, place.session, place.group)
-        if (
+        is_known = (
             key in self._passed
             and 0 <= place.cost <= MAX_COST
             and -MAX_PRIORITY <= place.priority <= MAX_PRIORITY
-        ):
-            return None
-        problem = check_placement(place)
-        if problem is None:
+        )
+        if not is_known:
+            problem = check_placement(place)
+            if problem is not None:
+                return problem
             if len(self._passed) >= REMEMBERED:
                 self._passed.clear()
             self._passed.add(key)
-        return problem
+        self._last = place
+        return None
 
     def rule(self, text: str) -> VersionRule | None:
         """The rule of a text that passed; None for `any`, which needs no test."""

@@ -18,6 +18,7 @@ from bus.messages.control import FleetStatus
 from bus.messages.delivery import Accepted, Ack
 from bus.messages.membership import Hello
 from bus.security.principals import Principal
+from router.admission import Admission
 from router.authority import Authority
 from router.catch_ups import CatchUps
 from router.clients import ClientRecord
@@ -27,11 +28,12 @@ from router.desk import Desk
 from router.dispatch import Dispatcher
 from router.door import Door
 from router.executions import Executions
+from router.express import Express
+from router.expulsion import Expulsion
 from router.fleet import Fleet, is_share
 from router.health import Health, told_reason
 from router.members import MemberRecord
 from router.membership import Membership
-from router.offences import Offences
 from router.outgoing import Effect
 from router.over import Over
 from router.placement import Placer
@@ -73,6 +75,10 @@ TO_MEMBERS = (
 Handlers = dict[str, Callable[[Any, Entry, float], None]]
 """kind -> what to do with (the sender's record, entry, now): one for clients, one for members."""
 
+Runs = dict[str, Callable[[Any, list[Entry], int, float], int]]
+"""kind -> what takes as many such entries as it can: (the sender's record, entries, index of the
+first, now) -> index of the first that is left."""
+
 
 class RouterCore:
     """The whole router without its sockets."""
@@ -84,7 +90,11 @@ class RouterCore:
         self._health = Health(self.context, self.table)
         self._sessions = Sessions(self.context, self.table, chance)
         door = Door(self.context, self.table, chance)
-        self._dispatcher = Dispatcher(self.context, self.table, self._health, self._sessions, door)
+        admission = Admission()
+        self._dispatcher = Dispatcher(
+            self.context, self.table, admission, self._health, self._sessions, door
+        )
+        express = Express(self.context, self.table, admission, self._health, self._sessions)
         self._over = Over(self.context, self.table)
         self._executions = Executions(self.context, self.table, self._health, self._over)
         self._fleet = Fleet(self.context, self._health.worker_failed)
@@ -101,31 +111,41 @@ class RouterCore:
             self._publications,
             self._sessions,
         )
-        self._offences = Offences()
-        self._authority = Authority(self.context, self._expel)
+        self._expulsion = Expulsion(self.context, self._membership, self._client_goodbye)
+        self._offences = self._expulsion.offences
+        self._authority = Authority(self.context, self._expulsion.expel)
         self._undelivered = Undelivered(self.context, self.table)
         self._recovered_at: float | None = None
         self._from_client = self._client_handlers()
         self._from_member = self._member_handlers()
-        self._from_nobody: Handlers = {}
+        self._runs_from_client: Runs = {"generate": express.submitted}
+        self._runs_from_member: Runs = {"finished": express.finished}
 
     def receive(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
         """Handle one batch from one connection."""
         if self._offences.shunned and self._offences.is_shunned(peer, now):
             self.context.count("shunned", len(entries))
             return [Forget(peer)]
-        sender, handlers = self._sender(peer)
-        for entry in entries:
+        sender, handlers, runs = self._sender(peer)
+        at, n_entries = 0, len(entries)
+        while at < n_entries:
+            take_run = runs.get(entries[at].kind)
+            if take_run is not None:
+                at = take_run(sender, entries, at, now)
+                if at == n_entries:
+                    break
+            entry = entries[at]
+            at += 1
             handle = handlers.get(entry.kind)
             try:
                 if handle is not None:
                     handle(sender, entry, now)
                 else:  # whatever may change who the sender is
                     self._receive_other(peer, entry, now)
-                    sender, handlers = self._sender(peer)
+                    sender, handlers, runs = self._sender(peer)
             except RemoteProtocolError as error:
                 self._answer_malformed(peer, entry, str(error))
-                if self._offended(peer, now):
+                if self._expulsion.offended(peer, now):
                     break
         self._dispatcher.dispatch_waiting(now)
         return self.context.out.take()
@@ -140,7 +160,7 @@ class RouterCore:
         """The keys of these connections have lost their rights, or (`unknown-peer`) have others."""
         for peer in peers:
             self.context.count("revoked")
-            self._expel(peer, code, "the rights of this key have changed", now)
+            self._expulsion.expel(peer, code, "the rights of this key have changed", now)
         return self.context.out.take()
 
     def undelivered(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
@@ -154,7 +174,7 @@ class RouterCore:
     def malformed(self, peer: Peer, now: float) -> list[Effect]:
         """A message of this connection could not even be decoded."""
         if not self._offences.is_shunned(peer, now):
-            self._offended(peer, now)
+            self._expulsion.offended(peer, now)
         return self.context.out.take()
 
     def tick(self, now: float) -> list[Effect]:
@@ -212,15 +232,17 @@ class RouterCore:
         handlers.update(dict.fromkeys(ENDINGS, self._ended))
         return handlers
 
-    def _sender(self, peer: Peer) -> tuple[ClientRecord | MemberRecord | None, Handlers]:
+    def _sender(self, peer: Peer) -> tuple[ClientRecord | MemberRecord | None, Handlers, Runs]:
         client = self.context.clients.at(peer)
         if client is not None:
-            return client, self._from_client
+            return client, self._from_client, self._runs_from_client
         member = self.context.members.at(peer)
-        return (member, self._from_member) if member is not None else (None, self._from_nobody)
+        if member is not None:
+            return member, self._from_member, self._runs_from_member
+        return None, {}, {}
 
     def _receive_other(self, peer: Peer, entry: Entry, now: float) -> None:
-        sender, _ = self._sender(peer)
+        sender, _, _ = self._sender(peer)
         if entry.kind == "hello":
             hello = cast("Hello", unpack(entry))
             former = self.context.clients.named(hello.name)
@@ -255,25 +277,6 @@ class RouterCore:
             code = "unknown_message" if why.startswith("unknown message") else "bad_request"
             field = _field_in(why)
             self.context.refuse(client.name, entry.rid, refusal(code, why[:300], field))
-
-    def _offended(self, peer: Peer, now: float) -> bool:
-        """Count it; a connection that repeats is dismissed with all it has. True if it was."""
-        self.context.count("malformed")
-        if not self._offences.add(peer, now):
-            return False
-        self.context.count("offenders_dismissed")
-        self._expel(peer, "protocol", "too many malformed messages; see the protocol", now)
-        return True
-
-    def _expel(self, peer: Peer, code: str, why: str, now: float) -> None:
-        """End a connection, and what it held here."""
-        member = self.context.members.at(peer)
-        client = self.context.clients.at(peer)
-        self._membership.dismiss(peer, code, why)
-        if client is not None:
-            self._client_goodbye(client)
-        elif member is not None:
-            self._membership.expel(member, why, now)
 
     def _on_beat(self, worker: MemberRecord, has_changed: bool, now: float) -> None:  # noqa: FBT001 - the signature of OnBeat
         context = self.context

@@ -22,6 +22,13 @@ class Outgoing:
         else:
             queue.entries.append(entry)
 
+    def queue(self, peer: Peer) -> list[Entry]:
+        """What is sent to a peer with the next `take`, to be appended to."""
+        queue = self._queues.get(peer)
+        if queue is None:
+            queue = self._queues[peer] = SendAll(peer, [])
+        return queue.entries
+
     def forget(self, peer: Peer) -> None:
         """Tell the shell that nothing more will be sent to this connection."""
         self._forgotten.append(peer)

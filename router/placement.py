@@ -7,6 +7,7 @@ in one list per policy, so a choice costs the same with 8 workers and with 1,000
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from bus.backoff import Chance
@@ -163,6 +164,15 @@ class Placer:
         self.n_moved += before is not None and before != worker
         self.sessions.put(session, worker)
 
+    def chooser(
+        self, place: Placement, rule: VersionRule | None, committed: int
+    ) -> Callable[[], MemberRecord | None]:
+        """`choose` for a run of such requests; good until a worker joins, changes or is lost."""
+        free = self._free.get(place.policy)
+        if free is None or rule is not None or place.session or place.group or place.marks:
+            return partial(self.choose, place, rule, committed)
+        return partial(free.choose, self._chance, None, 0)
+
     def choose(
         self, place: Placement, rule: VersionRule | None, committed: int
     ) -> MemberRecord | None:
@@ -211,3 +221,15 @@ class Placer:
             self.stick(place.session, worker)
         if place.group:
             self.groups.put(place.group, worker)
+
+
+def made_concrete(place: Placement, rule: VersionRule, committed: int) -> Placement:
+    """What the worker checks: a rule that needs no ledger."""
+    return Placement(
+        place.policy,
+        rule.concrete(committed),
+        place.session,
+        place.group,
+        place.cost,
+        outlives_client=place.outlives_client,
+    )

@@ -19,26 +19,29 @@ class RequestTable:
 
     def __init__(self, context: Context, placer: Placer) -> None:
         self._context = context
-        self._requests: dict[str, Request] = {}
-        self.get: Callable[[str], Request | None] = self._requests.get
-        """The request with this rid; the dict's own method, asked three times per request."""
+        self.by_rid: dict[str, Request] = {}
+        self.get: Callable[[str], Request | None] = self.by_rid.get
+        """The request with this rid."""
+        self.n_arrived = 0
+        """Requests that came from clients; what each is ordered by."""
         self.placer = placer
         settings = context.settings
         bounds = Bounds(settings.queue_limit, settings.queue_bytes, settings.client_weights)
         self.waiting = WaitingRoom(bounds)
+        self.resend_first_s = settings.leases.resend_first_s
         self.sent: dict[str, Request] = {}
         """Placed and not yet confirmed, oldest first."""
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.by_rid)
 
     def __iter__(self) -> Iterator[Request]:
         """In order of arrival; a copy, so that requests may be forgotten meanwhile."""
-        return iter(list(self._requests.values()))
+        return iter(list(self.by_rid.values()))
 
     def add(self, request: Request) -> None:
         """A new request."""
-        self._requests[request.rid] = request
+        self.by_rid[request.rid] = request
         if request.place.outlives_client:
             self._context.detached.add(request)
 
@@ -46,12 +49,23 @@ class RequestTable:
         """The request leaves the table."""
         self.waiting.remove(request)
         self.sent.pop(request.rid, None)
-        self._requests.pop(request.rid, None)
+        self.by_rid.pop(request.rid, None)
         if request.place.outlives_client:
             self._context.detached.remove(request)
         if request.session is not None:
             request.session.ended(request.rid)
         self.placer.has_changed = True  # who waited behind it is first now
+
+    def dispatched(
+        self, request: Request, worker: MemberRecord, attempt: Attempt, now: float
+    ) -> None:
+        """The request goes to this worker; its attempt begins."""
+        request.attempt = attempt
+        request.worker = worker.name
+        request.n_sent = 1
+        request.sent_at, request.resend_at = now, now + self.resend_first_s
+        self.sent[request.rid] = request
+        self.load(request, worker)
 
     def load(self, request: Request, worker: MemberRecord) -> None:
         """The worker carries this request from now on."""
@@ -82,12 +96,18 @@ class RequestTable:
                 request.session.ended(request.rid)
         request.advance("ended")
 
-    def acknowledge(self, request: Request) -> None:
-        """The client has the ending: the request leaves the table."""
-        request.advance("acked")
-        del self._requests[request.rid]
-        if request.place.outlives_client:
-            self._context.detached.collected(request)
+    def acknowledged(self, items: AttemptList) -> None:
+        """Clients have these endings: their requests leave the table."""
+        by_rid, detached = self.by_rid, self._context.detached
+        for rid, attempt in items:
+            request = by_rid.get(rid)
+            if request is None:  # perhaps a detached one, kept by a worker that is away
+                detached.acked(rid, attempt)
+            elif request.attempt == attempt and request.state == "ended":
+                request.advance("acked")
+                del by_rid[rid]
+                if request.place.outlives_client:
+                    detached.collected(request)
 
     def confirm(self, request: Request) -> None:
         """The worker has begun: the router needs the body no more."""

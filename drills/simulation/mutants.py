@@ -167,7 +167,7 @@ def with_lease_from_receipt(process: Process) -> None:
 def without_router_resend(process: Process) -> None:
     """A router sends each command once."""
     if isinstance(process, RouterNode):
-        process.core._dispatcher._resend_first_s = NEVER
+        process.core.table.resend_first_s = NEVER
         fleet = process.core._fleet
         send_first = fleet._send_first
 
