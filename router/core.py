@@ -127,14 +127,15 @@ class RouterCore:
             self.context.count("shunned", len(entries))
             return [Forget(peer)]
         sender, handlers, runs = self._sender(peer)
-        at, n_entries = 0, len(entries)
-        while at < n_entries:
-            take_run = runs.get(entries[at].kind)
-            if take_run is not None:
-                at = take_run(sender, entries, at, now)
-                if at == n_entries:
-                    break
+        at, last = 0, len(entries) - 1
+        while at <= last:
             entry = entries[at]
+            kind = entry.kind
+            if kind in runs and at < last and entries[at + 1].kind == kind:  # one is no run
+                at = runs[kind](sender, entries, at, now)
+                if at > last:
+                    break
+                entry = entries[at]
             at += 1
             handle = handlers.get(entry.kind)
             try:

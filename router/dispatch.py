@@ -186,8 +186,7 @@ class Dispatcher:
         rule = None if place.versions == "any" else self._admission.rule(place.versions)
         request = Request(entry.rid, client.name, place, state, rule, entry.body)
         request.deadline_at = now + entry.deadline_ms / 1000
-        self._table.n_arrived += 1
-        request.order = self._table.n_arrived
+        self._table.n_arrived = request.order = self._table.n_arrived + 1
         return request
 
     def _place_first(self, key: LaneKey, now: float) -> bool:

@@ -66,8 +66,7 @@ class Express:
             attempt = context.next_attempt()
             request = Request(rid, name, place, "sent", rule, body)
             request.deadline_at = now + deadline_ms / 1000
-            table.n_arrived += 1
-            request.order = table.n_arrived
+            table.n_arrived = request.order = table.n_arrived + 1
             known[rid] = request
             table.dispatched(request, worker, attempt, now)
             out = Entry("generate", rid, attempt, worker.epoch, name, deadline_ms, told, body)
