@@ -64,7 +64,7 @@ class Express:
             if worker is None:
                 return at
             attempt = context.next_attempt()
-            request = Request(rid, name, place, "sent", rule, body)
+            request = Request(rid, name, place, "sent", rule, body)  # it never waited
             request.deadline_at = now + deadline_ms / 1000
             table.n_arrived = request.order = table.n_arrived + 1
             known[rid] = request
