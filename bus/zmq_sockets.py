@@ -288,8 +288,6 @@ class TickOutbox:
     def flush(self) -> None:
         """Send what waits, now."""
         self._is_scheduled = False
-        if not self._queues:
-            return
         queues, self._queues = self._queues, {}
         for destination, entries in queues.items():
             n_sent = self._send_all(destination, entries)

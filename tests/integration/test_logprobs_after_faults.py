@@ -20,7 +20,7 @@ from rolloutbus import FleetStatus, RolloutClient, Sampling, WeightPublisher, co
 from tests.integration.conftest import MAX_CONTEXT
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when
 from tests.integration.reference import Reference
-from trainer_adapter.transfer import WeightTransferHandle
+from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
 
 pytestmark = [
     pytest.mark.integration,
@@ -52,6 +52,12 @@ class LocalTrainer:
             in_flight=order.in_flight,
             deadline_s=DEADLINE_S,
         )
+
+    @property
+    def progress(self) -> TransferProgress:
+        """Of what was published last."""
+        assert self._handle is not None
+        return self._handle.progress
 
     async def reached(self, is_so: Callable[[Told], bool], timeout_s: float) -> bool:
         del timeout_s  # the publication has its own deadline
@@ -120,7 +126,8 @@ async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
         await streamed.reached(N_TOKENS)
     try:
         order = Order(float(seed % 1000), transport, in_flight="retract")
-        assert await gates.bring_to(case, trainer, order), "the update was over too soon"
+        is_there = await gates.bring_to(case, trainer, order)
+        assert is_there, f"the update was over too soon: {trainer.progress}"
         struck = [streamed for streamed in streams if streamed.worker == victim]
         fleet.kill_engine_host(victim)
     finally:

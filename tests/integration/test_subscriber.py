@@ -210,6 +210,7 @@ async def test_a_rollout_that_outlives_its_worker_is_told_to_its_end(
             streams = [Streamed(client, [4, i], fake_sampling(100)) for i in range(6)]
             for streamed in streams:
                 await seen.until(lambda s=streamed: len(seen.tokens(s.rid)) == 50)
+                await streamed.reached(50)  # the client hears for itself
             fleet.kill(streams[0].worker)
             await seen.until(lambda: bool(seen.of(WorkerLeft)))
         for streamed in streams:
