@@ -238,7 +238,7 @@ class Dispatcher:
         return True
 
     def _send(self, request: Request, worker: MemberRecord, now: float) -> None:
-        left_ms = int((request.deadline_at - now) * 1000)
+        left_ms = round((request.deadline_at - now) * 1000)
         place = request.place
         rule = request.rule
         if rule is not None:
