@@ -16,8 +16,8 @@ from bus.ids import Peer
 from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, TopicBatchHandler
 from bus.testing import VirtualTime
 
-BREAK_AFTER_S = 3.5
-"""A link that carries nothing is found out after this long, as by transport heartbeats."""
+BREAK_AFTER_S = 10.0
+"""A link that carries nothing is found out after this long, as by the system's keep-alive."""
 LOST = -1.0
 """Instead of a delay: the message is dropped and its link stays, as at a full queue."""
 
@@ -170,7 +170,7 @@ class _Way:
             return
         delay_s = self._delay_s(self._source, self._target)
         if delay_s is None:
-            self.is_mute = True  # until the transport's own heartbeats notice
+            self.is_mute = True  # until the system notices
             self._later(BREAK_AFTER_S, self.break_)
         elif delay_s != LOST:
             frame = encode_batch(entries)

@@ -37,6 +37,10 @@ class LineProcess:
         self.tell(do, **order)
         return await self.hear()
 
+    async def ended(self) -> None:
+        """Wait until it has."""
+        await self._process.wait()
+
     async def kill(self) -> None:
         """At once, if it has not ended."""
         if self._process.returncode is None:

@@ -110,7 +110,9 @@ class Tail:
     async def read(self) -> None:
         """Read one line."""
         while b"\n" not in self._left:
-            self._left += await self._lines.read(64 * KIB)
+            more = await self._lines.read(64 * KIB)
+            assert more, "the tail ended"
+            self._left += more
         line, _, self._left = self._left.partition(b"\n")
         event = json.loads(line)
         self.events.append(event)
@@ -147,7 +149,8 @@ async def tail(address: str) -> AsyncGenerator[Tail]:
     try:
         yield Tail(process)
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
 
 

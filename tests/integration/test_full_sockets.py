@@ -1,0 +1,63 @@
+"""A process that hangs while its socket is full outlives whoever filled it.
+
+libzmq aborts such a process if a ping of its own is due on the broken connection.
+"""
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from bus.zmq_sockets import bind_local, new_socket
+from tests.integration.drills import DEADLINE_S
+from tests.line_process import line_processes
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+KINDS = {"SUB": (zmq.XPUB, zmq.XPUB_NODROP), "DEALER": (zmq.ROUTER, zmq.ROUTER_MANDATORY)}
+"""Who reads -> who writes, and how that one is told that a reader has no room."""
+HELD_MESSAGES = 1_000
+"""Those that have room at the reader's end of a connection."""
+PINGS_DUE_S = 2.0
+"""By then a socket with the pings that are usual would have sent one."""
+
+
+@contextmanager
+def writer(reads: str, endpoint: str) -> Generator[zmq.Socket[bytes]]:
+    kind, tells = KINDS[reads]
+    with new_socket(kind) as socket:
+        socket.setsockopt(tells, 1)
+        bind_local(socket, endpoint)
+        yield socket
+
+
+def fill(socket: zmq.Socket[bytes]) -> int:
+    """Write to the one who is there until it has no room; returns how many messages."""
+    assert socket.poll(int(1000 * DEADLINE_S))
+    *to, _ = socket.recv_multipart()
+    n_sent = 0
+    while True:
+        try:
+            socket.send_multipart([*to, b"%d" % n_sent], zmq.NOBLOCK)
+        except zmq.Again:
+            return n_sent
+        n_sent += 1
+
+
+@pytest.mark.parametrize("reads", KINDS)
+async def test_a_process_that_reads_nothing_outlives_who_filled_its_socket(
+    tmp_path: Path, reads: str
+) -> None:
+    endpoint = f"ipc://{tmp_path}/p"
+    with writer(reads, endpoint) as socket:
+        async with line_processes([("tests.integration.hung_reader", reads, endpoint)]) as (hung,):
+            assert fill(socket) >= HELD_MESSAGES
+            socket.close()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(PINGS_DUE_S):
+                    await hung.ended()
+            for n in range(HELD_MESSAGES):
+                assert await hung.ask("read") == {"message": str(n)}
