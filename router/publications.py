@@ -62,6 +62,7 @@ class Publications:
             context.to_client(client, answered[1])
             return
         if entry.rid in self._open:
+            self._tell(self._open[entry.rid])  # what it was told may be lost
             return
         problem = self._problem_of(body)
         if problem is not None:
@@ -136,15 +137,22 @@ class Publications:
 
     def _begin(self, publication: _Publication, now: float) -> None:
         def progressed(update: Update) -> None:
-            entry = Entry("update_progress", publication.rid, body=pack(update.progress))
-            self._context.to_client(publication.client, entry)
+            publication.update = update
+            self._tell(publication)
 
         def ended(update: Update, at: float) -> None:
             self._ended(publication, update, at)
 
         watcher = Watcher(progressed, ended)
         deadline_at = publication.deadline_at
-        publication.update = self._updates.start(publication.body, deadline_at, watcher, now)
+        self._updates.start(publication.body, deadline_at, watcher, now)
+
+    def _tell(self, publication: _Publication) -> None:
+        """How far it has come."""
+        if publication.update is not None:
+            body = pack(publication.update.progress)
+            entry = Entry("update_progress", publication.rid, body=body)
+            self._context.to_client(publication.client, entry)
 
     def _missing(self, body: PublishVersion) -> Problem | None:
         """What an update cannot do without."""

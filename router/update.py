@@ -108,6 +108,7 @@ class Update:
             len(self.targets),
             n_prepared=len(self.prepared),
             n_active=len(self.stalls_ms),
+            update=self.name,
         )
 
     def status(self, now: float) -> UpdateStatus:

@@ -132,8 +132,8 @@ class Publication:
         self._deadline_at = time.monotonic() + options.get("deadline_s", UPDATE_DEADLINE_S)
         self._command = publish_command(policy.name, 0, options)
         self._rid = ""
-        self._has_begun = False
-        """The router has told workers to prepare."""
+        self._update = ""
+        """The router's name for its try."""
         self._offerings: list[Offering] = []
         self._offers: list[Offer] = []
         self.version = 0
@@ -257,11 +257,10 @@ class Publication:
 
     def _routed(self, progress: UpdateProgress) -> None:
         """What the router reports; when it begins again, or another one does, groups are over."""
-        if progress.phase == "preparing" and not progress.n_prepared:
-            if self._has_begun:
-                for each in self._offerings:
-                    each.call_off()
-            self._has_begun = True
+        if self._update not in ("", progress.update):
+            for each in self._offerings:
+                each.call_off()
+        self._update = progress.update
         self._log.routed(progress)
 
     async def _ask_store(self, expected: type[ResultT], body: msgspec.Struct) -> ResultT:

@@ -163,6 +163,8 @@ class UpdateProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     n_targets: Natural
     n_prepared: Natural = 0
     n_active: Natural = 0
+    update: Short = ""
+    """Name of this try; another one: it began again."""
 
 
 class UpdateStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

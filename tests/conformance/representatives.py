@@ -132,7 +132,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "ack": delivery.Ack([(RID, ATTEMPT)], [RID]),
     "lost": delivery.Lost([(RID, ATTEMPT)], "w0", "lease_expired"),
     "fenced": delivery.Fenced([(RID, ATTEMPT)], "superseded"),
-    "update_progress": weights.UpdateProgress(VERSION, "committing", 4, 3, 1),
+    "update_progress": weights.UpdateProgress(VERSION, "committing", 4, 3, 1, "update-1"),
     "session_moved": session.SessionMoved("conv-1", "w0", "w1", "lost"),
     "deltas": stream.Deltas(
         rids=[RID, "trainer/8"],

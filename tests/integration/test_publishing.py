@@ -337,10 +337,10 @@ async def test_an_offer_is_called_off_when_the_workers_are_told_a_second_time(
         async with asyncio.timeout(DEADLINE_S):
             await desk.asked.wait()
         [tell] = desk.listeners
-        tell(UpdateProgress(1, "preparing", 2))
+        tell(UpdateProgress(1, "preparing", 2, update="update-1"))
+        tell(UpdateProgress(1, "preparing", 2, update="update-1"))
         assert "called off" not in window.steps
-        tell(UpdateProgress(1, "preparing", 2, n_prepared=1))
-        tell(UpdateProgress(1, "preparing", 2))
+        tell(UpdateProgress(1, "preparing", 2, n_prepared=1, update="update-2"))
         desk.decides.set()
         await handle
     assert window.steps == ["prepared", "serving", "called off", "stopped", "closed"]

@@ -34,6 +34,36 @@ def test_publisher_is_told_of_each_phase_and_each_worker_under_the_rid_of_its_co
     ]
 
 
+def test_publisher_that_asks_again_is_told_how_far_it_has_come() -> None:
+    bus = Bus()
+    store, workers, client = bus.store(), [bus.worker("w0"), bus.worker("w1")], bus.client()
+    rid = publish(client)
+    for worker in workers:
+        prepare(worker)
+    record(store)
+    commit(workers[0])
+    latest = progress(client)[-1]
+    assert (latest.phase, latest.n_active) == ("committing", 1)
+    publish(client, rid=rid)
+    assert progress(client) == [latest]
+
+
+def test_publisher_sees_that_its_update_began_again() -> None:
+    bus = Bus()
+    bus.store()
+    workers, client = [bus.worker("w0"), bus.worker("w1")], bus.client()
+    rid = publish(client, require="all")
+    prepare(workers[0])
+    [first] = {each.update for each in progress(client)}
+    workers[1].is_alive = False
+    bus.advance(4)
+    publish(client, rid=rid)
+    *_, again, repeated = progress(client)
+    assert (again.phase, again.n_prepared) == ("preparing", 0)
+    assert again.update != first
+    assert repeated == again
+
+
 def test_publisher_is_told_that_it_was_aborted() -> None:
     bus = Bus()
     bus.store()
