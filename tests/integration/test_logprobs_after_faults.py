@@ -1,5 +1,6 @@
 """A real model's logprobs are those of the version they name, also where a host died mid-commit."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -121,6 +122,7 @@ async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
     victim = WORKERS[1 - ahead]
     case = Case("host", "committing", transport, "staged", "retract", "any", ahead, False)  # noqa: FBT003
     trainer, gates = LocalTrainer(client, reference), Gates(fleet, links)
+    await status_when(client, _all_are_ready)
     streams = [Streamed(client, prompt, LONG) for prompt in PROMPTS]
     for streamed in streams:
         await streamed.reached(N_TOKENS)
@@ -142,8 +144,13 @@ async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
     assert struck, "nothing ran on the victim: the test tested nothing"
     assert all(len(rollout.versions) > 1 for rollout in rollouts)
     for prompt, rollout in zip(PROMPTS, rollouts, strict=True):
-        truth = reference.fresh(prompt, rollout, TEMPERATURE)
+        # In a thread: the members' links run in this loop.
+        truth = await asyncio.to_thread(reference.fresh, prompt, rollout, TEMPERATURE)
         assert np.abs(truth - rollout.logprobs).max() < TOLERANCE, rollout.versions
+
+
+def _all_are_ready(status: FleetStatus) -> bool:
+    return [each.state for each in status.workers] == ["ready"] * len(WORKERS)
 
 
 def _all_serve(status: FleetStatus, version: int) -> bool:
