@@ -31,7 +31,7 @@ _EVENTS = int(zmq.EVENTS)
 _READABLE = int(zmq.POLLIN)
 # Plain numbers, because `zmq.SNDMORE | zmq.DONTWAIT` on the enumerations takes as long as a send.
 GONE_MS = 10_000
-"""Without a sign of life from the system of a peer, or with no room for what we send it."""
+"""Without a sign of life from a peer's system, or with no room for what we send it."""
 SKIP_FRAMES = 512
 """Frames of an overlong message that are thrown away before other callbacks get a turn."""
 CURVE_BYTES = 64
@@ -51,11 +51,11 @@ def new_socket(
     socket.setsockopt(zmq.ZAP_DOMAIN, b"none")
     limit_frames(socket, MAX_BODY_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
-    _let_the_system_notice(socket)
+    _keep_alive(socket)
     return socket
 
 
-def _let_the_system_notice(socket: zmq.Socket[bytes]) -> None:
+def _keep_alive(socket: zmq.Socket[bytes]) -> None:
     """A host that is gone is the system's to notice; a process that does not work, that of beats.
 
     ZMTP's own pings stay off: see docs/decisions/0007-no-pings-of-the-transport.md.

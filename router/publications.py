@@ -61,8 +61,10 @@ class Publications:
         if answered is not None:
             context.to_client(client, answered[1])
             return
-        if entry.rid in self._open:
-            self._tell(self._open[entry.rid])  # what it was told may be lost
+        under_way = self._open.get(entry.rid)
+        if under_way is not None:
+            if under_way.update is not None:
+                self._tell(under_way, under_way.update)  # what it was told may be lost
             return
         problem = self._problem_of(body)
         if problem is not None:
@@ -137,22 +139,19 @@ class Publications:
 
     def _begin(self, publication: _Publication, now: float) -> None:
         def progressed(update: Update) -> None:
-            publication.update = update
-            self._tell(publication)
+            self._tell(publication, update)
 
         def ended(update: Update, at: float) -> None:
             self._ended(publication, update, at)
 
         watcher = Watcher(progressed, ended)
         deadline_at = publication.deadline_at
-        self._updates.start(publication.body, deadline_at, watcher, now)
+        publication.update = self._updates.start(publication.body, deadline_at, watcher, now)
 
-    def _tell(self, publication: _Publication) -> None:
+    def _tell(self, publication: _Publication, update: Update) -> None:
         """How far it has come."""
-        if publication.update is not None:
-            body = pack(publication.update.progress)
-            entry = Entry("update_progress", publication.rid, body=body)
-            self._context.to_client(publication.client, entry)
+        entry = Entry("update_progress", publication.rid, body=pack(update.progress))
+        self._context.to_client(publication.client, entry)
 
     def _missing(self, body: PublishVersion) -> Problem | None:
         """What an update cannot do without."""

@@ -50,12 +50,15 @@ class Updates:
         self._records = CommitRecord(context, fleet)
         self._n = 0
 
-    def start(self, body: PublishVersion, deadline_at: float, watcher: Watcher, now: float) -> None:
+    def start(
+        self, body: PublishVersion, deadline_at: float, watcher: Watcher, now: float
+    ) -> Update:
         """Bring a sealed version to every worker of its policy."""
         update = Update(self._name(), body, deadline_at, watcher, now)
         # By an earlier router: there is no way back, whatever workers say to this one.
         update.is_decided = is_recorded(self._context, body.policy, body.version)
         self._prepare(update, self._context.members.workers(body.policy), now)
+        return update
 
     def catch_up(self, worker: MemberRecord, version: int, timeout_s: float, now: float) -> None:
         """Bring one worker to a version that was committed before."""

@@ -101,6 +101,8 @@ class TransferLog:
             self._put(replace(self.latest, copied_bytes=n_bytes))
 
     def _put(self, progress: TransferProgress) -> None:
+        if progress == self.latest:
+            return  # a router tells it again to whoever asks again
         self.latest = progress
         self._changed.set()
         self._changed = asyncio.Event()

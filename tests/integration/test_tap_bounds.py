@@ -72,13 +72,13 @@ async def test_a_reader_that_does_not_read_cannot_fill_the_memory_of_a_router() 
         async with asyncio.timeout(DEADLINE_S):
             while not deaf.poll(0):  # it is there, and reads nothing from now on
                 port.offer(b"first", [])
-                await asyncio.sleep(PACE_S)
+                await asyncio.sleep(PACE_S)  # it takes a moment to subscribe
         n_taken = 0
         while port.offer(b"large %d" % n_taken, message(MIB)):
             n_taken += 1
             assert n_taken < MAX_MESSAGES
             assert port.waiting_bytes <= MAX_BYTES + MIB
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # what was sent is noticed in turns of the loop
         assert port.counters.dropped_out == 1
         assert port.offer(b"small", message(100))
         deaf.close()

@@ -1,0 +1,18 @@
+"""What whoever watches a version on its way is told."""
+
+import pytest
+
+from bus.messages.weights import UpdateProgress
+from trainer_adapter.transfer import TransferLog
+
+PROGRESS = UpdateProgress(1, "preparing", n_targets=2, n_prepared=1, update="update-1")
+
+
+async def test_progress_that_a_router_tells_again_is_no_change() -> None:
+    log = TransferLog()
+    changes = log.changes(lambda: True)
+    log.routed(PROGRESS)
+    assert (await anext(changes)).n_prepared == 1
+    log.routed(PROGRESS)
+    with pytest.raises(StopAsyncIteration):
+        await anext(changes)
