@@ -30,11 +30,6 @@ class Module:
         return ast.parse(self.text, str(self.path))
 
     @property
-    def n_lines(self) -> int:
-        """Lines, blank ones and comments included."""
-        return len(self.text.splitlines())
-
-    @property
     def package(self) -> str:
         """The top-level folder it is in."""
         return self.path.parts[0]
