@@ -26,7 +26,7 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Parsed when a test asks, so that a file with an error fails its own tests only."""
+        """Parsed when a test asks, once."""
         return ast.parse(self.text, str(self.path))
 
     @property
@@ -67,8 +67,13 @@ def _module(file: Path) -> Module:
     return Module(path, ".".join(parts))
 
 
-def imports_of(module: Module) -> Iterator[Import]:
+@cache
+def imports_of(module: Module) -> tuple[Import, ...]:
     """Every name that a module imports, wherever the statement stands."""
+    return tuple(_imports_of(module))
+
+
+def _imports_of(module: Module) -> Iterator[Import]:
     is_package = module.path.name == "__init__.py"
     in_functions = {
         id(statement)
