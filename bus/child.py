@@ -158,6 +158,8 @@ def how_it_ended(status: int) -> str:
             return "was replaced by another process of its name"
         case ActorExit.FORBIDDEN:
             return "has no rights with its key"
+        case ActorExit.REJECTED:
+            return "is a second router: another one holds its fleet"
         case ActorExit.ENGINE:
             return "gave its engine up"
         case _:

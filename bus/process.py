@@ -5,7 +5,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -22,6 +22,7 @@ EXPECTED_PEERS = 1000
 """Connections that every actor must be able to hold; more are taken while the system allows."""
 
 
+@unique
 class ActorExit(IntEnum):
     """Exit status of an actor's process."""
 
@@ -36,7 +37,7 @@ class ActorExit(IntEnum):
     """Its engine cannot be built, or crashed too often."""
     FORBIDDEN = 5
     """Its key does not, or no longer, allow what it is."""
-    REJECTED = 5
+    REJECTED = 6
     """It is a second router: another one holds the fleet."""
 
 

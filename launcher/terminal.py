@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -31,6 +31,7 @@ CONNECT_TIMEOUT_S = 3.0
 T = TypeVar("T")
 
 
+@unique
 class ExitStatus(IntEnum):
     """What a command leaves behind for scripts."""
 

@@ -4,6 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bus.child import how_it_ended
 from bus.errors import PeerLost, SettingsError
 from bus.process import ActorExit, announce_ready, read_ready, run_actor
 
@@ -63,3 +64,8 @@ def test_settings_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert run_actor("demo", Settings, _serve, arguments) == ActorExit.STOPPED
     ready: dict[str, Any] = msgspec.json.decode(capsys.readouterr().out)
     assert ready == {"ready": {"port": "7"}}
+
+
+def test_a_second_router_is_not_told_that_its_key_has_no_rights() -> None:
+    assert "another one holds its fleet" in how_it_ended(ActorExit.REJECTED)
+    assert "has no rights with its key" in how_it_ended(ActorExit.FORBIDDEN)
