@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import xxhash
 from msgspec import Raw
 
@@ -23,7 +24,38 @@ DETACH_ABOVE_BYTES = 16 * 1024
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_COMPLAINT_CHARS = 240
 
-_encode = msgspec.msgpack.Encoder().encode
+MAX_ARRAY_ITEMS = 1 << 20
+"""Of an array of numpy's that stands where a list belongs."""
+
+
+def _plain(value: object) -> object:
+    """What stands for a value that MessagePack does not know: callers' and engines' numbers.
+
+    Raises:
+        TypeError: nothing does.
+    """
+    match value:
+        case np.bool():
+            return bool(value)
+        case np.integer() | np.floating() | np.str_() | np.bytes_():
+            plain = value.item()
+            return float(plain) if isinstance(plain, np.floating) else plain  # a longdouble's
+        case np.ndarray() if value.dtype.kind in "biuf" and value.size <= MAX_ARRAY_ITEMS:
+            return value.tolist()
+        case str():
+            return str.__str__(value)
+        case bytes():
+            return bytes.__getitem__(value, slice(None))
+        case int():
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
+        case _:
+            pass
+    raise TypeError(f"MessagePack has no form for {type(value).__name__}")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _any_batch = msgspec.msgpack.Decoder(list[Entry]).decode
 _wire_batch = msgspec.msgpack.Decoder(
     Annotated[list[Entry], msgspec.Meta(max_length=MAX_BATCH_ENTRIES)]
@@ -33,7 +65,8 @@ _result_decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in RESULT
 
 _fleet_decoder = msgspec.msgpack.Decoder(FleetOutcome)
 
-_DECODE_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
+COMPLAINTS = (msgspec.DecodeError, ValueError, RecursionError)
+"""What a decoder raises."""
 
 
 def encode_batch(entries: Sequence[Entry]) -> bytes:
@@ -66,8 +99,8 @@ def decode_batch(frame: bytes | memoryview, *, is_trusted: bool = False) -> list
         decode = _wire_batch
     try:
         return decode(memoryview(frame)[3:])
-    except _DECODE_ERRORS as error:
-        raise RemoteProtocolError(f"malformed batch: {_clipped(error)}") from error
+    except COMPLAINTS as error:
+        raise RemoteProtocolError(f"malformed batch: {complaint(error)}") from error
 
 
 def frames_of(entries: list[Entry]) -> list[list[Entry]]:
@@ -111,8 +144,8 @@ def unpack(entry: Entry) -> msgspec.Struct:
         raise RemoteProtocolError(msg)
     try:  # as in `_decode`: this is called for nearly every entry
         return decoder.decode(entry.body)
-    except _DECODE_ERRORS as error:
-        raise RemoteProtocolError(f"{entry.kind[:32]}: {_clipped(error)}") from error
+    except COMPLAINTS as error:
+        raise RemoteProtocolError(f"{entry.kind[:32]}: {complaint(error)}") from error
 
 
 def unpack_result(command: str, entry: Entry) -> msgspec.Struct:
@@ -136,18 +169,18 @@ def unpack_fleet(entry: Entry) -> FleetOutcome:
     """
     try:
         return _fleet_decoder.decode(entry.body)
-    except _DECODE_ERRORS as error:
-        raise RemoteProtocolError(f"{entry.kind[:32]}: {_clipped(error)}") from error
+    except COMPLAINTS as error:
+        raise RemoteProtocolError(f"{entry.kind[:32]}: {complaint(error)}") from error
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[msgspec.Struct]", entry: Entry) -> msgspec.Struct:
     try:
         return decoder.decode(entry.body)
-    except _DECODE_ERRORS as error:
-        raise RemoteProtocolError(f"{entry.kind[:32]}: {_clipped(error)}") from error
+    except COMPLAINTS as error:
+        raise RemoteProtocolError(f"{entry.kind[:32]}: {complaint(error)}") from error
 
 
-def _clipped(error: Exception) -> str:
+def complaint(error: Exception) -> str:
     """What a decoder complains of: it quotes names that the peer made up, whatever their length.
 
     The end is kept, because the field stands there.

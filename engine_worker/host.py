@@ -17,13 +17,18 @@ from typing import cast
 
 import msgspec
 import uvloop
+from msgspec import Raw
 
 from bus.allocator import keep_freed_memory
 from bus.codec import pack, unpack
 from bus.entry import Entry
+from bus.errors import Refused
 from bus.host import host_id
+from bus.messages import RESULTS
+from bus.messages.endings import Problem
 from bus.messages.generation import Abort, Generate
 from bus.messages.host import EngineBeat, EngineFailed, EngineReady
+from bus.outgoing import sealed
 from bus.parent import die_with_parent
 from bus.security.zmq_dialer import dialer_of
 from engine_worker.capabilities import PrefixReporter
@@ -109,10 +114,11 @@ class EngineHost:
             self._engine.abort(keys)
 
     async def _command(self, entry: Entry) -> None:
-        kind, body = await self._commands.carry_out(entry)
+        kind, answer = await self._commands.carry_out(entry)
+        kind, body = _sound_answer(entry.kind, kind, answer)
         # The new version must be known no later than the end of the command that brought it.
         self._link.send(self._counters())
-        self._link.send(Entry(kind, entry.rid, entry.attempt, body=pack(body)))
+        self._link.send(Entry(kind, entry.rid, entry.attempt, body=body))
 
     async def _beat(self) -> None:
         reporter = self._engine if isinstance(self._engine, PrefixReporter) else None
@@ -134,6 +140,17 @@ class EngineHost:
             torn=stats.is_torn,
         )
         return Entry("engine_beat", body=pack(beat))
+
+
+def _sound_answer(command: str, kind: str, answer: msgspec.Struct) -> tuple[str, Raw]:
+    """The ending of a command as it is sent; `failed` if the engine's answer cannot be."""
+    if kind != "finished":
+        return kind, pack(answer)
+    try:
+        return kind, sealed(answer, RESULTS[command])[1]
+    except Refused as error:
+        message = f"the engine answered {command} with a wrong value: {error}"
+        return "failed", pack(Problem("engine_failed", message, "failed", field=error.field))
 
 
 class _ActorGone(Exception):

@@ -1,23 +1,33 @@
 """Engine steps on their way from the engine's thread to the host's loop, and into columns."""
 
 import asyncio
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
 
 from bus.codec import pack
 from bus.entry import Entry
 from bus.ids import Attempt, AttemptKey, RequestId
-from bus.messages.array import Array
+from bus.messages.array import Array, ArrayDtype
 from bus.messages.endings import Problem
+from bus.messages.generation import FinishReason
 from bus.messages.host import Extras
 from bus.messages.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
 from bus.messages.stream import Deltas
+from bus.versions import MAX_VERSION
 from engine_worker.engine import Step
 
 RESERVE_BYTES = 256 * 1024
 """Of a result's body, for all that is neither array nor column."""
 COLUMNS_BYTES = 12
 """Of a result, for each of its tokens."""
+
+_NO_TOKENS = np.zeros(0, np.int32)
+_NO_LOGPROBS = np.zeros(0, np.float32)
 
 
 class StepBuffer:
@@ -57,7 +67,7 @@ class StepBuffer:
         self._is_scheduled = False
         steps: list[Step] = []
         while self._steps:
-            steps.append(self._steps.popleft())
+            steps.append(_sound(self._steps.popleft()))
         if steps:
             merged = self._merged(steps)
             self._on_entry(Entry("deltas", body=pack(merged)))
@@ -113,6 +123,70 @@ class StepBuffer:
             seq = next_seq.get(key, 0)
             seqs.append(seq)
             next_seq[key] = seq + count
+
+
+def _sound(step: Step) -> Step:
+    """The step, with the rows ended that an engine filled with what cannot be told further.
+
+    A value of a wrong type ends the requests that it belongs to, not the process.
+    """
+    wrong = _wrong_columns(step)
+    if wrong:
+        problem = Problem("engine_failed", f"the engine's step has {wrong}", "failed")
+        none = [0] * len(step.keys)
+        problems = [(row, problem) for row in range(len(none))]
+        return Step(step.keys, none, _NO_TOKENS, _NO_LOGPROBS, 0, problems=problems)
+    if not (step.finishes or step.arrays):
+        return step
+    ended = dict(step.problems)
+    for row, reason in step.finishes:
+        if reason not in get_args(FinishReason):
+            _end_row(ended, row, f"ended by {reason!r:.40}, which is no finish reason")
+    for row, arrays in step.arrays:
+        wrong = next((name for name, each in arrays.items() if not _is_array(each)), None)
+        if wrong is not None:
+            _end_row(ended, row, f"given {wrong!r:.40}, which is no array of the bus")
+    if len(ended) == len(step.problems):
+        return step
+    return replace(
+        step,
+        finishes=[(row, reason) for row, reason in step.finishes if row not in ended],
+        arrays=[(row, arrays) for row, arrays in step.arrays if row not in ended],
+        problems=list(ended.items()),
+    )
+
+
+def _end_row(ended: dict[int, Problem], row: int, what: str) -> None:
+    ended.setdefault(row, Problem("engine_failed", f"the request was {what}", "failed"))
+
+
+def _is_array(value: object) -> bool:
+    """Whether it can be sent; its content is not copied for that."""
+    return (
+        isinstance(value, Array)
+        and value.dtype in get_args(ArrayDtype)
+        and type(value.data) is bytes
+        and all(type(size) is int and size >= 0 for size in value.shape)
+    )
+
+
+def _wrong_columns(step: Step) -> str:
+    """What is wrong with columns that all rows share; empty if nothing is."""
+    columns = [("tokens", step.tokens, np.int32), ("logprobs", step.logprobs, np.float32)]
+    if step.behaviour_logprobs is not None:
+        columns.append(("behaviour_logprobs", step.behaviour_logprobs, np.float32))
+    try:
+        n_tokens = sum(step.counts)
+        if len(step.counts) != len(step.keys) or min(step.counts, default=0) < 0:
+            return f"counts that do not fit its {len(step.keys)} rows"
+        if not 0 <= operator.index(step.version) <= MAX_VERSION:
+            return "a version that is no uint64"
+        for name, column, dtype in columns:
+            if column.dtype != dtype or column.shape != (n_tokens,):
+                return f"{name} {column.dtype} {column.shape}, not {dtype.__name__} ({n_tokens},)"
+    except (TypeError, AttributeError) as error:
+        return f"a value of a wrong type: {error}"
+    return ""
 
 
 def _behaviour(step: Step) -> bytes:

@@ -21,13 +21,14 @@ from bus.ids import Attempt
 from bus.messages.endings import Problem
 from bus.messages.generation import Abort
 from bus.messages.limits import MAX_BODY_BYTES
+from bus.outgoing import seconds_of
 from trainer_adapter.acks import Acks
 from trainer_adapter.counters import ClientCounters
 from trainer_adapter.effects import Complete, Effect, Outcome
 from trainer_adapter.endings import aborted, cancelled, error_of
 from trainer_adapter.link import Link
 from trainer_adapter.released import Released
-from trainer_adapter.requests import Ask, OpenRequest
+from trainer_adapter.requests import Ask, OpenRequest, sealed_ask
 from trainer_adapter.retry_budget import RetryBudget
 from trainer_adapter.settings import ClientSettings
 from trainer_adapter.timetable import Timetable
@@ -71,17 +72,22 @@ class RequestBook:
     def add(self, ask: Ask, deadline_s: float, now: float, then: Then | None = None) -> OpenRequest:
         """Open a request and send it if the link is up.
 
+        What cannot be sent is found before the request is kept: nothing can fail later.
+
         Raises:
             MailboxFull: too many are open.
-            Refused: an `attach` to what this client waits for already.
+            Refused: a field has a wrong type or size; or an `attach` to what this client waits for
+                already.
         """
+        deadline_at = now + seconds_of(deadline_s)
+        ask, packed = sealed_ask(ask)
         if ask.rid in self.open:
             raise Refused(Problem("duplicate_rid", "this client waits for it", "not_started"))
         if len(self.open) >= self._settings.max_open and then is None:
             raise MailboxFull(f"{len(self.open)} requests are open; wait for some of them")
         rid = ask.rid or self._new_rid()
         self.released.discard(rid)
-        request = OpenRequest(rid, ask, now + deadline_s)
+        request = OpenRequest(rid, ask, deadline_at, packed=packed)
         self.open[rid] = request
         if then is not None:
             self._then[rid] = then

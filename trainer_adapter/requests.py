@@ -3,20 +3,23 @@
 The client holds the truth: what was asked, what came back so far, which executions are dead.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
+from msgspec import Raw
 
 from bus.codec import pack
 from bus.entry import Entry, Placement
 from bus.errors import LocalProtocolError, Refused
 from bus.ids import NO_ATTEMPT, Attempt
 from bus.life import following
+from bus.messages import KINDS
 from bus.messages.endings import Problem
 from bus.messages.generation import Generate
 from bus.messages.limits import MAX_DEADLINE_MS
 from bus.messages.weights import PublishVersion
+from bus.outgoing import sealed
 from bus.prefix_marks import marks_of
 from bus.reassembly import Assembly
 from bus.ref import ROUTER, Command
@@ -94,6 +97,21 @@ def asked_by(command: Command | Ask, *, stream: bool = False) -> Ask:
     return Ask(command.kind, body, place=Placement("default", cost=cost))
 
 
+def sealed_ask(ask: Ask) -> tuple[Ask, Raw]:
+    """The ask with what its receiver will read, and its body's bytes; both can be sent.
+
+    Raises:
+        Refused: a field has a wrong type or size; `.field` names it.
+    """
+    body, packed = sealed(ask.body, KINDS[ask.kind])
+    header = Entry(ask.kind, rid=ask.rid, route=ask.route, place=ask.place)
+    header, _ = sealed(header, Entry)
+    return (
+        replace(ask, body=body, route=header.route, place=header.place, rid=header.rid),
+        packed,
+    )
+
+
 @dataclass(slots=True)
 class OpenRequest:
     """One command under way."""
@@ -101,6 +119,8 @@ class OpenRequest:
     rid: str
     ask: Ask
     deadline_at: float
+    packed: Raw | None = None
+    """Its body's bytes, until it was sent once: a prompt is not kept twice."""
     state: RequestState = "unsent"
     assembly: Assembly = field(default_factory=Assembly)
     """Only a `generate` fills it."""
@@ -216,19 +236,21 @@ class OpenRequest:
         if isinstance(body, Generate) and self.assembly.n_tokens and ask.on_loss != "retry":
             body = msgspec.structs.replace(body, prefix=self.assembly.prefix())
             self.n_prefix = self.assembly.n_tokens
+            self.packed = None
         else:
             self.n_prefix = 0
         if place is not None and (self.may_run or self.n_crashes):
             place = msgspec.structs.replace(place, resend=self.may_run, crashes=self.n_crashes)
         if has_marks and place is not None:
             place = msgspec.structs.replace(place, marks=_marks_for(body))
+        packed, self.packed = self.packed, None
         return Entry(
             kind=ask.kind,
             rid=self.rid,
             route=ask.route,
             deadline_ms=min(MAX_DEADLINE_MS, max(1, round(1000 * (self.deadline_at - now)))),
             place=place,
-            body=pack(body),
+            body=pack(body) if packed is None else packed,
         )
 
 

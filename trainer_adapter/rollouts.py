@@ -21,6 +21,7 @@ from bus.messages.generation import (
     Want,
 )
 from bus.messages.limits import MAX_TOKENS_BYTES
+from bus.outgoing import sealed, seconds_of
 from bus.validation import check_placement
 from trainer_adapter.logit_processors import action_mask, disallowed_tokens
 from trainer_adapter.requests import Ask
@@ -76,7 +77,8 @@ def ask_of(
     Raises:
         Refused: the prompt or an option is no valid value; `.field` names it.
     """
-    deadline_s = options.get("deadline_s", DEFAULT_DEADLINE_S)
+    deadline_s = seconds_of(options.get("deadline_s", DEFAULT_DEADLINE_S))
+    sampling, _ = sealed(sampling, Sampling, field="sampling")
     if not 0 < deadline_s < math.inf:
         message = f"a deadline is a number of seconds above 0, not {deadline_s}"
         raise Refused(_bad("deadline_s", message))
@@ -90,6 +92,7 @@ def ask_of(
         priority=options.get("priority", 0),
         outlives_client=options.get("detached", False),
     )
+    place, _ = sealed(place, Placement, field="place")
     problem = check_placement(place)
     if problem is not None:
         raise Refused(problem)

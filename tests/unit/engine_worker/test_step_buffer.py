@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from engine_worker.step_buffer import StepBuffer
 
 A: AttemptKey = (RequestId("c/1"), (1, 1))
 B: AttemptKey = (RequestId("c/2"), (1, 2))
+C: AttemptKey = (RequestId("c/3"), (1, 3))
 DEADLINE_S = 60.0
 
 
@@ -171,3 +173,68 @@ async def test_the_largest_array_fits_into_a_result() -> None:
     arrays = {"a": array(MAX_PIECE_BYTES)}
     step = Step([A], [1], columns(7), logprobs(-3), 3, [(0, "stop")], arrays=[(0, arrays)])
     assert [entry.kind for entry in await entries_of([step])] == ["extras", "deltas"]
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "wide logprobs": {"logprobs": np.array([-1, -2], np.float64)},
+    "wide tokens": {"tokens": np.array([5, 6], np.int64)},
+    "a list": {"tokens": [5, 6]},
+    "too few tokens": {"tokens": columns(5)},
+    "no counts": {"counts": [1]},
+    "a negative count": {"counts": [3, -1]},
+    "a count of no type": {"counts": [1, "1"]},
+    "no version": {"version": None},
+    "a version below 0": {"version": -1},
+    "a version above uint64": {"version": 1 << 64},
+    "behaviour of another size": {"behaviour_logprobs": logprobs(-1)},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_step_of_wrong_values_fails_its_own_requests_and_no_others(wrong: str) -> None:
+    sound: dict[str, Any] = {
+        "tokens": columns(5, 6),
+        "logprobs": logprobs(-1, -2),
+        "version": 3,
+        "counts": [1, 1],
+    }
+    broken = Step(keys=[A, B], **{**sound, **WRONG[wrong]})
+    later = Step([C], [1], columns(7), logprobs(-3), 3, [(0, "stop")])
+    found = await entries_of([broken, later])
+    failed = [entry for entry in found if entry.kind == "failed"]
+    assert [entry.rid for entry in failed] == ["c/1", "c/2"]
+    for entry in failed:
+        problem = unpack(entry)
+        assert isinstance(problem, Problem)
+        assert problem.code == "engine_failed"
+    body = unpack(found[-1])
+    assert isinstance(body, Deltas)
+    assert list(zip(body.rids, body.counts, strict=True)) == [("c/1", 0), ("c/2", 0), ("c/3", 1)]
+    assert np.frombuffer(body.tokens, np.int32).tolist() == [7]
+    assert body.finishes == [(2, "stop")]
+
+
+async def test_numbers_of_numpy_are_numbers() -> None:
+    body = await said(
+        [Step([A], [cast("int", np.int64(1))], columns(5), logprobs(-1), cast("int", np.uint64(4)))]
+    )
+    assert (body.counts, body.versions) == ([1], [4])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"finishes": [(0, "bored"), (1, "stop")]},
+        {"finishes": [(0, "stop"), (1, "stop")], "arrays": [(0, {"x": np.zeros(3)})]},
+        {
+            "finishes": [(0, "stop"), (1, "stop")],
+            "arrays": [(0, {"x": Array(cast("Any", "float99"), (1,), b"....")})],
+        },
+    ],
+)
+async def test_wrong_value_of_one_row_fails_that_row(wrong: dict[str, Any]) -> None:
+    found = await entries_of([Step([A, B], [1, 1], columns(5, 6), logprobs(-1, -2), 3, **wrong)])
+    assert [(entry.kind, entry.rid) for entry in found] == [("failed", "c/1"), ("deltas", "")]
+    body = unpack(found[-1])
+    assert isinstance(body, Deltas)
+    assert body.finishes == [(1, "stop")]

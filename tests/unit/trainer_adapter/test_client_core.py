@@ -43,10 +43,11 @@ def test_a_generate_is_sent_placed_by_the_router_and_ends_with_its_rollout(bench
 
 
 def test_a_request_that_no_frame_can_hold_is_refused_and_never_sent(bench: Bench) -> None:
-    rid = bench.command("generate", Generate(bytes(MAX_BODY_BYTES), Sampling()))
-    error = bench.outcomes[rid]
-    assert isinstance(error, Refused)
-    assert (error.code, error.outcome) == ("bad_request", "not_started")
+    with pytest.raises(Refused) as caught:
+        bench.command("generate", Generate(bytes(MAX_BODY_BYTES), Sampling()))
+    error = caught.value
+    assert (error.code, error.outcome, error.field) == ("bad_request", "not_started", "prompt")
+    assert bench.core.n_open == 0
     assert bench.take("generate") == []
 
 
