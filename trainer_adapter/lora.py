@@ -16,7 +16,7 @@ from bus.errors import BusError, SettingsError
 from bus.messages.control import FleetStatus, Status
 from bus.messages.engine import Adapters, LoadLora
 from bus.ref import ROUTER, worker
-from trainer_adapter.named_tensors import Tensors, named_tensors
+from trainer_adapter.named_tensors import Tensors, are_held, named_tensors, renamed
 from trainer_adapter.publication import Policy, Publication
 from trainer_adapter.published import UPDATE_DEADLINE_S
 from trainer_adapter.rollout import FleetResult
@@ -82,7 +82,8 @@ def factors_of(tensors: Tensors) -> dict[str, torch.Tensor]:
         SettingsError: there are none, or only one of a pair.
     """
     found: dict[str, torch.Tensor] = {}
-    for name, tensor in named_tensors(tensors):
+    held = tensors if are_held(tensors) else _factors_copied(tensors)
+    for name, tensor in named_tensors(held):
         if (parts := _FACTOR.fullmatch(name)) is not None:
             found[f"{PREFIX}{parts[1]}.lora_{parts[2]}.weight"] = tensor
     halves = {name for name in found if _other(name) not in found}
@@ -90,6 +91,15 @@ def factors_of(tensors: Tensors) -> dict[str, torch.Tensor]:
         what = f"one factor of a pair is missing: {min(halves)}" if halves else "no factors"
         raise SettingsError(f"this is no adapter: {what}")
     return found
+
+
+def _factors_copied(tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
+    """What an iterator gives may be gone when the next is asked for; factors are small."""
+    return [
+        (name, each.detach().clone())
+        for name, each in renamed(tensors, None)
+        if _FACTOR.fullmatch(name) is not None
+    ]
 
 
 def config_of(

@@ -1,7 +1,8 @@
 """Tensors with names, from whatever a trainer has: a module, a state dict, or pairs."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, cast
+from collections.abc import Callable, Generator, Iterable, Mapping
+from types import GeneratorType
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -9,7 +10,8 @@ from bus.errors import SettingsError
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 Tensors = torch.nn.Module | Mapping[str, torch.Tensor] | Pairs
-"""A module (its parameters), a state dict, or (name, tensor) pairs."""
+"""A module (its parameters), a state dict, or (name, tensor) pairs. Pairs that are not in a list
+or a tuple are taken one at a time: each may be gone, or overwritten, when the next is asked for."""
 
 Rename = Callable[[str], str | None]
 """The trainer's name of a tensor -> the engine's; None: it is not published."""
@@ -32,6 +34,9 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
 """safetensors names of what may be published."""
 
 
+_DICT_ITEMS = type(dict[str, torch.Tensor]().items())
+
+
 class _Sharded(Protocol):
     """What is used of a DTensor."""
 
@@ -40,6 +45,8 @@ class _Sharded(Protocol):
 
 def named_tensors(tensors: Tensors, rename: Rename | None = None) -> list[tuple[str, torch.Tensor]]:
     """(name, tensor) of every distinct tensor; of tied ones the first name stays.
+
+    They are told apart by their memory, so all of them have to exist at once: see `are_held`.
 
     Raises:
         SettingsError: there is none, one has a dtype that cannot be published, or two different
@@ -61,9 +68,8 @@ def distinct_tensors(
     """
     found: dict[object, tuple[str, torch.Tensor]] = {}
     names: set[str] = set()
-    for name, tensor in _renamed(tensors, rename):
-        if tensor.dtype not in DTYPE_NAMES:
-            raise SettingsError(f"tensor {name!r}: {tensor.dtype} cannot be published")
+    for name, tensor in renamed(tensors, rename):
+        require_publishable(name, tensor)
         storage = _storage_of(name, tensor)
         if storage in found:
             continue
@@ -74,11 +80,27 @@ def distinct_tensors(
     return list(found.values())
 
 
-def _renamed(tensors: Tensors, rename: Rename | None) -> Pairs:
+def are_held(tensors: Tensors) -> bool:
+    """Whether all of them exist side by side until they are published.
+
+    An iterator promises a tensor only until the next one is asked for: it may gather, merge or
+    reuse a buffer. `Module.named_parameters` alone is known to give out what the module holds.
+    """
+    if isinstance(tensors, torch.nn.Module | dict | list | tuple):
+        return True
+    if isinstance(tensors, GeneratorType):
+        code = cast("GeneratorType[Any, Any, Any]", tensors).gi_code
+        return code is torch.nn.Module.named_parameters.__code__
+    return isinstance(tensors, _DICT_ITEMS)
+
+
+def renamed(tensors: Tensors, rename: Rename | None) -> Generator[tuple[str, torch.Tensor]]:
+    """What is to be published of them, under the engine's names, as it is asked for."""
     for name, tensor in _pairs(tensors):
         published = name if rename is None else rename(name)
         if published is not None:
             yield published, tensor
+        del tensor  # or it would be held while the next one is made
 
 
 def _pairs(tensors: Tensors) -> Pairs:
@@ -92,6 +114,16 @@ def _pairs(tensors: Tensors) -> Pairs:
 def published_dtype(tensor: torch.Tensor, wanted: torch.dtype | None) -> torch.dtype:
     """What the tensor is published as: `wanted` applies to floating-point tensors only."""
     return wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def require_publishable(name: str, tensor: torch.Tensor) -> None:
+    """Check the dtype.
+
+    Raises:
+        SettingsError: it has no name in a manifest.
+    """
+    if tensor.dtype not in DTYPE_NAMES:
+        raise SettingsError(f"tensor {name!r}: {tensor.dtype} cannot be published")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

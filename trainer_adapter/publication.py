@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, Self, TypeVar
 
 import msgspec
@@ -39,9 +40,9 @@ from trainer_adapter.published import UPDATE_DEADLINE_S, PublishOptions, publish
 from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import FleetResult
 from trainer_adapter.soundness import Soundness
-from trainer_adapter.tensor_source import TensorSource
+from trainer_adapter.tensor_source import StreamedTensors, TensorSource
 from trainer_adapter.transfer import TransferLog
-from trainer_adapter.weight_writer import CopyWatch, WeightWriter
+from trainer_adapter.weight_writer import CopyWatch, WeightWriter, in_thread, tensors_in
 
 STORE_TRIES = 3
 """Commands to the store may be repeated; so often when it is lost under way."""
@@ -206,6 +207,11 @@ class Publication:
 
     async def _write(self, source: TensorSource) -> None:
         policy = self._policy
+        if isinstance(source, StreamedTensors) and not source.has_layout:
+            self._log.enter("copying")
+            watch = CopyWatch(_ignore_copied)
+            work = partial(source.held_copies, policy.dtype, watch.require_wanted)
+            source = await in_thread(work, watch.stop)
         layout = _layout(source, policy.dtype)
         self._log.enter("copying", size_bytes=total_bytes(layout))
         body = ReserveVersion(policy=policy.name, tensors=layout)
@@ -214,10 +220,10 @@ class Publication:
         watch = CopyWatch(self._log.copied_so_far)
         written = await policy.writer.copy(reserved, layout, source, watch)
         policy.soundness.require(layout, written.judgements)
-        await self._prepare_offers(layout, source)
+        await self._prepare_offers(layout, source.held or tensors_in(written.content, layout))
         self._log.enter("sealing")
         self._log.copied.set()
-        if written.content is not None:
+        if not written.is_in_store:
             bulk = BulkLink(policy.client.bulk, policy.client.dialer)
             await policy.writer.push(written.content, reserved, policy.name, bulk)
         digests = [judged.digest for judged in written.judgements]
@@ -227,13 +233,13 @@ class Publication:
         policy.soundness.sealed(layout, written.judgements)
         self.version = reserved.version
 
-    async def _prepare_offers(self, layout: Sequence[Tensor], source: TensorSource) -> None:
-        """Where the tensors are not all at hand, the store is the only way."""
-        if not source.held:
-            return
-        for offering in self._wanted(source.held):
+    async def _prepare_offers(
+        self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """What is not all at hand in the trainer is offered out of the copy on this host."""
+        for offering in self._wanted(tensors):
             self._offerings.append(offering)
-            self._offers += await offering.prepare(layout, source.held)
+            self._offers += await offering.prepare(layout, tensors)
 
     def _wanted(self, held: Sequence[torch.Tensor]) -> list[Offering]:
         """A GPU's memory is offered by itself if a worker is there, a group to who asks for one."""
@@ -291,3 +297,7 @@ def _bare(offer: Offer, router: str) -> Offer:
     """As the router is told of it."""
     router = router if offer.transport == "collective" else ""
     return msgspec.structs.replace(offer, buckets=[], router=router)
+
+
+def _ignore_copied(_n_bytes: int) -> None:
+    """The copy that counts comes after it."""

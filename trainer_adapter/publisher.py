@@ -10,10 +10,10 @@ from typing import Literal, Unpack
 
 import torch
 
-from bus.errors import LocalProtocolError, Refused, RequestCancelled
+from bus.errors import LocalProtocolError, Refused, RequestCancelled, SettingsError
 from bus.messages.endings import Problem
 from trainer_adapter.lora import LoraOptions, PublishedLora, publish_adapter
-from trainer_adapter.named_tensors import Rename, Tensors
+from trainer_adapter.named_tensors import Rename, Tensors, are_held
 from trainer_adapter.offers.collective import CollectiveOffering
 from trainer_adapter.offers.cuda_ipc import CudaIpcOffering
 from trainer_adapter.offers.offering import Offering
@@ -21,12 +21,14 @@ from trainer_adapter.publication import Policy, Publication, Publishing
 from trainer_adapter.published import Published, PublishOptions, published_of
 from trainer_adapter.sharded import ShardedSource
 from trainer_adapter.soundness import Soundness, WeightCheck
-from trainer_adapter.tensor_source import HeldTensors
+from trainer_adapter.tensor_source import HeldTensors, Layout, StreamedTensors
 from trainer_adapter.transfer import TransferLog, WeightTransferHandle
 from trainer_adapter.weight_writer import WeightWriter
 
-Publishable = Tensors | HeldTensors | ShardedSource
-"""A module (its parameters), a state dict, (name, tensor) pairs, or what several ranks hold."""
+Publishable = Tensors | HeldTensors | StreamedTensors | ShardedSource
+"""A module (its parameters), a state dict, (name, tensor) pairs, or what several ranks hold.
+
+Pairs that come out of an iterator are copied one by one, each before the next one is asked for."""
 
 
 class Update:
@@ -44,8 +46,12 @@ class Update:
         """0 until `put_all`."""
         return self._publication.version
 
-    async def put_all(self, tensors: Publishable) -> int:
+    async def put_all(self, tensors: Publishable, *, layout: Layout | None = None) -> int:
         """Copy all tensors into the store; afterwards they may change. Returns the version.
+
+        Args:
+            tensors: as of `WeightPublisher.publish`.
+            layout: as of `WeightPublisher.publish`.
 
         Raises:
             Refused: a tensor is not sound; `.field` names it.
@@ -55,7 +61,7 @@ class Update:
         if self.version:
             raise LocalProtocolError("an update takes all its tensors in one put_all")
         began = time.monotonic()
-        source = source_of(tensors, self._rename)
+        source = source_of(tensors, self._rename, layout)
         try:
             await self._publication.write(source)
         finally:
@@ -116,15 +122,25 @@ class WeightPublisher:
         for offering in self._offerings.values():
             offering.forget()
 
-    async def publish(self, tensors: Publishable, **options: Unpack[PublishOptions]) -> Published:
+    async def publish(
+        self,
+        tensors: Publishable,
+        *,
+        layout: Layout | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Published:
         """Bring these weights to every worker of the policy, as one transaction.
 
         Cancelling it cancels the transaction, if its commit has not been recorded yet; `start`
         has a handle that outlives its waiters.
 
         Args:
-            tensors: on any device. Tied tensors are sent once, under their first name. They must
-                not change until the copy is done; `start` and `begin` tell when that is.
+            tensors: on any device. They must not change until the copy is done; `start` and
+                `begin` tell when that is. Tied tensors are sent once, under their first name. An
+                iterator is read in a thread, one tensor at a time: each is copied before the next
+                is asked for, all names are sent, and it is closed at the end in any case.
+            layout: (name, dtype, shape) of every tensor that the iterator will give, in its order.
+                Without it the iterator's tensors are collected in host memory first.
             options: deadline, success rule, transport and so on; see PublishOptions.
 
         Raises:
@@ -134,17 +150,21 @@ class WeightPublisher:
             DeadlineExceeded: unknown; ask `status` for the committed version.
         Spec: docs/protocol.md, "Weights".
         """
-        return await _attended(self.start(tensors, **options))
+        return await _attended(self.start(tensors, layout=layout, **options))
 
     def start(
-        self, tensors: Publishable, **options: Unpack[PublishOptions]
+        self,
+        tensors: Publishable,
+        *,
+        layout: Layout | None = None,
+        **options: Unpack[PublishOptions],
     ) -> WeightTransferHandle:
         """The same in the background: `await handle.copied()`, then train on; `await handle`.
 
         Raises:
             Refused, SettingsError: an option or a tensor is wrong.
         """
-        source = source_of(tensors, self._rename)
+        source = source_of(tensors, self._rename, layout)
         log = TransferLog()
         try:
             publication = Publication(self._policy, options, log)
@@ -263,10 +283,20 @@ async def _attended(handle: WeightTransferHandle) -> Published:
         raise
 
 
-def source_of(tensors: Publishable, rename: Rename | None = None) -> HeldTensors | ShardedSource:
-    """What is read of them; a source stays what it is."""
-    if isinstance(tensors, HeldTensors | ShardedSource):
+def source_of(
+    tensors: Publishable, rename: Rename | None = None, layout: Layout | None = None
+) -> HeldTensors | StreamedTensors | ShardedSource:
+    """What is read of them; a source stays what it is.
+
+    Raises:
+        SettingsError: a source has its own layout.
+    """
+    if isinstance(tensors, HeldTensors | StreamedTensors | ShardedSource):
+        if layout is not None:
+            raise SettingsError("layout is for an iterator of (name, tensor) pairs")
         return tensors
+    if layout is not None or not are_held(tensors):
+        return StreamedTensors(tensors, rename, layout)
     return HeldTensors(tensors, rename)
 
 

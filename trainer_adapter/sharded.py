@@ -18,12 +18,13 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 
-from bus.errors import LocalProtocolError, PeerLost, RequestCancelled
+from bus.errors import LocalProtocolError, PeerLost, RequestCancelled, SettingsError
 from bus.messages.endings import Problem
 from trainer_adapter.named_tensors import (
     DTYPE_NAMES,
     Rename,
     Tensors,
+    are_held,
     distinct_tensors,
     is_sharded,
     published_dtype,
@@ -88,8 +89,13 @@ class ShardedSource:
             bucket_bytes: gathered at once; more if one tensor is larger.
 
         Raises:
-            SettingsError: as `named_tensors`.
+            SettingsError: as `named_tensors`, or the tensors come out of an iterator.
         """
+        if not are_held(tensors):
+            raise SettingsError(
+                "a ShardedSource remembers its tensors: give it the module, a dict or a list, not "
+                "an iterator, whose tensors may be gone when the next one is asked for"
+            )
         self._named = dict(distinct_tensors(tensors, rename))
         self._group = group
         self._merge = merge

@@ -11,6 +11,7 @@ from trainer_adapter.published import Published, PublishOptions
 from trainer_adapter.publisher import Publishable, WeightPublisher, source_of
 from trainer_adapter.soundness import WeightCheck
 from trainer_adapter.sync_control import SyncFleetClient
+from trainer_adapter.tensor_source import Layout
 from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
 
 
@@ -70,15 +71,27 @@ class SyncWeightPublisher:
         self._rename = rename
         self._publisher = WeightPublisher(client.async_client, policy, dtype=dtype, check=check)
 
-    def publish(self, tensors: Publishable, **options: Unpack[PublishOptions]) -> Published:
+    def publish(
+        self,
+        tensors: Publishable,
+        *,
+        layout: Layout | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Published:
         """Bring these weights to every worker of the policy; see `WeightPublisher.publish`."""
-        source = source_of(tensors, self._rename)
+        source = source_of(tensors, self._rename, layout)
         return self._client.run(self._publisher.publish(source, **options))
 
-    def start(self, tensors: Publishable, **options: Unpack[PublishOptions]) -> SyncWeightTransfer:
+    def start(
+        self,
+        tensors: Publishable,
+        *,
+        layout: Layout | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> SyncWeightTransfer:
         """The same in the background; see `WeightPublisher.start`."""
         # Made here: it takes note of what this thread has asked of its GPU.
-        source = source_of(tensors, self._rename)
+        source = source_of(tensors, self._rename, layout)
         handle = self._client.run(_start(self._publisher, source, options))
         return SyncWeightTransfer(self._client, handle)
 

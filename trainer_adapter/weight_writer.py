@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -67,8 +67,10 @@ class CopyWatch:
 class Written(NamedTuple):
     """A version whose bytes have been copied."""
 
-    content: Bytes | None
-    """Bytes that still have to be pushed; None if they lie in the store's segment."""
+    content: Bytes
+    """uint8 [all bytes of the version], as they are published."""
+    is_in_store: bool
+    """They lie in the store's segment; else they still have to be pushed."""
     judgements: list[Judgement]
     """Per tensor, in the layout's order."""
 
@@ -96,13 +98,13 @@ class WeightWriter:
             SegmentGone: the reservation has lapsed.
         """
         size_bytes = total_bytes(layout)
-        if self._may_map and reserved.host == host_id():
+        is_mapped = self._may_map and reserved.host == host_id()
+        if is_mapped:
             content = self._segments.content(reserved.segment, size_bytes)
-            to_push = None
         else:
-            to_push = content = self._buffer_of(size_bytes)
+            content = self._buffer_of(size_bytes)
         work = partial(copy_all, content, layout, source, watch, self._n_copiers)
-        return Written(to_push, await in_thread(work, watch.stop))
+        return Written(content, is_mapped, await in_thread(work, watch.stop))
 
     async def push(self, content: Bytes, reserved: Reserved, policy: str, bulk: BulkLink) -> None:
         """Send what was copied to a store that cannot be written to in place.
@@ -165,6 +167,17 @@ def copy_all(
             judgements += copiers.map(copy, places, bucket)
             del bucket  # or it would be held while the next one is gathered
     return judgements
+
+
+def tensors_in(content: Bytes, layout: Sequence[Tensor]) -> list[torch.Tensor]:
+    """Views of a version's tensors, on this host."""
+    whole = cast("torch.Tensor", cast("Any", torch).from_numpy(content))  # untyped
+    return [
+        whole[each.offset : each.offset + each.size_bytes]
+        .view(_TORCH_DTYPES[each.dtype])
+        .view(each.shape)
+        for each in layout
+    ]
 
 
 def _pushes(

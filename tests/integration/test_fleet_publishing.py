@@ -48,7 +48,8 @@ def publish_plainly(address: str) -> tuple[list[int], list[TransferProgress]]:
     with rolloutbus.connect_sync(address, name="plain") as client:
         publisher = SyncWeightPublisher(client)
         first = publisher.publish(WEIGHTS, require="all", deadline_s=DEADLINE_S)
-        transfer = publisher.start(WEIGHTS, require="all", deadline_s=DEADLINE_S)
+        one_by_one = ((name, each.clone()) for name, each in WEIGHTS.items())
+        transfer = publisher.start(one_by_one, require="all", deadline_s=DEADLINE_S)
         transfer.copied()
         changes = list(transfer.changes())
         second = transfer.result()

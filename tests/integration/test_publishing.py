@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bus.bulk import BulkLink
+from bus.checksum import checksum
 from bus.errors import Refused, RequestCancelled, SettingsError
 from bus.manifest import digest_of
 from bus.messages.weights import (
@@ -21,9 +22,11 @@ from bus.messages.weights import (
 )
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
+from trainer_adapter.offers.collective import CollectiveOffering
 from trainer_adapter.publisher import WeightPublisher
-from trainer_adapter.tensor_source import HeldTensors
+from trainer_adapter.tensor_source import HeldTensors, Layout
 from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
+from trainer_adapter.weight_writer import WeightWriter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -82,6 +85,70 @@ async def test_tensors_may_change_as_soon_as_they_are_copied(tmp_path: Path, see
         harness.connection.decides.set()
         published = await handle
         assert await digests_kept(harness, published.version) == as_published
+
+
+class Adapted:
+    """A model whose iterator merges an adapter while it is open; its tensors share a buffer."""
+
+    def __init__(self, base: Weights) -> None:
+        self.base = base
+        self.is_merged = False
+
+    def merged(self) -> Weights:
+        return {name: each + 1 for name, each in self.base.items()}
+
+    def __iter__(self) -> Generator[tuple[str, torch.Tensor]]:
+        buffer = torch.empty(64, 32)
+        self.is_merged = True
+        try:
+            for name, each in self.base.items():
+                yield name, torch.add(each, 1, out=buffer)
+                buffer.copy_(each)
+        finally:
+            self.is_merged = False
+
+
+def layout_of(tensors: Weights) -> Layout:
+    return [(name, each.dtype, tuple(each.shape)) for name, each in tensors.items()]
+
+
+@pytest.mark.parametrize("push", ["shm", "tcp"])
+@pytest.mark.parametrize("has_layout", [True, False], ids=["layout", "no layout"])
+async def test_an_iterators_tensors_are_published_as_they_were_given(
+    tmp_path: Path, seed: int, push: str, *, has_layout: bool
+) -> None:
+    base = weights(seed)
+    model = Adapted(base)
+    layout = layout_of(base) if has_layout else None
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness, writer=WeightWriter(may_map=push == "shm"))
+        publisher.offer("collective", CollectiveOffering())
+        published = await publisher.publish(
+            iter(model), layout=layout, transport="collective", deadline_s=DEADLINE_S
+        )
+        assert not model.is_merged
+        assert await digests_kept(harness, published.version) == digests_of(model.merged())
+        [offer] = harness.connection.published[-1].offers
+        async with BulkLink(harness.bulk) as link:
+            manifest = await link.ask("pull_manifest", PullManifest("default", 1))
+    assert isinstance(manifest, Manifest)
+    whole = torch.cat([each.view(-1) for each in model.merged().values()]).view(torch.uint8)
+    assert offer.transport == "collective"
+    assert [each.checksum for each in manifest.offers[0].buckets] == [checksum(whole.numpy())]
+
+
+async def test_an_iterator_is_closed_when_its_version_is_refused(tmp_path: Path, seed: int) -> None:
+    base = weights(seed)
+    model = Adapted(base)
+    layout = [(name, dtype, shape) for name, dtype, shape in layout_of(base) if name != "w2"]
+    async with store_harness(tmp_path) as harness:
+        publishing = WeightPublisher(harness).publish(
+            iter(model), layout=layout, deadline_s=DEADLINE_S
+        )
+        with pytest.raises(Refused) as caught:
+            await publishing
+    assert caught.value.field == "layout.w3"
+    assert not model.is_merged
 
 
 async def test_every_listener_sees_the_way_to_the_end(tmp_path: Path, seed: int) -> None:
