@@ -18,7 +18,7 @@ from bus.messages.endings import Problem
 from bus.messages.generation import FinishReason
 from engine_worker.engine import Int32s, Step
 from engine_worker.engines.forward import PADDING, Forward
-from engine_worker.engines.kv_blocks import KvBlocks, block_keys
+from engine_worker.engines.kv_blocks import BLANK_BLOCK, KvBlocks, block_keys
 from engine_worker.engines.lora_layers import Rows
 from engine_worker.engines.request import Request
 from engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
@@ -73,7 +73,8 @@ class Batch:
         self._rows: dict[AttemptKey, _Row] = {}
         """In order of admission."""
         self._free_slots = list(range(limits.slots - 1, -1, -1))
-        self._tables = np.zeros((limits.slots, limits.max_blocks_per_request), np.int64)
+        n_columns = limits.max_blocks_per_request
+        self._tables = np.full((limits.slots, n_columns), BLANK_BLOCK, np.int64)
         self._n_kv = np.zeros(limits.slots, np.int64)
         self._last = np.zeros(limits.slots, np.int64)
         self._prefilling: dict[AttemptKey, _Row] = {}
@@ -111,11 +112,15 @@ class Batch:
     def admit(self, waiting: deque[Request]) -> None:
         """See `Stepper`."""
         self._plan_prefill()
+        fresh: list[int] = []
         while waiting and self._free_slots and self._budget > 0:
             if (row := self._open(waiting[0])) is None:
-                return
+                break
             waiting.popleft()
             self._plan_chunk(row)
+            fresh += row.blocks[int(self._n_kv[row.slot]) // self._limits.block_size :]
+        if fresh:
+            self._forward.clear(fresh)
 
     def compute(self) -> None:
         """See `Stepper`."""
@@ -208,7 +213,7 @@ class Batch:
             return None
         slot = self._free_slots.pop()
         self._tables[slot, : len(reserved.blocks)] = reserved.blocks
-        self._tables[slot, len(reserved.blocks) :] = 0
+        self._tables[slot, len(reserved.blocks) :] = BLANK_BLOCK
         self._n_kv[slot] = n_cached = reserved.n_shared * size
         if request.wanted is not None and request.wanted.n_cached is None:
             request.wanted.n_cached = n_cached
@@ -220,7 +225,7 @@ class Batch:
 
     def _close(self, row: _Row) -> None:
         """Free the slot and the blocks of `row`, keeping full blocks findable by content."""
-        if row.epoch == self._epoch and row.request.key not in self._prefilling:
+        if row.request.key not in self._prefilling:
             tokens = row.request.all_tokens()[: int(self._n_kv[row.slot])]
             root = row.request.kv_root
             keys = block_keys(tokens, self._limits.block_size, row.keys, root)
@@ -249,6 +254,8 @@ class Batch:
             self._publish(row, j, row.keys, row.known)
 
     def _publish(self, row: _Row, j: int, keys: list[bytes], tokens: Int32s) -> None:
+        if row.epoch != self._epoch:
+            return  # the blocks before this one are of other weights
         size = self._limits.block_size
         parent = keys[j - 1] if j else row.request.kv_root
         self._blocks.publish(row.blocks[j], keys[j], parent, tokens[j * size : (j + 1) * size])

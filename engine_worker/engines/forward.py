@@ -4,13 +4,14 @@ Rows are padded on the left, so that the last position of each is its next token
 works whose attention goes through a transformers `Cache` and takes a ready mask.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import numpy as np
 import torch
 
 from engine_worker.engines.causal_lm import CausalLm
-from engine_worker.engines.kv_blocks import TRASH_BLOCK
+from engine_worker.engines.kv_blocks import N_SPECIAL_BLOCKS, TRASH_BLOCK
 from engine_worker.engines.lora_layers import LoraLayers, Rows
 from engine_worker.engines.paged_kv import PagedKv, Places
 
@@ -20,12 +21,12 @@ PADDING = -1
 
 
 class Forward:
-    """Runs a model. Its KV cache has `n_blocks` blocks and the trash block."""
+    """Runs a model. Its KV cache has `n_blocks` blocks and the special ones."""
 
     def __init__(self, lm: CausalLm, n_blocks: int, block_size: int) -> None:
         self._lm = lm
         self._block_size = block_size
-        self._kv = PagedKv(lm.n_layers, n_blocks + 1, block_size)
+        self._kv = PagedKv(lm.n_layers, n_blocks + N_SPECIAL_BLOCKS, block_size)
         # The first use of the cache allocates it, and shows early what the model cannot do.
         self.allocate()
         self.lora = LoraLayers(lm.model, self._probe)
@@ -36,6 +37,11 @@ class Forward:
         nowhere = np.full((1, 1), TRASH_BLOCK, np.int64)
         self.run(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64), nowhere)
         return self._kv.size_bytes - before
+
+    @torch.inference_mode()
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Make new owners' blocks harmless, whatever they hold."""
+        self._kv.clear(torch.as_tensor(blocks, dtype=torch.int64, device=self._lm.device))
 
     def drop(self) -> int:
         """Free the KV cache; returns the bytes freed."""
@@ -48,7 +54,8 @@ class Forward:
         Args:
             ids: int64 [n, q], padded on the left with any valid id.
             positions: int64 [n, q], `PADDING` where padded.
-            tables: int64 [n, >= blocks of the longest row], the blocks of each row.
+            tables: int64 [n, >= blocks of the longest row], the blocks of each row; `BLANK_BLOCK`
+                where it has none.
             adapters: of each row; nothing: no row uses any.
 
         Returns:

@@ -14,7 +14,10 @@ from typing import Protocol
 from engine_worker.engine import Int32s
 
 TRASH_BLOCK = 0
-"""Never given out; what padding writes lands here."""
+"""Never given out; what padding writes lands here. No request reads it."""
+BLANK_BLOCK = 1
+"""Never given out and never written, so all zeros: read where a row has no block of its own."""
+N_SPECIAL_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def block_keys(
 
 
 class KvBlocks:
-    """Accounts for `n_blocks` blocks besides the trash block.
+    """Accounts for `n_blocks` blocks besides the special ones.
 
     A request reserves all the blocks it may ever need before it starts. Taking blocks as it grows
     would hold more requests, but would need preemption, and recomputing a preempted request at
@@ -70,8 +73,8 @@ class KvBlocks:
         self._is_sharing = is_sharing
         self._news = news
         self._n_blocks = n_blocks
-        self._refs = [0] * (n_blocks + 1)
-        self._free = list(range(n_blocks, 0, -1))
+        self._refs = [0] * (N_SPECIAL_BLOCKS + n_blocks)
+        self._free = list(range(N_SPECIAL_BLOCKS, len(self._refs)))[::-1]
         self._block_by_key: dict[bytes, int] = {}
         self._key_by_block: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -160,7 +163,8 @@ class KvBlocks:
 
     def check_invariants(self) -> None:
         """Assert that every block is in exactly one place."""
-        held = {block for block in range(1, self._n_blocks + 1) if self._refs[block] > 0}
+        held = {block for block, n_refs in enumerate(self._refs) if n_refs > 0}
+        assert held.isdisjoint({TRASH_BLOCK, BLANK_BLOCK})
         assert len(self._free) == len(set(self._free))
         assert held.isdisjoint(self._free)
         assert held.isdisjoint(self._idle)

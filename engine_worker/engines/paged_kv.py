@@ -3,6 +3,11 @@
 Per layer, keys and values are one tensor of blocks each. A forward pass writes the KV of its
 tokens to their places and reads, for each row, the blocks of that row, padded to the longest
 row. Which block belongs to whom is decided elsewhere (`kv_blocks`).
+
+Places that the mask hides are read too, and attention multiplies their values by zero. 0 x NaN is
+NaN, and weights or adapters that overflow do write NaN and infinity. So places that their row has
+not written yet are zeros: blocks are cleared when a request takes them. Hiding foreign places in
+what each pass gathers costs a CPU 5 to 10 % of a decode step; clearing costs 1 % at most.
 """
 
 from dataclasses import dataclass
@@ -42,6 +47,12 @@ class PagedKv(Cache):
         """Say where the next forward pass writes and reads."""
         self._places = places
 
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Fill blocks, int64 [k], with zeros, in all layers that have any."""
+        for held in [*self._keys, *self._values]:
+            if held is not None:
+                held.view(self._n_blocks, -1).index_fill_(0, blocks, 0)
+
     def drop(self) -> int:
         """Free all blocks, contents included; returns the bytes. The next pass allocates anew."""
         size_bytes = self.size_bytes
@@ -75,7 +86,6 @@ class PagedKv(Cache):
         n_rows, heads, q, dim = states.shape
         held = blocks[layer]
         if held is None:
-            # Zeros, because masked places are read too, and 0 x NaN is NaN.
             shape = (self._n_blocks * self._block_size, heads, dim)
             held = torch.zeros(shape, dtype=states.dtype, device=states.device)
             blocks[layer] = held
