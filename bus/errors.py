@@ -16,6 +16,7 @@
     │  ├─ RequestCancelled      unknown: it was aborted; `.partial` holds what was sampled
     │  ├─ RequestExpired        unknown: its deadline passed at the router or a worker
     │  └─ EngineFailed          failed
+    ├─ FleetCommandFailed       some workers did not do a command; `.result` tells of each
     ├─ ProcessFailed            failed: a process kept dying, and its supervisor gave up
     └─ ActorStopped             not_started: the actor stopped first
 

@@ -33,11 +33,11 @@ async def run(directory: Path, train: Train, n_steps: int) -> list[list[Rollout]
         publisher = rolloutbus.WeightPublisher(client)
         rounds = [(await client.generate_batch([PROMPT], SAMPLING, n=4, versions="latest"))[0]]
         for _ in range(n_steps):
-            (await client.sleep(["weights", "kv_cache"])).check()
+            await client.sleep(["weights", "kv_cache"])
             train(model, rounds[-1])  # all of the memory is the trainer's
-            (await client.wake_up(["weights"])).check()
+            await client.wake_up(["weights"])
             await publisher.publish(model, require="all")
-            (await client.wake_up(["kv_cache"])).check()
+            await client.wake_up(["kv_cache"])
             rounds.append(
                 (await client.generate_batch([PROMPT], SAMPLING, n=4, versions="latest"))[0]
             )

@@ -20,7 +20,7 @@ from bus.errors import (
     SettingsError,
     StaleVersion,
 )
-from trainer_adapter.rollout import RolloutCancelled
+from trainer_adapter.rollout import FleetCommandFailed, RolloutCancelled
 
 __all__ = [
     "ActorStopped",
@@ -28,6 +28,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeliveryError",
     "EngineFailed",
+    "FleetCommandFailed",
     "LocalProtocolError",
     "MailboxFull",
     "PeerLost",

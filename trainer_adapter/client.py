@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
-from bus.errors import RemoteProtocolError
+from bus.errors import Refused, RemoteProtocolError
+from bus.messages.endings import Problem
 from bus.messages.generation import (
     Attach,
     DetachedList,
@@ -20,10 +21,11 @@ from bus.ref import FLEET
 from bus.security.key_files import router_key_beside
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_dialer import dialer_of
+from bus.validation import MAX_RID_BYTES
 from trainer_adapter.effects import Result
 from trainer_adapter.engine_surface import EngineClient
 from trainer_adapter.requests import Ask
-from trainer_adapter.rollout import Delta, Rollout
+from trainer_adapter.rollout import MAX_NAMED, Delta, Rollout
 from trainer_adapter.rollouts import (
     DEFAULT_DEADLINE_S,
     GenerateOptions,
@@ -204,12 +206,30 @@ class RolloutClient(EngineClient):
         """
         return await get_weights(self, name, worker, deadline_s)
 
-    async def abort(self, rids: Iterable[str] | None = None) -> int:
+    async def abort(self, rids: str | Iterable[str] | None = None) -> int:
         """Stop requests by rid, or everything that this client samples. Returns how many.
 
-        Each ends by itself, with RolloutCancelled and its partial rollout.
+        Each ends by itself, with RolloutCancelled and its partial rollout. Those that have ended
+        lately count as none.
+
+        Args:
+            rids: of one request or of several; None: all that this client samples.
+
+        Raises:
+            Refused: code `unknown_request`: some are no requests of this client. The others are
+                stopped all the same.
         """
-        return self.connection.abort(rids)
+        named = [rids] if isinstance(rids, str) else None if rids is None else list(rids)
+        unknown = self.connection.unknown(named or ())
+        n_aborted = self.connection.abort(named)
+        if unknown:
+            shown = ", ".join(repr(rid)[:MAX_RID_BYTES] for rid in unknown[:MAX_NAMED])
+            message = (
+                f"{len(unknown)} of {len(named or ())} are no requests of this client: {shown}; "
+                f"{n_aborted} others are stopped. Take a detached request up first, to stop it"
+            )
+            raise Refused(Problem("unknown_request", message, "not_started", field="rids"))
+        return n_aborted
 
 
 def connect(address: str, *, name: str = "", key_file: str | Path = "") -> RolloutClient:

@@ -95,6 +95,10 @@ class ClientCore:
         n_aborted = self._book.abort(rids, now)
         return n_aborted, self._drain()
 
+    def unknown(self, rids: Iterable[str]) -> list[str]:
+        """Which of these are no requests of this client: neither open, nor ended lately."""
+        return self._book.unknown(rids)
+
     def let_go(self, rid: str, now: float) -> list[Effect]:
         """Nobody waits for this request any more: stop what samples, unless it is detached."""
         request = self._book.open.get(rid)

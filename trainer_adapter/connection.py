@@ -234,6 +234,10 @@ class Connection:
             self._actor.carry_out(effects)
         return n_aborted
 
+    def unknown(self, rids: Iterable[str]) -> list[str]:
+        """Which of these are no requests of this client: neither open, nor ended lately."""
+        return self._core.unknown(rids)
+
     def _running(self) -> Actor[Effect]:
         if self._actor is None:
             raise ActorStopped("the client is not open; use `async with`")

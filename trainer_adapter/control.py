@@ -39,8 +39,9 @@ class FleetClient:
     """A client that commands the router and its workers. An async context manager.
 
     `target` is `fleet` or the name of one worker. Deadlines are seconds from now for the whole
-    command; 0 takes the settings' control deadline. A worker's failure does not raise: it stands in
-    the result under the worker's name.
+    command; 0 takes the settings' control deadline. A command that some target did not do raises
+    FleetCommandFailed, which says who and why; with `check=False` it returns: errors then stand in
+    the result under the workers' names.
     """
 
     def __init__(
@@ -75,18 +76,25 @@ class FleetClient:
         return ActorRef(address, self.connection)
 
     async def pause(
-        self, mode: PauseMode = "in_place", *, target: str = FLEET, deadline_s: float = 0.0
+        self,
+        mode: PauseMode = "in_place",
+        *,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Stop sampling between two engine steps; requests wait until `resume`.
 
         `in_place` keeps the KV cache, `retract` drops and recomputes it, `drain` lets running
         requests finish first, `abort` stops them (this client's are resumed later by itself).
         """
-        return await self._to_workers(Pause(mode), target, deadline_s)
+        return await self._to_workers(Pause(mode), target, deadline_s, check=check)
 
-    async def resume(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
+    async def resume(
+        self, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
         """Go on after a pause."""
-        return await self._to_workers(Resume(), target, deadline_s)
+        return await self._to_workers(Resume(), target, deadline_s, check=check)
 
     async def sleep(
         self,
@@ -94,9 +102,10 @@ class FleetClient:
         *,
         target: str = FLEET,
         deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Release engine memory; workers must be idle. Results are `Memory`, in bytes."""
-        return await self._to_workers(Sleep(list(tags)), target, deadline_s)
+        return await self._to_workers(Sleep(list(tags)), target, deadline_s, check=check)
 
     async def wake_up(
         self,
@@ -104,9 +113,10 @@ class FleetClient:
         *,
         target: str = FLEET,
         deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Take released memory back. Results are `Memory`, in bytes."""
-        return await self._to_workers(WakeUp(list(tags)), target, deadline_s)
+        return await self._to_workers(WakeUp(list(tags)), target, deadline_s, check=check)
 
     async def flush_cache(
         self,
@@ -114,12 +124,13 @@ class FleetClient:
         *,
         target: str = FLEET,
         deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Forget cached prefixes that no request uses. Results are `Flushed`, in tokens.
 
         Tiers: `device`, and where an engine has them `host` and `storage`.
         """
-        return await self._to_workers(FlushCache(list(tiers)), target, deadline_s)
+        return await self._to_workers(FlushCache(list(tiers)), target, deadline_s, check=check)
 
     async def reset_prefix_cache(
         self,
@@ -127,6 +138,7 @@ class FleetClient:
         reset_running_requests: bool = False,
         target: str = FLEET,
         deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Forget cached prefixes on the device. Results are `Flushed`, in tokens.
 
@@ -134,28 +146,37 @@ class FleetClient:
         clients have them go on with the tokens that they had.
         """
         if reset_running_requests:
-            return await reset_with_what_runs(self, target, deadline_s)
-        return await self.flush_cache(target=target, deadline_s=deadline_s)
+            result = await reset_with_what_runs(self, target, deadline_s)
+            if check:
+                result.check()
+            return result
+        return await self.flush_cache(target=target, deadline_s=deadline_s, check=check)
 
-    async def server_info(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
+    async def server_info(
+        self, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
         """Facts and counters of engines. Results are `ServerFacts`."""
-        return await self._to_workers(ServerInfo(), target, deadline_s)
+        return await self._to_workers(ServerInfo(), target, deadline_s, check=check)
 
     async def shutdown_worker(
-        self, worker: str, *, drain: bool = True, deadline_s: float = 0.0
+        self, worker: str, *, drain: bool = True, deadline_s: float = 0.0, check: bool = True
     ) -> FleetResult:
         """Make one worker leave, after finishing what it runs if `drain`."""
-        return await self._to_workers(Shutdown(drain), worker, deadline_s)
+        return await self._to_workers(Shutdown(drain), worker, deadline_s, check=check)
 
     async def status(self, *, deadline_s: float = 0.0) -> FleetStatus:
         """The router's table: workers, versions, queue."""
         return await self._to_router(FleetStatus, Status(), deadline_s)
 
     async def _to_workers(
-        self, body: msgspec.Struct, target: str, deadline_s: float
+        self, body: msgspec.Struct, target: str, deadline_s: float, *, check: bool
     ) -> FleetResult:
         ref = self.ref(FLEET if target == FLEET else worker(target))
-        return await ref.ask_for(FleetResult, body, deadline_s=deadline_s or self._patience_s)
+        deadline_s = deadline_s or self._patience_s
+        result = await ref.ask_for(FleetResult, body, deadline_s=deadline_s)
+        if check:
+            result.check()
+        return result
 
     async def _to_router(
         self, expected: type[ResultT], body: msgspec.Struct, deadline_s: float

@@ -75,6 +75,8 @@ class ProfileOptions(TypedDict, total=False):
     target: str
     """`fleet` (if absent), or the name of one worker."""
     deadline_s: float
+    check: bool
+    """False: errors stand in the result, see `FleetClient`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class EngineClient(FleetClient):
     """A client that asks engines for more than tokens; which of it they can do, they know.
 
     Raises, all of them: EngineFailed with code `unsupported` if the engine cannot do it; Refused if
-    a value is wrong or no worker is ready. Those with a `target` raise nothing for a worker: see
-    `FleetClient`.
+    a value is wrong or no worker is ready. Those with a `target` raise FleetCommandFailed instead:
+    see `FleetClient`.
     """
 
     _n_turns = 0
@@ -171,6 +173,7 @@ class EngineClient(FleetClient):
         path: str = "",
         target: str = FLEET,
         deadline_s: float = LONG_S,
+        check: bool = True,
     ) -> FleetResult:
         """Load an adapter, for requests with `lora=name`. Results are `Adapters`.
 
@@ -181,15 +184,16 @@ class EngineClient(FleetClient):
             path: directory of a PEFT adapter, relative to the workers' `weights_root`.
             target: `fleet`, or the name of one worker.
             deadline_s: seconds from now.
+            check: raise if a target did not do it.
         """
         body = LoadLora(name, version, path, "" if path else self.bulk)
-        return await self._to_workers(body, target, deadline_s)
+        return await self._to_workers(body, target, deadline_s, check=check)
 
     async def unload_lora(
-        self, name: str, *, target: str = FLEET, deadline_s: float = 0.0
+        self, name: str, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
     ) -> FleetResult:
         """Forget an adapter. Results are `Adapters`."""
-        return await self._to_workers(UnloadLora(name), target, deadline_s)
+        return await self._to_workers(UnloadLora(name), target, deadline_s, check=check)
 
     async def save_weights(
         self,
@@ -213,7 +217,9 @@ class EngineClient(FleetClient):
         Raises:
             EngineFailed: nothing was written.
         """
-        result = await self._to_workers(SaveWeights(place, name, kind), worker, deadline_s)
+        result = await self._to_workers(
+            SaveWeights(place, name, kind), worker, deadline_s, check=False
+        )
         return result.only(Saved)
 
     async def start_profile(self, **options: Unpack[ProfileOptions]) -> FleetResult:
@@ -225,21 +231,26 @@ class EngineClient(FleetClient):
             record_shapes=options.get("record_shapes", False),
         )
         target, deadline_s = options.get("target", FLEET), options.get("deadline_s", 0.0)
-        return await self._to_workers(body, target, deadline_s)
+        check = options.get("check", True)
+        return await self._to_workers(body, target, deadline_s, check=check)
 
-    async def stop_profile(self, *, target: str = FLEET, deadline_s: float = LONG_S) -> FleetResult:
+    async def stop_profile(
+        self, *, target: str = FLEET, deadline_s: float = LONG_S, check: bool = True
+    ) -> FleetResult:
         """Have them write the record. Results are `Profiled`: files below their `profile_dir`."""
-        return await self._to_workers(StopProfile(), target, deadline_s)
+        return await self._to_workers(StopProfile(), target, deadline_s, check=check)
 
-    async def get_load(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
+    async def get_load(
+        self, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
         """Gauges of engines, by the engines' own names. Results are `Load`."""
-        return await self._to_workers(GetLoad(), target, deadline_s)
+        return await self._to_workers(GetLoad(), target, deadline_s, check=check)
 
     async def _read(
         self, expected: type[ResultT], body: msgspec.Struct, options: ReadOptions
     ) -> ResultT:
         name = options.get("worker") or self._next_ready(options.get("policy", "default"))
-        result = await self._to_workers(body, name, options.get("deadline_s", 0.0))
+        result = await self._to_workers(body, name, options.get("deadline_s", 0.0), check=False)
         return result.only(expected)
 
     def _next_ready(self, policy: str) -> str:

@@ -42,6 +42,9 @@ MUTE_S = 5.0
 """A running request of which neither worker nor router has said anything for this long is sent
 again; workers list what they run five times a second."""
 
+MAX_ENDED = 1024
+"""Requests that are remembered when they are over."""
+
 
 @dataclass(slots=True)
 class Desk:
@@ -68,6 +71,8 @@ class RequestBook:
         self.acks = Acks(desk.out)
         self.open: dict[str, OpenRequest] = {}
         self.released = Released(desk.settings.max_open)
+        self._ended: dict[str, None] = {}
+        """The latest that are over: whoever names one of them has made no mistake."""
 
     def add(self, ask: Ask, deadline_s: float, now: float, then: Then | None = None) -> OpenRequest:
         """Open a request and send it if the link is up.
@@ -176,6 +181,10 @@ class RequestBook:
             self._send_abort(told, now)
         return n_aborted
 
+    def unknown(self, rids: Iterable[str]) -> list[str]:
+        """Those that are neither open nor have ended lately."""
+        return [rid for rid in rids if rid not in self.open and rid not in self._ended]
+
     def release(self, rid: str) -> bool:
         """Nobody waits for it any more; True if it is detached and so goes on without us."""
         request = self.open.get(rid)
@@ -201,6 +210,9 @@ class RequestBook:
     def _leave(self, request: OpenRequest) -> None:
         request.advance("ended")
         del self.open[request.rid]
+        self._ended[request.rid] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         for duty in ("resend", "deadline", "overdue"):
             self._due.cancel((duty, request.rid))
         if request.abort_since is not None:

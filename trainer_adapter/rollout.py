@@ -10,7 +10,7 @@ import numpy as np
 
 from bus.arrays import AnyArray
 from bus.errors import BusError, LocalProtocolError, PeerLost, RequestCancelled
-from bus.messages.endings import Problem
+from bus.messages.endings import Outcome, Problem
 from bus.messages.generation import FinishReason, VersionRuns
 
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
@@ -22,6 +22,9 @@ Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]
 OnLoss = Literal["resume", "retry", "fail"]
 """What becomes of a request whose worker was lost: go on after the tokens held, start again, or
 raise PeerLost."""
+
+MAX_NAMED = 8
+"""Workers that an error names; `.result` has all."""
 
 NO_TOKENS: Int32s = np.zeros(0, np.int32)
 NO_LOGPROBS: Float32s = np.zeros(0, np.float32)
@@ -94,6 +97,19 @@ class Delta:
     """The whole of it, in the last delta, and only there."""
 
 
+class FleetCommandFailed(BusError):
+    """A command to workers that some of them did not do; `.result` tells of each.
+
+    `.outcome` is `not_started` if nobody did anything, `failed` if each that did not do it said so,
+    and `unknown` if one gave no answer.
+    """
+
+    def __init__(self, result: "FleetResult") -> None:
+        """`result`: of the command, with an error or a silent worker in it."""
+        super().__init__(_what_failed(result), outcome=_outcome_of(result))
+        self.result = result
+
+
 @dataclass(frozen=True, slots=True)
 class FleetResult:
     """How a command ended on each worker it was sent to."""
@@ -111,16 +127,13 @@ class FleetResult:
         }
 
     def check(self) -> None:
-        """Raise unless every worker did it.
+        """Raise unless every worker did it; the commands of a client do so by themselves.
 
         Raises:
-            BusError: the first error.
-            PeerLost: no error, but somebody stayed silent.
+            FleetCommandFailed: it says who did not do it, and why.
         """
-        for error in self.errors.values():
-            raise error
-        if self.silent:
-            raise PeerLost(f"no answer from {', '.join(self.silent)}")
+        if self.silent or self.errors:
+            raise FleetCommandFailed(self) from next(iter(self.errors.values()), None)
 
     def only(self, kind: type[ResultT]) -> ResultT:
         """The one result of a command with one target.
@@ -129,8 +142,34 @@ class FleetResult:
             BusError: the target's error.
             PeerLost: the target did not answer.
         """
-        self.check()
+        for error in self.errors.values():
+            raise error
+        if self.silent:
+            raise PeerLost(f"no answer from {', '.join(self.silent)}")
         for result in self.by_worker.values():
             if isinstance(result, kind):
                 return result
         raise LocalProtocolError(f"no {kind.__name__} among the results")
+
+
+def _what_failed(result: FleetResult) -> str:
+    """One sentence: how many did not do it, who, and why."""
+    errors = result.errors
+    lines = [f"{name}: {type(each).__name__}: {each}" for name, each in sorted(errors.items())]
+    lines += [f"{name}: no answer" for name in sorted(result.silent)]
+    more = [f"and {len(lines) - MAX_NAMED} more"] if len(lines) > MAX_NAMED else []
+    n_targets = len(result.by_worker) + len(result.silent)
+    done = sorted(result.by_worker.keys() - errors.keys())
+    others = f"; done by {', '.join(done[:MAX_NAMED])}" if done else ""
+    reasons = "; ".join([*lines[:MAX_NAMED], *more])
+    return f"{len(lines)} of {n_targets} targets did not do it: {reasons}{others}"
+
+
+def _outcome_of(result: FleetResult) -> Outcome:
+    errors = result.errors
+    if result.silent or any(each.outcome == "unknown" for each in errors.values()):
+        return "unknown"
+    is_nothing_done = len(errors) == len(result.by_worker)
+    if is_nothing_done and all(each.outcome == "not_started" for each in errors.values()):
+        return "not_started"
+    return "failed"

@@ -71,7 +71,7 @@ class SyncRolloutClient(SyncEngineClient):
         """The bytes of one tensor as a worker has it active."""
         return self.run(self.async_client.get_weights(name, worker, deadline_s=deadline_s))
 
-    def abort(self, rids: Iterable[str] | None = None) -> int:
+    def abort(self, rids: str | Iterable[str] | None = None) -> int:
         """Stop these requests (None: everything this client samples). Returns how many."""
         return self.run(self.async_client.abort(rids))
 

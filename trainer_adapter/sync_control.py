@@ -93,14 +93,21 @@ class SyncFleetClient:
         return self._client
 
     def pause(
-        self, mode: PauseMode = "in_place", *, target: str = FLEET, deadline_s: float = 0.0
+        self,
+        mode: PauseMode = "in_place",
+        *,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Stop sampling between two engine steps."""
-        return self.run(self._client.pause(mode, target=target, deadline_s=deadline_s))
+        return self.run(self._client.pause(mode, target=target, deadline_s=deadline_s, check=check))
 
-    def resume(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
+    def resume(
+        self, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
         """Go on after a pause."""
-        return self.run(self._client.resume(target=target, deadline_s=deadline_s))
+        return self.run(self._client.resume(target=target, deadline_s=deadline_s, check=check))
 
     def sleep(
         self,
@@ -108,9 +115,10 @@ class SyncFleetClient:
         *,
         target: str = FLEET,
         deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Release engine memory."""
-        return self.run(self._client.sleep(tags, target=target, deadline_s=deadline_s))
+        return self.run(self._client.sleep(tags, target=target, deadline_s=deadline_s, check=check))
 
     def wake_up(
         self,
@@ -118,9 +126,12 @@ class SyncFleetClient:
         *,
         target: str = FLEET,
         deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Take released memory back."""
-        return self.run(self._client.wake_up(tags, target=target, deadline_s=deadline_s))
+        return self.run(
+            self._client.wake_up(tags, target=target, deadline_s=deadline_s, check=check)
+        )
 
     def flush_cache(
         self,
@@ -128,9 +139,12 @@ class SyncFleetClient:
         *,
         target: str = FLEET,
         deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Forget cached prefixes that no request uses."""
-        return self.run(self._client.flush_cache(tiers, target=target, deadline_s=deadline_s))
+        return self.run(
+            self._client.flush_cache(tiers, target=target, deadline_s=deadline_s, check=check)
+        )
 
     def reset_prefix_cache(
         self,
@@ -138,22 +152,30 @@ class SyncFleetClient:
         reset_running_requests: bool = False,
         target: str = FLEET,
         deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
         """Forget cached prefixes, also those of requests that run if that is asked for."""
         reset = self._client.reset_prefix_cache(
-            reset_running_requests=reset_running_requests, target=target, deadline_s=deadline_s
+            reset_running_requests=reset_running_requests,
+            target=target,
+            deadline_s=deadline_s,
+            check=check,
         )
         return self.run(reset)
 
-    def server_info(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
+    def server_info(
+        self, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
         """Facts and counters of engines."""
-        return self.run(self._client.server_info(target=target, deadline_s=deadline_s))
+        return self.run(self._client.server_info(target=target, deadline_s=deadline_s, check=check))
 
     def shutdown_worker(
-        self, worker: str, *, drain: bool = True, deadline_s: float = 0.0
+        self, worker: str, *, drain: bool = True, deadline_s: float = 0.0, check: bool = True
     ) -> FleetResult:
         """Make one worker leave."""
-        return self.run(self._client.shutdown_worker(worker, drain=drain, deadline_s=deadline_s))
+        return self.run(
+            self._client.shutdown_worker(worker, drain=drain, deadline_s=deadline_s, check=check)
+        )
 
     def status(self, *, deadline_s: float = 0.0) -> FleetStatus:
         """The router's table."""

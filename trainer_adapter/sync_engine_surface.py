@@ -63,18 +63,21 @@ class SyncEngineClient(SyncFleetClient):
         path: str = "",
         target: str = FLEET,
         deadline_s: float = LONG_S,
+        check: bool = True,
     ) -> FleetResult:
         """Load an adapter."""
         load = self.async_client.load_lora(
-            name, version, path=path, target=target, deadline_s=deadline_s
+            name, version, path=path, target=target, deadline_s=deadline_s, check=check
         )
         return self.run(load)
 
     def unload_lora(
-        self, name: str, *, target: str = FLEET, deadline_s: float = 0.0
+        self, name: str, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
     ) -> FleetResult:
         """Forget an adapter."""
-        return self.run(self.async_client.unload_lora(name, target=target, deadline_s=deadline_s))
+        return self.run(
+            self.async_client.unload_lora(name, target=target, deadline_s=deadline_s, check=check)
+        )
 
     def save_weights(
         self,
@@ -95,10 +98,18 @@ class SyncEngineClient(SyncFleetClient):
         """Have engines record what they do."""
         return self.run(self.async_client.start_profile(**options))
 
-    def stop_profile(self, *, target: str = FLEET, deadline_s: float = LONG_S) -> FleetResult:
+    def stop_profile(
+        self, *, target: str = FLEET, deadline_s: float = LONG_S, check: bool = True
+    ) -> FleetResult:
         """Have them write the record."""
-        return self.run(self.async_client.stop_profile(target=target, deadline_s=deadline_s))
+        return self.run(
+            self.async_client.stop_profile(target=target, deadline_s=deadline_s, check=check)
+        )
 
-    def get_load(self, *, target: str = FLEET, deadline_s: float = 0.0) -> FleetResult:
+    def get_load(
+        self, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
         """Gauges of engines."""
-        return self.run(self.async_client.get_load(target=target, deadline_s=deadline_s))
+        return self.run(
+            self.async_client.get_load(target=target, deadline_s=deadline_s, check=check)
+        )

@@ -36,7 +36,11 @@ def pause(
 ) -> None:
     """Stop sampling; requests wait until `resume`."""
     target = worker or "fleet"
-    _command(address, key, lambda client: client.pause(mode, target=target, deadline_s=deadline))
+    _command(
+        address,
+        key,
+        lambda client: client.pause(mode, target=target, deadline_s=deadline, check=False),
+    )
 
 
 @app.command(epilog=example("rolloutbus resume"))
@@ -45,7 +49,9 @@ def resume(
 ) -> None:
     """Go on after a pause."""
     target = worker or "fleet"
-    _command(address, key, lambda client: client.resume(target=target, deadline_s=deadline))
+    _command(
+        address, key, lambda client: client.resume(target=target, deadline_s=deadline, check=False)
+    )
 
 
 def _command(

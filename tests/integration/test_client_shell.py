@@ -216,6 +216,39 @@ async def test_abort_ends_a_rollout_with_what_was_sampled(client: RolloutClient)
     assert caught.value.partial.finish_reason == "abort"
 
 
+async def test_abort_takes_one_rid_as_it_is(client: RolloutClient) -> None:
+    first, second = (client.stream([13], Sampling()) for _ in range(2))
+    rid = (await anext(first)).rid
+    spared = (await anext(second)).rid
+    assert await client.abort(rid) == 1
+    with pytest.raises(RolloutCancelled):
+        async for _ in first:
+            pass
+    assert await client.abort(rid) == 0, "it has ended, which is no mistake"
+    assert (await anext(second)).rid == spared
+    assert await client.abort([spared]) == 1
+    with pytest.raises(RolloutCancelled):
+        async for _ in second:
+            pass
+
+
+@pytest.mark.parametrize("wrong", ["nonsense", "shell/1", "", "*"])
+async def test_rid_that_was_never_asked_for_is_said_and_others_are_stopped(
+    client: RolloutClient, wrong: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        await client.abort(wrong)
+    assert (caught.value.code, caught.value.field) == ("unknown_request", "rids")
+    assert repr(wrong) in str(caught.value)
+    stream = client.stream([13], Sampling())
+    rid = (await anext(stream)).rid
+    with pytest.raises(Refused, match="1 of 2 are no requests of this client"):
+        await client.abort([wrong, rid])
+    with pytest.raises(RolloutCancelled):
+        async for _ in stream:
+            pass
+
+
 async def test_control_commands_return_typed_results(client: RolloutClient) -> None:
     paused = await client.pause("drain")
     assert paused.by_worker == {"w0": Done()}

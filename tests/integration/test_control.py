@@ -12,7 +12,7 @@ from bus.messages.endings import Done
 from bus.settings import LeaseSettings
 from launcher.settings import UpOptions
 from rolloutbus import FleetResult, FleetStatus, Rollout, RolloutClient, Sampling
-from rolloutbus.errors import Refused
+from rolloutbus.errors import FleetCommandFailed, Refused
 from tests.integration.conftest import MAX_CONTEXT, REAL_ENGINES, SLOTS, VOCAB_SIZE
 from tests.integration.control_steps import (
     N_BEFORE,
@@ -41,8 +41,8 @@ async def afterwards_all_serve(client: RolloutClient) -> AsyncIterator[None]:
     """A test that fails half way must not fail those after it."""
     yield
     await client.abort()
-    await client.resume()
-    await client.wake_up()
+    await client.resume(check=False)
+    await client.wake_up(check=False)
 
 
 def sampling(n_tokens: int) -> Sampling:
@@ -187,7 +187,8 @@ async def test_aborting_everything_returns_what_was_sampled_and_spares_other_cli
 async def test_aborting_one_rid_leaves_its_siblings_alone(client: RolloutClient) -> None:
     streams = await all_under_way([client] * 3, sampling(ENDLESS))
 
-    assert await client.abort([streams[1].rid, "control/1", "nonsense"]) == 1
+    with pytest.raises(Refused, match=r"unknown_request: 2 of 3 .*'nonsense'"):
+        await client.abort([streams[1].rid, "control/1", "nonsense"])
 
     await streams[1].cancelled()
     for streamed in (streams[0], streams[2]):
@@ -220,11 +221,15 @@ async def test_a_worker_with_running_requests_refuses_to_sleep(client: RolloutCl
     streamed = await under_way(client)
     busy = streamed.worker
 
-    result = await client.sleep(["kv_cache"], target=busy)
+    with pytest.raises(FleetCommandFailed, match=f"1 of 1 .* {busy}: Refused: busy: .*") as caught:
+        await client.sleep(["kv_cache"], target=busy)
 
-    error = result.by_worker[busy]
-    assert isinstance(error, Refused)
-    assert (error.code, error.outcome) == ("busy", "not_started")
+    assert caught.value.outcome == "not_started"
+    told = await client.sleep(["kv_cache"], target=busy, check=False)
+    for result in (caught.value.result, told):
+        error = result.by_worker[busy]
+        assert isinstance(error, Refused)
+        assert (error.code, error.outcome) == ("busy", "not_started")
     await goes_on(client, streamed)
 
 

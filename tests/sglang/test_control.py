@@ -33,7 +33,7 @@ async def afterwards_it_serves(client: RolloutClient) -> AsyncIterator[None]:
     """A test that fails half way must not fail those after it."""
     yield
     await client.abort()
-    await client.resume()
+    await client.resume(check=False)
 
 
 def sampling(n_tokens: int) -> Sampling:

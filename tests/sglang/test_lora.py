@@ -17,7 +17,7 @@ from bus.messages.control import ServerFacts
 from bus.messages.engine import Adapters
 from engine_worker.engine import Float32s
 from rolloutbus import Rollout, RolloutClient, WeightPublisher
-from rolloutbus.errors import EngineFailed, Refused, RequestError
+from rolloutbus.errors import EngineFailed, FleetCommandFailed, Refused, RequestError
 from tests.integration import lora_steps
 from tests.integration.drills import Streamed
 from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish
@@ -162,8 +162,8 @@ async def test_an_adapter_comes_from_files_below_the_operators_directory(
 
     assert told.adapters["filed"] == 7
     assert_from(random_lora(model, 41, scale=SCALE).merged(model), PROMPT, rollout)
-    with pytest.raises(RequestError, match="'nowhere' has no"):
-        (await client.load_lora("missing", 1, path="nowhere")).only(Adapters)
+    with pytest.raises(FleetCommandFailed, match="'nowhere' has no"):
+        await client.load_lora("missing", 1, path="nowhere")
 
 
 async def test_an_adapter_that_the_engine_cannot_take_is_refused_and_the_engine_lives(

@@ -23,7 +23,7 @@ from bus.messages.limits import MAX_BODY_BYTES
 from bus.messages.membership import Dismissed, Lease
 from tests.unit.trainer_adapter.bench import Bench, Wire, generated, ints, problem
 from trainer_adapter.effects import Stopped
-from trainer_adapter.rollout import FleetResult, RolloutCancelled
+from trainer_adapter.rollout import FleetCommandFailed, FleetResult, RolloutCancelled
 
 
 def test_a_generate_is_sent_placed_by_the_router_and_ends_with_its_rollout(bench: Bench) -> None:
@@ -261,7 +261,7 @@ def test_a_fleet_command_returns_a_result_or_an_error_for_each_worker(bench: Ben
     assert isinstance(result, FleetResult)
     assert result.by_worker == {"w0": Done()}
     assert result.silent == ["w7"]
-    with pytest.raises(PeerLost):
+    with pytest.raises(FleetCommandFailed, match="1 of 2 targets did not do it: w7: no answer"):
         result.check()
 
     failed = bench.command("pause", Pause(), route="worker:w0")
