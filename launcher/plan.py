@@ -12,6 +12,7 @@ import msgspec
 from bus.child import ProcessSpec
 from bus.security.principals import Role
 from bus.security.settings import SecuritySettings
+from engine_worker.engines.sglang.split import first_gpu, named
 from engine_worker.settings import WorkerSettings
 from launcher.fleet_keys import ROUTER, FleetKeys
 from launcher.journaled_router import JournaledRouterSettings
@@ -127,9 +128,8 @@ class FleetPlan:
         if self._settings.engine != "sglang" or options.get("device") == "cpu":
             return options
         # Each engine takes the GPUs after those of the one before.
-        arguments = dict(options.get("arguments", {}))
-        n_gpus = int(arguments.get("tp_size", 1)) * int(arguments.get("pp_size", 1))
-        first = int(arguments.get("base_gpu_id", 0)) + self.worker_names.index(name) * n_gpus
+        arguments = named(options.get("arguments", {}))
+        first = first_gpu(arguments, self.worker_names.index(name))
         return {**options, "arguments": {**arguments, "base_gpu_id": first}}
 
     def _spec(

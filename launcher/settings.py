@@ -108,12 +108,12 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise SettingsError(f"{value!r} is not one of {', '.join(get_args(kind))}")
         if self.address and self.secure is None and not is_local(self.address):
             raise SettingsError(f"{self.address} is beyond this machine: say secure (--secure DIR)")
+        engine_options(self)
         if self.engine in _PACKAGES:
             _require_packages(self.engine)
             # Other formats, and weights made up at the start, are for SGLang to judge.
             has_format = "load_format" in self.engine_options.get("arguments", {})
             _require_model(self.engine, os.fspath(self.model), needs_files=not has_format)
-        engine_options(self)
 
 
 def absolute_targets(targets: Mapping[str, str]) -> dict[str, str]:

@@ -51,7 +51,10 @@ def engine_options(
     if engine != "sglang" and (arguments or text):
         raise typer.BadParameter(f"{PREFIX}NAME, --tp and --text are of --engine sglang")
     if arguments:
-        options["arguments"] = {**options.get("arguments", {}), **arguments}
+        plain_arguments = options.get("arguments", {})
+        if not isinstance(plain_arguments, dict):
+            raise typer.BadParameter('arguments: not an object, such as {"tp_size": 2}')
+        options["arguments"] = {**plain_arguments, **arguments}
     if text:
         options["text"] = True
     return options

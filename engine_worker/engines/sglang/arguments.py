@@ -10,19 +10,7 @@ import msgspec
 
 from engine_worker.engines.sglang.argument_types import typed
 from engine_worker.engines.sglang.settings import SglangSettings
-
-OURS = frozenset(
-    {
-        "model_path",
-        "skip_tokenizer_init",
-        "max_running_requests",
-        "context_length",
-        "dtype",
-        "device",
-        "tokenizer_worker_num",
-    }
-)
-"""Arguments that follow from the worker's own settings."""
+from engine_worker.engines.sglang.split import named
 
 ON_ANY_DEVICE: Mapping[str, object] = {
     "log_level": "warning",
@@ -63,10 +51,8 @@ def server_arguments(settings: SglangSettings, known: Mapping[str, Any]) -> dict
         ValueError: an argument that does not exist, has a setting of its own, or a value of
             another type.
     """
-    given = {name.replace("-", "_"): value for name, value in settings.arguments.items()}
+    given = named(settings.arguments)
     for name in given:
-        if name in OURS:
-            raise ValueError(f"arguments: {name} follows from the worker's settings; use those")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from engine_worker.engines.sglang.split import named
+
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -33,3 +35,6 @@ class SglangSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Logit processors besides the built-in ones: name -> `package.module:factory`."""
     arguments: dict[str, object] = msgspec.field(default_factory=dict[str, object])
     """Any other argument of SGLang's server by name, such as `tp_size`; checked before start."""
+
+    def __post_init__(self) -> None:
+        named(self.arguments)

@@ -20,6 +20,12 @@ from launcher.settings import FleetSettings, UpOptions, absolute_targets, engine
         ({"engine": "fake", "transport": "udp"}, "'udp' is not one of ipc, tcp"),
         ({"engine": "fake", "engine_options": {"slotz": 1}}, "engine_options: .*slotz"),
         ({"engine": "fake", "engine_options": {"slots": "many"}}, "engine_options: .*slots"),
+        (
+            {"engine": "sglang", "engine_options": {"arguments": {"dp-size": 2}}},
+            "engine_options: .*dp_size: 2 cannot be served: .* start more workers",
+        ),
+        ({"engine": "sglang", "engine_options": {"arguments": {"tp": "two"}}}, "tp_size: 'two'"),
+        ({"engine": "sglang", "engine_options": {"arguments": 5}}, "engine_options: .*object"),
         ({"engine": "fake", "address": "tcp://10.0.0.1:7777"}, "beyond this machine"),
     ],
 )

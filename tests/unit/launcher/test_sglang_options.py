@@ -14,14 +14,14 @@ def context(line: str) -> typer.Context:
 
 
 def test_arguments_of_sglang_keep_their_text_for_sglang_to_judge() -> None:
-    line = "--sglang.mem-fraction-static 0.8 --sglang.dp_size=2 --sglang.enable_lora"
+    line = "--sglang.mem-fraction-static 0.8 --sglang.ep_size=2 --sglang.enable_lora"
     options = engine_options(context(line), "sglang", ["slots=8"], tp=2, text=True)
     assert options == {
         "slots": 8,
         "text": True,
         "arguments": {
             "mem_fraction_static": "0.8",
-            "dp_size": "2",
+            "ep_size": "2",
             "enable_lora": True,
             "tp_size": 2,
         },

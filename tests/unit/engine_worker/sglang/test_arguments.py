@@ -64,7 +64,7 @@ def test_a_value_of_another_type_is_refused_and_names_its_argument(
     [
         ({"mem_fraction_statik": 0.5}, r"no argument 'mem_fraction_statik'; did you mean mem_fr"),
         ({"zzz": 1}, "no argument 'zzz'$"),
-        ({"tp_size": "two"}, "tp_size: 'two' is not int"),
+        ({"tp_size": "two"}, "tp_size: 'two' is no whole number of at least 1"),
         ({"model_path": "elsewhere"}, "model_path follows from the worker's settings"),
     ],
 )
