@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from bus.errors import SettingsError
+from launcher.journal_gaps import fail_reading, gaps_told, refuse_gaps, tell_gaps
 from launcher.terminal import ExitStatus, checked, fail
 from launcher.version import installed_version
 from replay.journal.format import JournalError
@@ -39,25 +40,26 @@ MAX_LINES, MAX_CHARS = 5, 240
 """Of each part of a divergence on a terminal; JSON has all of it."""
 
 
-def replay_core(directory: Path, changes: Iterable[str], *, skip: bool, as_json: bool) -> None:
+def replay_core(
+    directory: Path, changes: Iterable[str], *, allow_gaps: bool, as_json: bool
+) -> None:
     """Repeat a router's journal, print what was found, and end with 1 if anything differs.
 
     Args:
         directory: what `up --journal` or `router --journal` has written.
         changes: `NAME=JSON` of settings that the repeating cores have instead.
-        skip: go on behind damage.
+        allow_gaps: take a journal that is not whole as it is, and go on behind damage.
         as_json: one JSON object instead of a text.
     """
     begun = _Begun(checked(partial(settings_in, changes)))
     player = CorePlayer(begun)
     try:
-        journal = Journal(directory, skip=skip)
+        journal = Journal(directory, skip=allow_gaps)
         for record in journal:
             player.play(record)
     except (JournalError, OSError, SettingsError, msgspec.DecodeError) as error:
-        fail(str(error), ExitStatus.FAILED)
-    for damage in journal.damages:
-        sys.stderr.write(f"damaged: {damage.sentence}\n")
+        fail_reading(error)
+    tell_gaps(journal)
     if not player.n_routers:
         fail(f"{directory} has no turns of a router: record with --journal", ExitStatus.FAILED)
     first = text_of(player.first, player.names) if player.first is not None else None
@@ -70,14 +72,14 @@ def replay_core(directory: Path, changes: Iterable[str], *, skip: bool, as_json:
         "crashes": player.crashes,
         "programs": sorted(begun.programs),
         "first": first._asdict() if first is not None else None,
-        "damages": [damage.sentence for damage in journal.damages],
-        "torn": journal.torn._asdict() if journal.torn is not None else None,
+        **gaps_told(journal),
     }
     text = msgspec.json.encode(told).decode() if as_json else _report(told, first)
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()
     if not player.is_same:
-        sys.stdout.flush()
         fail("the cores did not do the same", ExitStatus.FAILED)
+    refuse_gaps(journal, are_allowed=allow_gaps)
 
 
 def settings_in(changes: Iterable[str]) -> dict[str, Any]:

@@ -49,6 +49,3 @@ Concurrency = Annotated[int, typer.Option(min=1, help="--regenerate: requests un
 Tolerance = Annotated[
     float, typer.Option(min=0.0, help="--regenerate: difference of logprobs that is none.")
 ]
-Skip = Annotated[
-    bool, typer.Option("--skip", help="Go on behind damage; without it that is an error.")
-]

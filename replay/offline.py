@@ -5,7 +5,7 @@ and staleness mean what they meant then.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -13,6 +13,7 @@ from typing import cast
 
 from bus.errors import SettingsError
 from bus.messages.generation import FinishReason
+from replay.journal.format import JournalError
 from replay.journal.reader import Journal
 from replay.rollouts.trajectories import Ints, Trajectories, Trajectory
 from replay.rollouts.trajectory_files import JSONL, PARQUET, read
@@ -54,7 +55,7 @@ class OfflineRollouts:
         *,
         policy: str = "",
         min_version: int = 0,
-        skip_damage: bool = False,
+        allow_gaps: bool = False,
     ) -> None:
         """Choose what to train on.
 
@@ -62,7 +63,7 @@ class OfflineRollouts:
             path: a journal's directory, or a file that `rolloutbus export` has written.
             policy: leave out what other policies sampled; empty: take all.
             min_version: leave out what older weights had a part in.
-            skip_damage: go on behind a journal's damage.
+            allow_gaps: take a journal that is not whole as it is, and go on behind damage.
 
         Raises:
             SettingsError: nothing of the kind is there.
@@ -71,7 +72,7 @@ class OfflineRollouts:
         self._path = Path(path)
         self._policy = policy
         self._min_version = min_version
-        self._skip_damage = skip_damage
+        self._allow_gaps = allow_gaps
         if self._path.is_dir():
             Journal(self._path)
         elif self._path.suffix not in (JSONL, PARQUET):
@@ -83,7 +84,8 @@ class OfflineRollouts:
         """In the order in which they ended.
 
         Raises:
-            JournalError: this is no journal, or it is damaged.
+            JournalError: this is no journal, or it is not whole: at the damage, or after the last
+                rollout that is there.
             msgspec.DecodeError: the file holds something else.
         """
         for trajectory in self._trajectories():
@@ -111,10 +113,18 @@ class OfflineRollouts:
         Random(seed).shuffle(groups)  # noqa: S311 - an order, not a secret
         return groups
 
-    def _trajectories(self) -> Iterable[Trajectory]:
-        if self._path.is_dir():
-            return Trajectories(Journal(self._path, skip=self._skip_damage))
-        return read(self._path)
+    def _trajectories(self) -> Iterator[Trajectory]:
+        if not self._path.is_dir():
+            yield from read(self._path)
+            return
+        journal = Journal(self._path, skip=self._allow_gaps)
+        yield from Trajectories(journal)
+        # Results hold all their tokens: nothing of a rollout comes from streams.
+        gaps = [each.sentence for each in journal.gaps if each.kind != "lost_stream"]
+        if gaps and not self._allow_gaps:
+            raise JournalError(
+                f"{self._path} is not whole: {'; '.join(gaps)}; allow_gaps=True takes it as it is"
+            )
 
 
 def _offline(row: Trajectory) -> OfflineRollout:

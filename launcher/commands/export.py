@@ -9,8 +9,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from launcher.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
 from launcher.options import AsJson, example
-from launcher.terminal import ExitStatus, checked, fail
+from launcher.terminal import checked
 from replay.journal.format import JournalError
 from replay.journal.reader import Journal
 from replay.rollouts.trajectories import Trajectories, Trajectory
@@ -29,39 +30,36 @@ def export(
         Path | None,
         typer.Option(help="tokenizer.json, or the model directory with it: adds texts."),
     ] = None,
-    skip: Annotated[
-        bool, typer.Option("--skip", help="Go on behind damage; without it that is an error.")
-    ] = False,
+    allow_gaps: AllowGaps = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one row for each finished rollout of a journal.
+    """Write one row for each finished rollout of a journal, and say what of it is missing.
 
     The journal must have been recorded with the router's tap (`up --tap`).
     """
     loaded = checked(partial(load_tokenizer, tokenizer)) if tokenizer else None
     try:
-        source = Journal(journal, skip=skip)
+        source = Journal(journal, skip=allow_gaps)
         found = Trajectories(source)
         n_rows = checked(lambda: write(to, _texted(found, loaded) if loaded else found))
     except (JournalError, OSError) as error:
-        fail(str(error), ExitStatus.FAILED)
+        fail_reading(error)
     told = {
         "rows": n_rows,
         "unfinished": found.n_unfinished,
         "open": found.n_open,
         "headless": found.n_headless,
         "malformed": found.n_malformed,
-        "damages": [damage.sentence for damage in source.damages],
-        "torn": source.torn._asdict() if source.torn else None,
-        "lost": len(source.lost),
+        **gaps_told(source),
     }
     if as_json:
         sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
     else:
-        notes = [f"{told[name]} {name}" for name in ("unfinished", "open", "headless", "lost")]
+        notes = [f"{told[name]} {name}" for name in ("unfinished", "open", "headless", "malformed")]
         sys.stdout.write(f"{n_rows} rows in {to} ({', '.join(notes)})\n")
-    for damage in source.damages:
-        sys.stderr.write(f"damaged: {damage.sentence}\n")
+    tell_gaps(source)
+    # Results hold all their tokens: nothing of a row comes from streams.
+    refuse_gaps(source, are_allowed=allow_gaps, harmless=["lost_stream"])
 
 
 def _texted(rows: Iterable[Trajectory], tokenizer: TokenizerFile) -> Iterator[Trajectory]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from bus.entry import Placement
 from bus.errors import BusError, SettingsError
 from bus.validation import check_placement
+from launcher.journal_gaps import gaps_told, refuse_gaps, tell_gaps
 from launcher.terminal import connected
 from replay.journal.format import JournalError
 from replay.journal.reader import Journal
@@ -34,7 +35,7 @@ class Regeneration(NamedTuple):
     """What to ask again, and of whom."""
 
     journal: Path
-    skip: bool
+    allow_gaps: bool
     rids: AbstractSet[str]
     router: str
     key_file: str
@@ -60,21 +61,28 @@ async def regenerate(wanted: Regeneration, *, as_json: bool) -> bool:
     problem = check_placement(Placement("default", wanted.version))
     if problem is not None:
         raise SettingsError(problem.message)
-    source = Journal(wanted.journal, skip=wanted.skip)
+    source = Journal(wanted.journal, skip=wanted.allow_gaps)
     requests = AnsweredRequests(source, wanted.rids)
     async with connected(wanted.router, wanted.key_file) as client:
         found = await _ask_all(client, requests, wanted)
+    tell_gaps(source)
     if not found:
         raise SettingsError(f"{wanted.journal} holds no finished requests: they come from a tap")
     found.sort(key=lambda each: each.rid)
-    for damage in source.damages:
-        sys.stderr.write(f"damaged: {damage.sentence}\n")
     if as_json:
-        told = {**summary(found), "unfinished": requests.n_unfinished, "differences": found}
+        told = {
+            **summary(found),
+            "unfinished": requests.n_unfinished,
+            **gaps_told(source),
+            "differences": found,
+        }
         sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
     else:
         _show(found, requests)
-    return all(each.is_equal for each in found)
+    if not all(each.is_equal for each in found):
+        return False
+    refuse_gaps(source, are_allowed=wanted.allow_gaps, harmless=["lost_stream"])
+    return True
 
 
 async def _ask_all(

@@ -13,6 +13,7 @@ import typer
 
 from launcher.commands.regenerate import Regeneration, regenerate
 from launcher.core_replay import Changes, Core, replay_core
+from launcher.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
 from launcher.options import AsJson, YourKey, example
 from launcher.replay_options import (
     Bind,
@@ -22,7 +23,6 @@ from launcher.replay_options import (
     Regenerates,
     Requests,
     Scores,
-    Skip,
     Speed,
     Stay,
     Tolerance,
@@ -59,7 +59,7 @@ def replay(
     deadline: DeadlineEach = 600.0,
     concurrency: Concurrency = 64,
     tolerance: Tolerance = LOGPROB_TOLERANCE,
-    skip: Skip = False,
+    allow_gaps: AllowGaps = False,
     core: Core = False,
     change: Changes = None,
     as_json: AsJson = False,
@@ -71,22 +71,32 @@ def replay(
     equal.
     """
     if core:
-        replay_core(journal, change or [], skip=skip, as_json=as_json)
+        replay_core(journal, change or [], allow_gaps=allow_gaps, as_json=as_json)
         return
     rids = frozenset(request or ())
     try:
         if again:
             wanted = Regeneration(
-                journal, skip, rids, router, key, version, deadline, concurrency, tolerance, score
+                journal,
+                allow_gaps,
+                rids,
+                router,
+                key,
+                version,
+                deadline,
+                concurrency,
+                tolerance,
+                score,
             )
             is_equal = run(regenerate(wanted, as_json=as_json))
             raise typer.Exit(ExitStatus.OK if is_equal else ExitStatus.FAILED)
-        source = Journal(journal, skip=skip)
+        source = Journal(journal, skip=allow_gaps)
         with _place(bind) as endpoint:
             settings = checked(lambda: PlayerSettings(endpoint, _speed(speed), rids))
             run(_play(source, settings, wait, is_staying=stay, as_json=as_json))
+        refuse_gaps(source, are_allowed=allow_gaps)
     except (JournalError, OSError) as error:
-        fail(str(error), ExitStatus.FAILED)
+        fail_reading(error)
 
 
 def _speed(text: str) -> float:
@@ -113,7 +123,7 @@ async def _play(
 ) -> None:
     async with Player(source, settings) as player:
         sys.stderr.write(f"address: {player.address}\n")
-        _tell_of_damage(source)
+        tell_gaps(source)
         sys.stderr.flush()
         watching = asyncio.create_task(_watch(player))
         try:
@@ -155,22 +165,9 @@ def line_of(told: Playback) -> str:
     )
 
 
-def _tell_of_damage(source: Journal) -> None:
-    for damage in source.damages:
-        sys.stderr.write(f"damaged: {damage.sentence}\n")
-    if source.torn is not None:
-        torn = source.torn
-        sys.stderr.write(f"torn: {torn.file} ends within record {torn.next_seq}\n")
-    n_lost = sum(each.count for each in source.lost)
-    if n_lost:
-        sys.stderr.write(f"the recorder had missed {n_lost:,} messages and tokens\n")
-
-
 def _told(player: Player, source: Journal) -> dict[str, object]:
     return {
         **player.playback._asdict(),
         "workers": player.workers,
-        "damages": [damage.sentence for damage in source.damages],
-        "torn": source.torn._asdict() if source.torn else None,
-        "lost": len(source.lost),
+        **gaps_told(source),
     }

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from bus.errors import SettingsError
+from launcher.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
 from launcher.options import AsJson, example
 from launcher.terminal import ExitStatus, checked, fail
 from replay.journal.format import JournalError
@@ -44,9 +45,7 @@ def timeline(
     until: Annotated[
         float, typer.Option("--to", min=0.0, help="Seconds since then; 0: to its end.")
     ] = 0.0,
-    skip: Annotated[
-        bool, typer.Option("--skip", help="Go on behind damage; without it that is an error.")
-    ] = False,
+    allow_gaps: AllowGaps = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw what a journal tells: requests, weight versions, updates, stalls and pauses, by worker.
@@ -55,10 +54,10 @@ def timeline(
     """
     write = checked(partial(_writer_for, out))
     try:
-        source = Journal(journal, skip=skip)
+        source = Journal(journal, skip=allow_gaps)
         found = timeline_of(source)
     except (JournalError, OSError) as error:
-        fail(str(error), ExitStatus.FAILED)
+        fail_reading(error)
     if since or until:
         found = clipped(found, since, until or found.duration_s)
     try:
@@ -66,6 +65,8 @@ def timeline(
     except OSError as error:
         fail(str(error), ExitStatus.FAILED)
     _tell(found, source, out, as_json=as_json)
+    tell_gaps(source)
+    refuse_gaps(source, are_allowed=allow_gaps)
 
 
 def _writer_for(path: Path) -> Callable[[Timeline], None]:
@@ -92,7 +93,7 @@ def _tell(found: Timeline, source: Journal, out: Path, *, as_json: bool) -> None
         "updates": len(found.updates),
         "seconds": round(found.duration_s, 3),
         "notes": found.notes,
-        "damages": [damage.sentence for damage in source.damages],
+        **gaps_told(source),
     }
     if as_json:
         sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
@@ -103,5 +104,3 @@ def _tell(found: Timeline, source: Journal, out: Path, *, as_json: bool) -> None
     )
     for note in found.notes:
         sys.stdout.write(f"  {note}\n")
-    for damage in source.damages:
-        sys.stderr.write(f"damaged: {damage.sentence}\n")

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import NamedTuple
 import msgspec
 
 from bus.errors import RemoteProtocolError, SettingsError
-from replay.journal.format import Framer, JournalError
+from replay.journal.content import SegmentContent
+from replay.journal.format import Content, Framer, JournalError
 from replay.journal.index import IndexBuilder, SegmentIndex
 from replay.journal.pack import packed, unpacked
 from replay.journal.records import Packed, Record, Unknown
@@ -23,6 +25,9 @@ from replay.journal.scan import Found, framer_of, scan
 
 _NAME = re.compile(r"(\d{6,})\.(rbj|rbz)")
 _MODE = 0o600
+_LOCK = "lock"
+_FIRST = "first"
+_LOOKS_S = (0.001, 0.01, 0.05)
 
 
 class SegmentFile(NamedTuple):
@@ -47,13 +52,50 @@ def segments_in(directory: Path) -> list[SegmentFile]:
     return [SegmentFile(number, found[number]) for number in sorted(found)]
 
 
-def content_of(file: SegmentFile) -> bytes:
-    """The bytes of a segment, which may have been packed since it was listed; empty if deleted."""
+def content_of(file: SegmentFile) -> SegmentContent | None:
+    """The bytes of a segment, which may have been packed since it was listed; None if deleted."""
+    for path in (file.path, file.path.with_suffix(".rbz")):
+        with suppress(FileNotFoundError):
+            return SegmentContent(path)
+    return None
+
+
+class FirstKept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What retention has left of a journal: from here on everything is to be there."""
+
+    segment: int
+    seq: int
+    """Of its first record."""
+
+
+def first_kept(directory: Path) -> FirstKept:
+    """Where a journal begins; at its very beginning if retention has deleted nothing.
+
+    Raises:
+        JournalError: the file that says so is damaged.
+    """
+    path = directory / _FIRST
     try:
-        return file.path.read_bytes()
+        return msgspec.json.decode(path.read_bytes(), type=FirstKept)
     except FileNotFoundError:
-        packed_since = file.path.with_suffix(".rbz")
-        return packed_since.read_bytes() if packed_since.exists() else b""
+        return FirstKept(1, 0)
+    except (OSError, msgspec.DecodeError) as error:
+        raise JournalError(f"{path} cannot be read: {error}") from error
+
+
+def is_being_written(directory: Path) -> bool:
+    """Whether a process writes to the journal now."""
+    try:
+        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def lock(directory: Path) -> int:
@@ -71,14 +113,18 @@ def lock(directory: Path) -> int:
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise SettingsError(f"{directory} must be closed to others: chmod 700 {directory}")
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(directory / "lock", flags, _MODE)
+        descriptor = os.open(directory / _LOCK, flags, _MODE)
     except OSError as error:
         raise SettingsError(f"{directory}: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise SettingsError(f"another recorder writes to {directory}") from error
+    for wait_s in (*_LOOKS_S, None):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if wait_s is None:
+                os.close(descriptor)
+                raise SettingsError(f"another recorder writes to {directory}") from error
+            time.sleep(wait_s)  # a reader that looks whether somebody writes holds it for a moment
     return descriptor
 
 
@@ -128,18 +174,18 @@ def pack(directory: Path, segment: int) -> Path:
     """
     plain = directory / f"{segment:06d}.rbj"
     small = plain.with_suffix(".rbz")
-    content = plain.read_bytes()
-    framer = framer_of(content)
-    if framer is None:
-        raise JournalError(f"{plain} is damaged: it is left as it is")
-    builder = IndexBuilder(segment)
-    _replace(small, packed(framer, content, builder))
+    with SegmentContent(plain) as content:
+        framer = framer_of(content)
+        if framer is None:
+            raise JournalError(f"{plain} is damaged: it is left as it is")
+        builder = IndexBuilder(segment)
+        _replace(small, packed(framer, content, builder))
     plain.unlink()
     _save_index(small, framer, builder.index)
     return small
 
 
-def index_again(path: Path, framer: Framer, content: bytes) -> SegmentIndex:
+def index_again(path: Path, framer: Framer, content: Content) -> SegmentIndex:
     """Make the index of a packed segment that has lost it; damaged runs are left out."""
     builder = IndexBuilder(int(path.stem))
     for found in scan(framer, content):
@@ -179,6 +225,9 @@ def _save_index(path: Path, framer: Framer, index: SegmentIndex) -> None:
 def retain(directory: Path, keep_bytes: int, oldest_s: float) -> int:
     """Delete the oldest packed segments; returns how many.
 
+    Before that it writes down where the journal begins then: whoever reads it knows that this was
+    on purpose.
+
     Args:
         directory: of the journal.
         keep_bytes: delete those beyond; 0: none.
@@ -187,16 +236,50 @@ def retain(directory: Path, keep_bytes: int, oldest_s: float) -> int:
     files = [each for each in segments_in(directory) if each.is_packed]
     sizes = {each.number: each.path.stat() for each in files}
     total = sum(status.st_size for status in sizes.values())
-    n_gone = 0
+    doomed: list[SegmentFile] = []
     for each in files:
         status = sizes[each.number]
         if not (keep_bytes and total > keep_bytes) and status.st_mtime >= oldest_s:
             break
+        total -= status.st_size
+        doomed.append(each)
+    if not doomed:
+        return 0
+    first = FirstKept(doomed[-1].number + 1, _seq_after(doomed[-1]))
+    is_told = False
+    with suppress(OSError):  # a full disk: the more reason to delete
+        _save_first(directory, first)
+        is_told = True
+    for each in doomed:
         each.path.unlink()
         each.path.with_suffix(".idx").unlink(missing_ok=True)
-        total -= status.st_size
-        n_gone += 1
-    return n_gone
+    if not is_told:
+        _save_first(directory, first)
+    return len(doomed)
+
+
+def forget_first(directory: Path) -> None:
+    """The journal begins anew, with its first segment."""
+    (directory / _FIRST).unlink(missing_ok=True)
+
+
+def _save_first(directory: Path, first: FirstKept) -> None:
+    _replace(directory / _FIRST, [msgspec.json.encode(first)])
+
+
+def _seq_after(file: SegmentFile) -> int:
+    """Number of the record that comes after a packed segment's last one."""
+    with SegmentContent(file.path) as content:
+        framer = framer_of(content)
+        last = 0
+        for found in scan(framer, content) if framer is not None else ():
+            if isinstance(found, Found):
+                last = found.record.seq
+                if isinstance(found.record, Packed):
+                    last += found.record.n_records - 1
+    if framer is None:
+        raise JournalError(f"{file.path} is damaged: it is not deleted")
+    return last + 1
 
 
 def write_all(descriptor: int, content: bytes) -> None:

@@ -6,7 +6,7 @@ Spec: docs/journal.md, "Segments".
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # google-crc32c has no stubs for its two functions.
 
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast, overload
 
 import google_crc32c
 
@@ -24,6 +24,19 @@ PREFIX_BYTES = 1 + 4 + 4
 """Before a payload: marker, length, checksum."""
 CRC_BYTES = 4
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+
+
+class Content(Protocol):
+    """The bytes of a segment: in memory, or read from its file as they are needed."""
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, key: int, /) -> int: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> bytes: ...
+    def find(self, byte: bytes, start: int, /) -> int:
+        """Where the byte occurs next, from `start` on; -1: nowhere."""
+        ...
 
 
 class JournalError(BusError):
@@ -82,7 +95,7 @@ class Framer:
         length = (len(payload) + CRC_BYTES).to_bytes(4, "big")
         return b"".join((b"\xc6", length, self._crc(length, payload), payload))
 
-    def payload_at(self, content: bytes, offset: int) -> bytes | None:
+    def payload_at(self, content: Content, offset: int) -> bytes | None:
         """What the record at `offset` holds; None if there is no right and whole one."""
         length = length_at(content, offset)
         if length < 0 or offset + PREFIX_BYTES + length > len(content):
@@ -97,7 +110,7 @@ class Framer:
         return cast("int", google_crc32c.extend(crc, payload)).to_bytes(4, "big")
 
 
-def length_at(content: bytes, offset: int) -> int:
+def length_at(content: Content, offset: int) -> int:
     """Claimed bytes of the payload at `offset`; -1 if no record can begin there."""
     if len(content) - offset < PREFIX_BYTES or content[offset] != MARKER:
         return -1
@@ -105,11 +118,11 @@ def length_at(content: bytes, offset: int) -> int:
     return length if length <= MAX_PAYLOAD_BYTES else -1
 
 
-def header_in(content: bytes) -> tuple[int, bytes]:
+def header_in(content: Content) -> tuple[int, bytes]:
     """Format (-1: this is no segment of a journal) and salt of a segment.
 
     Args:
         content: its beginning, at least HEADER_BYTES.
     """
-    number = content[len(_NAME)] if content.startswith(_NAME) else -1
+    number = content[len(_NAME)] if content[: len(_NAME)] == _NAME else -1
     return number, content[HEADER_BYTES - SALT_BYTES : HEADER_BYTES]

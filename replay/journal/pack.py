@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import zstandard
 
 from bus.errors import RemoteProtocolError
-from replay.journal.format import MAX_PAYLOAD_BYTES, Framer, JournalError
+from replay.journal.format import MAX_PAYLOAD_BYTES, Content, Framer, JournalError
 from replay.journal.index import IndexBuilder
 from replay.journal.records import End, Head, Packed, Record, Unknown, payload_of
 from replay.journal.scan import Found, Wrong, scan
@@ -20,7 +20,7 @@ RUN_BYTES = 1024 * 1024
 LEVEL = 3
 
 
-def packed(framer: Framer, content: bytes, builder: IndexBuilder) -> Iterator[bytes]:
+def packed(framer: Framer, content: Content, builder: IndexBuilder) -> Iterator[bytes]:
     """A closed segment in pieces of its packed form, in order.
 
     Raises:
@@ -68,7 +68,7 @@ def unpacked(framer: Framer, run: Packed) -> list[Found]:
 class _Run:
     """Consecutive records that will be packed together."""
 
-    def __init__(self, framer: Framer, content: bytes) -> None:
+    def __init__(self, framer: Framer, content: Content) -> None:
         self._framer = framer
         self._content = content
         self._zstd = zstandard.ZstdCompressor(level=LEVEL)

@@ -3,13 +3,20 @@
 Spec: docs/journal.md, "Damage".
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bus.errors import RemoteProtocolError
-from replay.journal.files import SegmentFile, content_of, segments_in
-from replay.journal.format import Damage, Framer, JournalDamaged, JournalError
+from replay.journal.files import (
+    SegmentFile,
+    content_of,
+    first_kept,
+    is_being_written,
+    segments_in,
+)
+from replay.journal.format import Content, Damage, Framer, JournalDamaged, JournalError
 from replay.journal.pack import unpacked
 from replay.journal.records import End, Lost, Packed, Record, Unknown
 from replay.journal.scan import Found, Wrong, framer_of, scan
@@ -26,6 +33,20 @@ class Torn(NamedTuple):
     """Of what is not; 0 if it does not say."""
     next_seq: int
     """Number that the torn record would have had."""
+
+
+GapKind = Literal["damage", "tail", "interruption", "lost", "lost_stream"]
+
+
+class Gap(NamedTuple):
+    """Something that happened and is not in the journal, or not as it was written."""
+
+    kind: GapKind
+    """`damage`: it was written, and is not there any more. `tail`: the journal has no end: its
+    writer died, or the end was cut off. `interruption`: the same, and another writer went on.
+    `lost`: the recorder says that it missed commands or replies; `lost_stream`: tokens on their
+    way, which results have again."""
+    sentence: str
 
 
 class _Suspense(NamedTuple):
@@ -64,7 +85,32 @@ class Journal:
         self.lost: list[Lost] = []
         """What the recorder itself says that it missed."""
         self.first_seq = self.next_seq = -1
+        """Of the first record that is to be there: above 0 after retention; -1: nothing was read.
+        And of the one that comes next."""
+        self.is_being_written = False
+        """Whether a writer was at work when reading began: then the journal has no end yet."""
+        self._interruptions: list[Gap] = []
+        self._ending = ""
+        """Why the journal does not end where its writer said; empty: it does, or nobody knows."""
         self._suspense: _Suspense | None = None
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Everything that is known to be missing, when all has been read; empty: nothing is."""
+        found = [Gap("damage", each.sentence) for each in self.damages]
+        found += self._interruptions
+        if self._ending:
+            found.append(Gap("tail", self._ending))
+        counts = Counter[str]()
+        for each in self.lost:
+            counts[each.source] += each.count
+        if n := counts["tap"]:
+            found.append(Gap("lost", f"the recorder missed {n:,} messages of the router's tap"))
+        if n := counts["memory"]:
+            found.append(Gap("lost", f"{n:,} messages had no room: the disk was too slow"))
+        if n := counts["stream"]:
+            found.append(Gap("lost_stream", f"the recorder missed {n:,} tokens of streams"))
+        return found
 
     def __iter__(self) -> Iterator[Record]:
         """All records, in order.
@@ -74,9 +120,17 @@ class Journal:
             JournalError: a later format.
         """
         self._reset()
-        files = segments_in(self.directory)
-        if files[0].number == 1:  # nothing has been deleted
-            self.first_seq = self.next_seq = 0
+        self.is_being_written = is_being_written(self.directory)
+        # Retention writes down what it keeps, then deletes: so this is read first.
+        first = first_kept(self.directory)
+        files = [each for each in segments_in(self.directory) if each.number >= first.segment]
+        self.first_seq = self.next_seq = first.seq
+        if not files:
+            self._ending = "every segment that retention has left is gone"
+            return
+        if files[0].number != first.segment:
+            why = "a segment before it is not there"
+            self._suspend(_Suspense(files[0].path.name, 0, 0, why))
         for file, after in zip(files, [*files[1:], None], strict=True):
             for record in self._segment(file, is_last=after is None):
                 if isinstance(record, Unknown):
@@ -89,13 +143,34 @@ class Journal:
                 self._suspend(_Suspense(after.path.name, 0, 0, "a segment before it is not there"))
         if self._suspense is not None:
             self._report(0)
+        self._end(files[-1].path.name)
+
+    def _end(self, file: str) -> None:
+        """Tell whether the last segment ends as its writer ended it."""
+        if self.is_being_written or self.is_closed:
+            return
+        following = f"what followed record {self.next_seq - 1} is missing"
+        if self.torn is not None:
+            cut = f"ends within record {self.torn.next_seq}, after {self.torn.size_bytes} bytes"
+            self._ending = f"{file} {cut}: its writer died, or it was cut; {following}"
+        elif self._has_end:
+            why = "it was removed, or its writer died as it began it"
+            self._ending = f"{file} says that another segment follows, and none does: {why}"
+        elif not self.damages or self.damages[-1].file != file:
+            self._ending = f"{file} has no end: its writer died, or it was cut; {following}"
 
     def _segment(self, file: SegmentFile, *, is_last: bool) -> Iterator[Record | Unknown]:
         content = content_of(file)
-        if not content and not file.path.exists():
-            if self.next_seq == 0:  # retention was faster: the journal begins later now
-                self.first_seq = self.next_seq = -1
+        if content is None:
+            if self.next_seq == self.first_seq:  # retention was faster: it begins later now
+                self.first_seq = self.next_seq = max(self.first_seq, first_kept(self.directory).seq)
             return
+        with content:
+            yield from self._records(file, content, is_last=is_last)
+
+    def _records(
+        self, file: SegmentFile, content: Content, *, is_last: bool
+    ) -> Iterator[Record | Unknown]:
         self.is_closed = self._has_end = False
         framer = framer_of(content)
         if framer is None:
@@ -108,8 +183,24 @@ class Journal:
             for record in self._unpacked(file, framer, found):
                 if self._is_next(file, found, record):
                     self._has_end = isinstance(record, End)
-                    self.is_closed = isinstance(record, End) and record.reason != "rotated"
+                    self.is_closed = isinstance(record, End) and record.reason == "closed"
+                    if isinstance(record, End) and record.reason == "recovered":
+                        self._interrupted(file, record)
                     yield record
+        if is_last and file.is_packed and not self._has_end:
+            # Only closed segments are packed: this is no writer's doing.
+            if self._suspense is None:
+                why = "a sealed segment ends before its end, and nobody can tell how much it lacks"
+                self._suspend(_Suspense(file.path.name, len(content), 0, why))
+            self._report(1)  # at least its end
+
+    def _interrupted(self, file: SegmentFile, end: End) -> None:
+        cut = f"{end.cut_bytes} bytes of a torn record were cut off, and " if end.cut_bytes else ""
+        sentence = (
+            f"{file.path.name}: its writer died after record {end.seq - 1}: {cut}what it had not "
+            "written, and all until the next writer began, is missing"
+        )
+        self._interruptions.append(Gap("interruption", sentence))
 
     def _unpacked(
         self, file: SegmentFile, framer: Framer, found: Found
@@ -125,14 +216,14 @@ class Journal:
 
     def _wrong(self, file: SegmentFile, wrong: Wrong, *, is_last: bool) -> None:
         size_bytes = wrong.end - wrong.offset
-        if is_last and wrong.is_tail and not self._has_end:
+        if is_last and wrong.is_tail and not self._has_end and not file.is_packed:
             self.torn = Torn(
                 file.path.name, wrong.offset, size_bytes, wrong.lacks_bytes, max(self.next_seq, 0)
             )
             return
         why = "no segment" if wrong.offset == 0 else "no right record"
         self._suspend(_Suspense(file.path.name, wrong.offset, size_bytes, why))
-        if is_last and wrong.is_tail:
+        if is_last and wrong.is_tail and not file.is_packed:
             self._report(0)
 
     def _is_next(self, file: SegmentFile, found: Found, record: Record | Unknown) -> bool:

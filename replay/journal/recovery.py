@@ -7,8 +7,15 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from replay.journal.files import SegmentFile, segments_in, sync_directory, write_all
-from replay.journal.format import Framer, JournalError
+from replay.journal.content import SegmentContent
+from replay.journal.files import (
+    SegmentFile,
+    forget_first,
+    segments_in,
+    sync_directory,
+    write_all,
+)
+from replay.journal.format import Content, Framer, JournalError
 from replay.journal.records import End, Head, Packed, payload_of
 from replay.journal.scan import Wrong, framer_of, scan
 
@@ -50,14 +57,16 @@ def recover(directory: Path, now_ns: int) -> Recovered:
     tail: _Tail | None = None
     framer: Framer | None = None
     while files:
-        content = files[-1].path.read_bytes()
-        framer = framer_of(content)
-        tail = _tail_of(framer, content) if framer is not None else None
-        if tail is not None or len(content) > _HEADS_BYTES:
+        with SegmentContent(files[-1].path) as content:
+            size_bytes = len(content)
+            framer = framer_of(content)
+            tail = _tail_of(framer, content) if framer is not None else None
+        if tail is not None or size_bytes > _HEADS_BYTES:
             break
         files.pop().path.unlink()  # its writer died before its first record was there
-        cut_bytes += len(content)
+        cut_bytes += size_bytes
     if not files:
+        forget_first(directory)
         return Recovered(0, 1, "", cut_bytes, ())
     last = files[-1]
     if tail is None or framer is None:
@@ -80,7 +89,7 @@ def _tidy(directory: Path) -> None:
         path.with_suffix(".rbj").unlink(missing_ok=True)
 
 
-def _tail_of(framer: Framer, content: bytes) -> _Tail | None:
+def _tail_of(framer: Framer, content: Content) -> _Tail | None:
     journal, next_seq, first_seq, good_bytes, at_ns = "", -1, -1, 0, 0
     is_closed = False
     for found in scan(framer, content):

@@ -11,6 +11,7 @@ from replay.journal.format import (
     FORMAT,
     HEADER_BYTES,
     PREFIX_BYTES,
+    Content,
     Framer,
     JournalError,
     header_in,
@@ -44,7 +45,7 @@ class Wrong(NamedTuple):
     """How many bytes more a torn last record would have had; 0 if it does not say."""
 
 
-def framer_of(content: bytes) -> Framer | None:
+def framer_of(content: Content) -> Framer | None:
     """How the records of a segment are framed; None if its beginning tells nothing.
 
     Raises:
@@ -62,17 +63,19 @@ def framer_of(content: bytes) -> Framer | None:
     return framer
 
 
-def _head_by_its_own_salt(content: bytes) -> Found | None:
+def _head_by_its_own_salt(content: Content) -> Found | None:
     """One wrong bit in the salt must not cost the segment."""
     length = max(length_at(content, HEADER_BYTES), 0)
     try:
-        head = record_in(content[HEADER_BYTES + PREFIX_BYTES :][:length])
+        head = record_in(
+            content[HEADER_BYTES + PREFIX_BYTES : HEADER_BYTES + PREFIX_BYTES + length]
+        )
     except RemoteProtocolError:
         return None
     return _record_at(Framer(head.salt), content, HEADER_BYTES) if isinstance(head, Head) else None
 
 
-def scan(framer: Framer, content: bytes, start: int = HEADER_BYTES) -> Iterator[Found | Wrong]:
+def scan(framer: Framer, content: Content, start: int = HEADER_BYTES) -> Iterator[Found | Wrong]:
     """All records from `start` on, in order, and what is wrong between them."""
     at = start
     while at < len(content):
@@ -89,7 +92,7 @@ def scan(framer: Framer, content: bytes, start: int = HEADER_BYTES) -> Iterator[
         at = after
 
 
-def _record_at(framer: Framer, content: bytes, offset: int) -> Found | None:
+def _record_at(framer: Framer, content: Content, offset: int) -> Found | None:
     payload = framer.payload_at(content, offset)
     if payload is None:
         return None
@@ -100,7 +103,7 @@ def _record_at(framer: Framer, content: bytes, offset: int) -> Found | None:
     return Found(offset, offset + PREFIX_BYTES + len(payload), record)
 
 
-def _next_after(framer: Framer, content: bytes, wrong: int) -> int:
+def _next_after(framer: Framer, content: Content, wrong: int) -> int:
     """Where the first right record after a wrong one begins; the length if there is none."""
     at = content.find(_MARKER, wrong + 1)
     while at >= 0:
@@ -111,7 +114,7 @@ def _next_after(framer: Framer, content: bytes, wrong: int) -> int:
     return len(content)
 
 
-def _may_begin(content: bytes, offset: int) -> bool:
+def _may_begin(content: Content, offset: int) -> bool:
     start = offset + PREFIX_BYTES
     length = length_at(content, offset)
     if length < _LEAST_BYTES or start + length > len(content) or content[start] & 0xF0 != _FIXARRAY:

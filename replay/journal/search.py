@@ -14,6 +14,7 @@ from replay.journal.files import (
     records_of,
     segments_in,
 )
+from replay.journal.format import Content
 from replay.journal.index import named_in
 from replay.journal.records import Record, Stream, Tap, Unknown
 from replay.journal.scan import Found, framer_of, scan
@@ -61,12 +62,16 @@ def find(directory: Path, wanted: Wanted) -> Iterator[Record]:
         if wanted.is_everything:
             return
     for file in segments_in(directory):
-        for record in _of_segment(file.path, content_of(file), wanted):
-            if wanted.speaks(record) and not isinstance(record, Unknown):
-                yield record
+        content = content_of(file)
+        if content is None:
+            continue
+        with content:
+            for record in _of_segment(file.path, content, wanted):
+                if wanted.speaks(record) and not isinstance(record, Unknown):
+                    yield record
 
 
-def _of_segment(path: Path, content: bytes, wanted: Wanted) -> Iterator[Record | Unknown]:
+def _of_segment(path: Path, content: Content, wanted: Wanted) -> Iterator[Record | Unknown]:
     framer = framer_of(content)
     if framer is None:
         return
@@ -89,10 +94,13 @@ def _rids_of(directory: Path, session: str) -> frozenset[str]:
     found = set[str]()
     for file in segments_in(directory):
         content = content_of(file)
-        framer = framer_of(content)
-        if framer is None:
+        if content is None:
             continue
-        index = read_index(file.path, framer) if file.is_packed else None
-        index = index or index_again(file.path, framer, content)
-        found.update(index.sessions.get(session, []))
+        with content:
+            framer = framer_of(content)
+            if framer is None:
+                continue
+            index = read_index(file.path, framer) if file.is_packed else None
+            index = index or index_again(file.path, framer, content)
+            found.update(index.sessions.get(session, []))
     return frozenset(found)

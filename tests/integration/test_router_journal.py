@@ -124,6 +124,9 @@ async def test_a_router_that_comes_after_a_killed_one_goes_on_in_the_same_journa
             fleet.kill_router()
             await client.generate([2], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
     status, told, errors = await replayed(journal)
+    assert status == 1
+    assert errors.startswith("interruption: 000001.")
+    status, told, errors = await replayed(journal, "--allow-gaps")
     assert status == 0, (told, errors)
     assert told["routers"] == 2
     assert sum(isinstance(each, Router) for each in Journal(journal)) == 2

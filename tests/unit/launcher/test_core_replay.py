@@ -41,7 +41,7 @@ async def written(directory: Path) -> Path:
 async def test_the_same_is_said_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    replay_core(await written(tmp_path / "j"), [], skip=False, as_json=False)
+    replay_core(await written(tmp_path / "j"), [], allow_gaps=False, as_json=False)
     assert capsys.readouterr().out == "4 turns repeated, 0 differ; the journal tells of 1 router\n"
 
 
@@ -49,7 +49,9 @@ async def test_the_first_turn_that_differs_is_told_with_what_led_to_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as ended:
-        replay_core(await written(tmp_path / "j"), ["queue_limit=1"], skip=False, as_json=False)
+        replay_core(
+            await written(tmp_path / "j"), ["queue_limit=1"], allow_gaps=False, as_json=False
+        )
     assert ended.value.exit_code == 1
     out, errors = capsys.readouterr()
     summary, where, *told, expected, got = out.splitlines()
@@ -63,7 +65,7 @@ async def test_the_first_turn_that_differs_is_told_with_what_led_to_it(
     assert errors == "error: the cores did not do the same\n"
 
 
-async def test_damage_stops_it_unless_it_is_skipped(
+async def test_damage_stops_it_unless_gaps_are_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = await written(tmp_path / "j")
@@ -71,9 +73,9 @@ async def test_damage_stops_it_unless_it_is_skipped(
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    for skip in (False, True):
+    for allow_gaps in (False, True):
         with pytest.raises(typer.Exit) as ended:
-            replay_core(directory, [], skip=skip, as_json=False)
+            replay_core(directory, [], allow_gaps=allow_gaps, as_json=False)
         assert ended.value.exit_code == 1
         assert "no right record" in capsys.readouterr().err
 

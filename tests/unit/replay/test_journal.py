@@ -1,5 +1,6 @@
 """A reader gets back what was written, or is told exactly what of it is missing."""
 
+import os
 import shutil
 from pathlib import Path
 from random import Random
@@ -8,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay.journal.files import pack
+from replay.journal.files import lock, pack, retain, segments_in
 from replay.journal.format import HEADER_BYTES, Framer, JournalDamaged, JournalError
 from replay.journal.reader import Journal
 from replay.journal.records import End, Head, Record, Stream, payload_of
+from replay.journal.recovery import recover
 from replay.journal.scan import Found, Wrong, framer_of, scan
 from replay.journal.settings import JournalSettings
 from tests.conformance.plain import read, read_all
@@ -226,11 +228,105 @@ def test_a_segment_that_is_not_there_is_told_with_the_numbers_of_its_records(
     assert not left & missing
 
 
-def test_segments_that_retention_has_deleted_are_no_damage(tmp_path: Path) -> None:
+def test_segments_that_retention_has_deleted_are_no_damage_and_others_are(
+    tmp_path: Path,
+) -> None:
+    records = written(tmp_path / "j", packs=True)
+    n_gone = retain(tmp_path / "j", keep_bytes=900, oldest_s=0.0)
+    assert n_gone > 1
+    journal = Journal(tmp_path / "j")
+    left = list(journal)
+    assert left == records[journal.first_seq :]
+    assert 0 < journal.first_seq == left[0].seq
+    assert journal.gaps == []
+    (tmp_path / "j" / segment(n_gone + 1, is_packed=True)).unlink()
+    with pytest.raises(JournalDamaged, match=f"records {journal.first_seq} to "):
+        list(Journal(tmp_path / "j"))
+
+
+def test_a_first_segment_that_retention_did_not_delete_is_told(tmp_path: Path) -> None:
     written(tmp_path / "j")
     (tmp_path / "j" / segment(1)).unlink()
+    with pytest.raises(JournalDamaged, match=r"a segment before it is not there; records 0 to "):
+        list(Journal(tmp_path / "j"))
+    journal = Journal(tmp_path / "j", skip=True)
+    left = list(journal)
+    (damage,) = journal.damages
+    assert (damage.first_missing, damage.n_missing) == (0, left[0].seq)
+    assert [each.kind for each in journal.gaps] == ["damage"]
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_wherever_a_journal_is_cut_its_reader_says_so(
+    tmp_path: Path, rng: Random, *, packs: bool
+) -> None:
+    records = written(tmp_path / "whole", packs=packs)
+    whole = Journal(tmp_path / "whole")
+    assert list(whole) == records
+    assert whole.gaps == []
+    for number, file in enumerate(segments_in(tmp_path / "whole"), start=1):
+        content = file.path.read_bytes()
+        framer = framer_of(content)
+        assert framer is not None
+        ends = [each.end for each in scan(framer, content) if isinstance(each, Found)]
+        for cut in {0, HEADER_BYTES, *ends[:-1], rng.randrange(1, len(content))}:
+            directory = tmp_path / f"{number}-{cut}"
+            shutil.copytree(tmp_path / "whole", directory)
+            (directory / file.path.name).write_bytes(content[:cut])
+            journal = Journal(directory, skip=True)
+            assert len(list(journal)) < len(records)
+            is_tail = not packs and number == len(segments_in(directory))
+            kinds = {each.kind for each in journal.gaps}
+            assert kinds == {"tail" if is_tail else "damage"}, journal.gaps
+            if not is_tail:
+                with pytest.raises(JournalDamaged):
+                    list(Journal(directory))
+
+
+def test_last_segments_that_are_gone_are_told(tmp_path: Path) -> None:
+    written(tmp_path / "j")
+    files = segments_in(tmp_path / "j")
+    files[-1].path.unlink()
     journal = Journal(tmp_path / "j")
-    assert next(iter(journal)).seq == journal.first_seq > 0
+    assert list(journal)
+    (gap,) = journal.gaps
+    assert gap.kind == "tail"
+    assert f"{files[-2].path.name} says that another segment follows" in gap.sentence
+
+
+def test_a_journal_that_is_being_written_has_no_end_yet(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "j")
+    desk.add("client/0")
+    desk.flush()
+    writer = lock(tmp_path / "j")
+    journal = Journal(tmp_path / "j")
+    assert list(journal)
+    assert (journal.is_being_written, journal.gaps) == (True, [])
+    os.close(writer)
+    assert list(journal)
+    (gap,) = journal.gaps
+    assert (gap.kind, "000001.rbj has no end" in gap.sentence) == ("tail", True)
+
+
+@pytest.mark.parametrize("cut", [HEADER_BYTES, -40])
+def test_a_segment_of_gibibytes_of_nothing_is_no_memory_error(tmp_path: Path, cut: int) -> None:
+    written(tmp_path / "j")
+    file = tmp_path / "j" / segment(2)
+    file.write_bytes(file.read_bytes()[:cut])
+    os.truncate(file, 8 * 2**30)
+    journal = Journal(tmp_path / "j", skip=True)
+    assert list(journal)
+    assert [each.file for each in journal.damages] == [file.name]
+    for last in segments_in(tmp_path / "j")[2:]:
+        last.path.unlink()
+    assert list(journal)
+    assert journal.torn is not None
+    if cut == HEADER_BYTES:
+        with pytest.raises(JournalError, match="its beginning is damaged"):
+            recover(tmp_path / "j", 10**18)
+        return
+    assert recover(tmp_path / "j", 10**18).next_segment == 3
+    assert file.stat().st_size < 10_000
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, HEADER_BYTES, HEADER_BYTES + 9])
