@@ -66,6 +66,7 @@ class FleetPlan:
             backend=known.get("backend") or self._endpoint("backend"),
             leases=self._settings.lease,
             sessions_per_slot=self._settings.sessions_per_slot,
+            expected_workers=dict.fromkeys(self.worker_names, self._settings.policy),
             dead_letters=self._dead_letters(),
             tap=(known.get("tap") or self._endpoint("tap")) if self._settings.tap else "",
             security=self._security(ROUTER),

@@ -12,6 +12,7 @@ from bus.messages.endings import Problem
 from bus.messages.limits import MAX_POLICIES
 from router.clients import Clients
 from router.detached import Detached
+from router.expected import ExpectedWorkers
 from router.followers import Followers
 from router.members import SERVING, MemberRecord, Members
 from router.outgoing import Outgoing
@@ -36,6 +37,7 @@ class Context:
     clients: Clients = field(default_factory=Clients)
     out: Outgoing = field(default_factory=Outgoing)
     detached: Detached = field(init=False)
+    expected: ExpectedWorkers = field(init=False)
     router_epoch: int = 1
     is_recovering: bool = True
     tap: str = ""
@@ -64,6 +66,9 @@ class Context:
 
     def __post_init__(self) -> None:
         silence_s = self.settings.leases.silence_s
+        self.expected = ExpectedWorkers(
+            self.settings.expected_workers, self.settings.leases.lease_s
+        )
         self.detached = Detached(Followers(self.clients, silence_s))
 
     def next_attempt(self) -> Attempt:

@@ -195,6 +195,7 @@ class RouterCore:
         self._executions.tick(now)
         self._fleet.tick(now)
         self._publications.tick(now)
+        self._desk.tick(now)
         self._updates.tick(now)
         self._catch_ups.tick(now)
         self._health.tick(now)

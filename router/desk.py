@@ -3,7 +3,9 @@
 Spec: docs/protocol.md, "Commands".
 """
 
-from typing import cast
+from typing import NamedTuple, cast
+
+from msgspec.structs import replace
 
 from bus.codec import pack, unpack
 from bus.entry import Entry
@@ -22,8 +24,24 @@ from router.publications import Publications
 from router.sessions import Sessions
 from router.table import RequestTable
 
+STORE_GRACE_S = 10.0
+"""Weight commands wait so long for a store: longer than it needs to come back to a router that was
+started again."""
+MAX_AWAITING = 64
+"""Commands that wait for a store."""
+FOR_THE_STORE = frozenset({"reserve_version", "seal_version", "restore_version"})
+"""Commands of a publisher that wait for a store which is not there."""
 MAX_SESSION_S = 86_400.0
 """A lease or a grace of a session lasts a day at most."""
+
+
+class _Awaiting(NamedTuple):
+    """A command that waits for the store."""
+
+    client: str
+    entry: Entry
+    deadline_at: float
+    until: float
 
 
 class Desk:
@@ -44,6 +62,22 @@ class Desk:
         self._fleet = fleet
         self._publications = publications
         self._sessions = sessions
+        self._awaiting: dict[str, _Awaiting] = {}
+        """By rid."""
+
+    def tick(self, now: float) -> None:
+        """Pass on what waited for a store, or refuse it."""
+        store = self._context.members.store() if self._awaiting else None
+        for rid, each in list(self._awaiting.items()):
+            if store is not None:
+                del self._awaiting[rid]
+                left_ms = max(1, round(1000 * (each.deadline_at - now)))
+                entry = replace(each.entry, deadline_ms=left_ms)
+                self._fleet.ask(each.client, entry, [store], now)
+            elif each.until <= now:
+                del self._awaiting[rid]
+                message = "no weight store is connected; start one with `rolloutbus store`"
+                self._context.refuse(each.client, rid, refusal("no_store", message, "route"))
 
     def abort(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Stop requests of this client, or a publication."""
@@ -86,13 +120,17 @@ class Desk:
 
     def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Pass a command to one member or to all workers."""
-        if self._fleet.is_known(client.name, entry.rid):
+        if entry.rid in self._awaiting or self._fleet.is_known(client.name, entry.rid):
             return
         unpack(entry)  # a body that breaks its type is refused here, once, naming the field
         problem = check_rid(entry.rid, client=client.name) or check_deadline(entry)
         targets = self._targets(entry.route)
         if problem is not None:
             self._context.refuse(client.name, entry.rid, problem)
+        elif targets is None and self._waits_for_store(entry):
+            deadline_at = now + entry.deadline_ms / 1000
+            until = min(deadline_at, now + STORE_GRACE_S)
+            self._awaiting[entry.rid] = _Awaiting(client.name, entry, deadline_at, until)
         elif targets is None:
             code = "no_store" if entry.route == "store" else "unknown_worker"
             problem = refusal(code, f"no {entry.route[:80]!r} is connected", "route")
@@ -137,6 +175,10 @@ class Desk:
             if member is not None and member.role != "worker":
                 member = None
         return [member] if member is not None else None
+
+    def _waits_for_store(self, entry: Entry) -> bool:
+        is_for_it = entry.route == "store" and entry.kind in FOR_THE_STORE
+        return is_for_it and len(self._awaiting) < MAX_AWAITING
 
     def _worker_status(self, worker: MemberRecord, now: float) -> WorkerStatus:
         facts = worker.hello.worker

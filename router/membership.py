@@ -158,6 +158,7 @@ class Membership:
             context.count("expired_leases")
             self._lose(member, "expired", "lease expired", now)
             context.out.forget(member.peer)
+        context.expected.tick(now)
         self._tell_if_due(now)
         self._forget_ended(now - ENDED_S)
         gone = context.clients.silent_since(now - context.settings.client_grace_s)
@@ -221,6 +222,7 @@ class Membership:
             member = MemberRecord(peer, hello, expires_at)
             member.awaits_adapters = bool(lacking(context, member))
             context.members.add(member)
+            context.expected.joined(member.name)
             context.count("joins")
         if hello.store is not None:
             note_record(context, hello.store)
@@ -251,6 +253,8 @@ class Membership:
     def _lose(self, member: MemberRecord, event: str, reason: str, now: float) -> None:
         member.advance(event)
         self._on_lost(member, reason, now)
+        if member.role == "worker":
+            self._context.expected.lost(member.name, member.policy, reason, now)
         self._context.members.remove(member)
         self._ended.pop(member.name, None)  # so that it stays ordered by time
         self._ended[member.name] = (member.epoch, now)

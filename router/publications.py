@@ -12,7 +12,8 @@ from bus.messages.endings import Problem
 from bus.messages.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
 from bus.messages.weights import Published, PublishVersion, UpdateStatus, WorkerUpdate
 from router.context import Context, refusal
-from router.success_rule import RULES, n_needed
+from router.store_record import is_recorded
+from router.success_rule import COUNTS_ALL, RULES, n_needed
 from router.transport_plan import without_groups
 from router.update import Update, Watcher
 from router.updates import Updates
@@ -40,6 +41,8 @@ class _Publication:
         self.update: Update | None = None
         """The try under way."""
         self.is_called_off = False
+        self.lost: dict[str, str] = {}
+        """Workers that an earlier try was told to and that were lost in it -> how."""
         self.try_at = 0.0
         self.patience_at = 0.0
         """When it is refused if its members are still missing."""
@@ -158,13 +161,22 @@ class Publications:
         if self._context.members.store() is None:
             message = "no weight store is connected; start one with `rolloutbus store`"
             return refusal("no_store", message)
+        if is_recorded(self._context, body.policy, body.version):
+            return None  # by an earlier router: it counts, whoever is there
         n_workers = len(self._context.members.workers(body.policy))
         if not n_workers:
             message = f"no worker serves policy {body.policy!r}; start one and publish again"
             return refusal("not_ready", message)
-        needed = n_needed(body.require, n_workers) or 0
+        absent = self._context.expected.missing(body.policy)
+        needed = n_needed(body.require, n_workers + len(absent)) or 0
         if needed > n_workers:
             message = f"{needed} workers are required; {n_workers} serve policy {body.policy!r}"
+            who = "; ".join(f"{name}: {why}" for name, why in sorted(absent.items()))
+            message = f"{message}; {who}" if who else message
+            return refusal("not_ready", message[:MAX_SENTENCE_CHARS], "require")
+        counts_all = body.require in COUNTS_ALL
+        if counts_all and self._context.is_recovering and not self._context.expected.are_told:
+            message = "the router has just begun, and does not know yet which workers there are"
             return refusal("not_ready", message, "require")
         return None
 
@@ -178,14 +190,14 @@ class Publications:
 
     def _ended(self, publication: _Publication, update: Update, now: float) -> None:
         if update.state == "committed":
-            workers = [_worker_update(update, name) for name in update.targets]
-            published = Published(update.body.version, workers)
+            published = Published(update.body.version, self._how_it_went(publication, update))
             self._answer(publication, "finished", published, now)
         elif publication.is_called_off:
             self._answer(publication, "cancelled", None, now)
         elif update.met_only_silence and now < publication.deadline_at:
             # Nobody said no: the workers were lost, or this router was frozen for too long.
             publication.update = None
+            publication.lost.update(update.problems)
             publication.body = without_groups(publication.body)
             publication.try_at = now + RETRY_S
             publication.patience_at = publication.deadline_at
@@ -194,6 +206,18 @@ class Publications:
             message = f"version {update.body.version} was not committed: {why or 'no worker'}"
             problem = Problem("update_failed", message[:MAX_SENTENCE_CHARS], "failed")
             self._answer(publication, "failed", problem, now)
+
+    def _how_it_went(self, publication: _Publication, update: Update) -> list[WorkerUpdate]:
+        """Of every worker that was told, was missing, was lost or has come meanwhile."""
+        went = {name: _worker_update(update, name) for name in update.targets}
+        for name, why in {**publication.lost, **update.absent}.items():
+            problem = f"{why}; it catches up when it is back"
+            went.setdefault(name, WorkerUpdate(name, is_active=False, problem=problem))
+        for worker in self._context.members.workers(update.body.policy):
+            if worker.name not in update.targets and worker.version < update.body.version:
+                problem = "it joined during the update; it catches up"
+                went[worker.name] = WorkerUpdate(worker.name, is_active=False, problem=problem)
+        return list(went.values())[:MAX_MEMBERS]
 
     def _answer(
         self, publication: _Publication, kind: str, body: Problem | Published | None, now: float

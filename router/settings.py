@@ -29,6 +29,9 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sessions_per_slot: float = 2.0
     """Sessions that may be open at a worker for each of its slots; more are refused with `busy`.
     Two keep the slots in use when a conversation samples about half of the time."""
+    expected_workers: dict[str, str] = {}
+    """Workers that are launched with the router -> their policy: `require="all"` counts them also
+    before they have joined, until they leave in good order."""
     breaker: BreakerSettings = BreakerSettings()
     dead_letters: str = ""
     """File that keeps requests which killed engines, appended to; empty: they are not kept."""

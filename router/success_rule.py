@@ -5,10 +5,12 @@ Spec: docs/protocol.md, "Weights".
 
 RULES = "all, quorum, any and at-least:N (N from 1 on)"
 """What may be asked for, for people."""
+COUNTS_ALL = frozenset({"all", "quorum"})
+"""Rules for which it matters how many workers there are in all."""
 
 
 def n_needed(require: str, n_targets: int) -> int | None:
-    """How many of `n_targets` workers the rule asks for; None if there is no such rule."""
+    """How many of `n_targets` expected workers the rule asks for; None if there is no such rule."""
     match require.partition(":"):
         case ("all", "", ""):
             return n_targets

@@ -59,6 +59,8 @@ class Update:
     n_told: int = 0
     """Such commands so far."""
     targets: list[str] = field(default_factory=list[str])
+    absent: dict[str, str] = field(default_factory=dict[str, str])
+    """Workers that were expected when it began and were not there -> why."""
     ways: dict[str, Way] = field(default_factory=dict[str, Way])
     """Target -> how it was told to take the version."""
     prepared: dict[str, Prepared] = field(default_factory=dict[str, Prepared])
@@ -95,8 +97,8 @@ class Update:
 
     @property
     def satisfies_its_rule(self) -> bool:
-        """Whether enough targets are without a problem."""
-        needed = n_needed(self.body.require, len(self.targets))
+        """Whether enough of the expected workers are without a problem."""
+        needed = n_needed(self.body.require, len(self.targets) + len(self.absent))
         return needed is not None and len(self.ready) >= needed
 
     @property

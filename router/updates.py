@@ -57,6 +57,7 @@ class Updates:
         update = Update(self._name(), body, deadline_at, watcher, now)
         # By an earlier router: there is no way back, whatever workers say to this one.
         update.is_decided = is_recorded(self._context, body.policy, body.version)
+        update.absent = self._context.expected.missing(body.policy)
         self._prepare(update, self._context.members.workers(body.policy), now)
         return update
 

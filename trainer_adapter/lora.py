@@ -137,7 +137,7 @@ async def _load(policy: Policy, name: str, publication: Publication) -> Publishe
     # As the router knows them now: news of who has joined since may still be on their way.
     fleet = await client.ref(ROUTER).ask_for(FleetStatus, Status(), deadline_s=publication.left_s)
     there = [each.name for each in fleet.workers if each.policy == policy.name]
-    body = LoadLora(name, version, bulk=client.bulk)
+    body = LoadLora(name, version, bulk=await publication.bulk())
 
     async def load(at: str) -> BusError | None:
         try:

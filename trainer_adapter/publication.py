@@ -47,6 +47,9 @@ from trainer_adapter.weight_writer import CopyWatch, WeightWriter, in_thread, te
 STORE_TRIES = 3
 """Commands to the store may be repeated; so often when it is lost under way."""
 
+BULK_POLL_S = 0.05
+"""Between two looks for the store: a restarted router tells of it after its first answers."""
+
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 
 
@@ -199,6 +202,19 @@ class Publication:
         self._log.enter("committed")
         return result
 
+    async def bulk(self) -> str:
+        """Endpoint of the store; waits while the client has not heard of it.
+
+        Raises:
+            PeerLost: it does not before the deadline.
+        """
+        client = self._policy.client
+        while not client.bulk:
+            if time.monotonic() >= self._deadline_at:
+                raise PeerLost("the router tells of no weight store", outcome="not_started")
+            await asyncio.sleep(BULK_POLL_S)  # news of members come unasked
+        return client.bulk
+
     def stop(self) -> bool:
         """Have the router end it, if the router has it. False: it has not."""
         if self._rid:
@@ -224,7 +240,7 @@ class Publication:
         self._log.enter("sealing")
         self._log.copied.set()
         if not written.is_in_store:
-            bulk = BulkLink(policy.client.bulk, policy.client.dialer)
+            bulk = BulkLink(await self.bulk(), policy.client.dialer)
             await policy.writer.push(written.content, reserved, policy.name, bulk)
         digests = [judged.digest for judged in written.judgements]
         await self._ask_store(

@@ -4,8 +4,10 @@ from bus.messages.control import Pause, Resume, ServerInfo
 from bus.messages.endings import Done, Problem
 from bus.messages.generation import Repair, Repaired
 from bus.messages.limits import CHUNK_BYTES, MAX_BODY_BYTES
-from bus.messages.weights import Chunk
+from bus.messages.weights import Chunk, Reserved, ReserveVersion, Tensor
 from tests.unit.router.harness import Bus
+
+RESERVE = ReserveVersion("default", [Tensor("w", "F32", (1,), 0, 4)])
 
 
 def test_fleet_command_returns_one_result_per_worker() -> None:
@@ -91,6 +93,30 @@ def test_store_that_is_not_there_is_refused() -> None:
     bus = Bus()
     client = bus.client()
     client.ask("resume", Resume(), "store")
+    assert client.problem().code == "no_store"
+
+
+def test_a_publishers_command_waits_for_a_store_that_comes_back() -> None:
+    bus = Bus()
+    client = bus.client()
+    rid = client.ask("reserve_version", RESERVE, "store", deadline_s=60)
+    bus.advance(8)
+    client.ask("reserve_version", RESERVE, "store", deadline_s=60, rid=rid)
+    store = bus.store()
+    bus.advance(1)
+    command = store.heard_one("reserve_version")
+    assert 40_000 < command.deadline_ms < 53_000
+    store.end(command, body=Reserved(1, "host", "segment", 4))
+    assert client.ending() == ("finished", "")
+
+
+def test_and_is_refused_when_it_does_not() -> None:
+    bus = Bus()
+    client = bus.client()
+    client.ask("reserve_version", RESERVE, "store", deadline_s=60)
+    bus.advance(9)
+    assert client.take("refused") == []
+    bus.advance(2)
     assert client.problem().code == "no_store"
 
 

@@ -57,6 +57,8 @@ def test_publisher_sees_that_its_update_began_again() -> None:
     [first] = {each.update for each in progress(client)}
     workers[1].is_alive = False
     bus.advance(4)
+    bus.worker("w1")
+    bus.advance(1)
     publish(client, rid=rid)
     *_, again, repeated = progress(client)
     assert (again.phase, again.n_prepared) == ("preparing", 0)

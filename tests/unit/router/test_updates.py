@@ -268,6 +268,8 @@ def test_group_that_lost_a_rank_is_not_used_for_the_next_try() -> None:
     assert (ask.transport, ask.rank, ask.world) == ("collective", 1, 3)
     workers[1].is_alive = False
     bus.advance(4)
+    bus.worker("w1", transports=["collective", "tcp"])
+    bus.advance(1)
     assert prepare(workers[0]).transport == "tcp"
 
 
