@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+import subprocess
+import sys
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +12,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from typer.testing import CliRunner
 
 from bus.codec import pack
 from bus.entry import Entry
@@ -20,7 +21,7 @@ from bus.messages.control import FleetOutcome, FleetStatus, WorkerOutcome
 from bus.messages.endings import Problem
 from bus.messages.membership import Lease, Member, Welcome
 from bus.zmq_ports import RouterPort
-from launcher.cli import app
+from launcher.terminal import ExitStatus
 from rolloutbus import FleetResult, RolloutClient, SyncRolloutClient, connect, connect_sync
 from rolloutbus.errors import FleetCommandFailed
 from tests.conformance.representatives import NAMES
@@ -168,8 +169,15 @@ async def test_command_that_all_did_returns_their_results(
 async def test_verb_that_two_of_three_did_not_do_says_so_and_fails(
     fleet: HalfFleet, verb: str
 ) -> None:
-    result = await asyncio.to_thread(CliRunner().invoke, app, [verb, "--address", fleet.address])
-    assert result.exit_code != 0
+    result = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "launcher.cli", verb, "--address", fleet.address],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert result.returncode == ExitStatus.FAILED
     assert result.stdout.splitlines()[0] == "w0: done"
     assert "w1: busy" in result.stdout
     assert "w2: no answer" in result.stdout
