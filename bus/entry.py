@@ -24,13 +24,14 @@ class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_u
     group: HeaderText = ""
     """Affinity key of the samples of one prompt; empty for none."""
     cost: int = 0
-    """Estimated tokens: prompt + max_new_tokens; what placement balances."""
+    """Tokens that it can take, prompt + max_new_tokens: what placement balances and turns are
+    charged with. The worker checks it; 0: the router counts in the body."""
     priority: int = 0
-    """Higher goes first among queued requests; -100..100."""
+    """Higher goes first among queued requests; -100..100, within the range of the client's key."""
     resend: bool = False
     """This request may already be running somewhere: a recovering router must not place it yet."""
     crashes: Natural = 0
-    """Engines that died under it, as far as its client was told: a new router does not know."""
+    """Not read: what clients say of themselves makes nobody a suspect. Its place is kept."""
     outlives_client: bool = False
     """Detached: it goes on when its client is gone, and the ending waits for that name."""
     marks: Marks = b""

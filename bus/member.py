@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from bus.backoff import Backoff, Chance
 from bus.codec import pack, unpack
+from bus.crash_witness import CrashWitness
 from bus.deliveries import Deliveries
 from bus.effects import THE_LINK, Connect, Send, Stop
 from bus.entry import Entry
@@ -93,6 +94,7 @@ class MemberCore:
         self.identity = identity
         self.counters = MemberCounters()
         self.deliveries = Deliveries(settings, outbox_limit_bytes)
+        self.crashes = CrashWitness()
         self._settings = settings
         self._vitals = vitals
         self._holder = LeaseHolder(identity.boot, settings.holder_s)
@@ -305,12 +307,17 @@ class MemberCore:
             # The router may have taken an earlier hello, and given that lease up since.
             self._holder.renounce()
         hello = _hello(self.identity, self._facts, self._holder)
-        return [self._send("hello", hello), self._beat(now, over=list(self.deliveries.over))]
+        return [self._send("hello", hello), self._beat(now, is_first=True)]
 
-    def _beat(self, now: float, over: Sequence[str] = ()) -> Send:
+    def _beat(self, now: float, *, is_first: bool = False) -> Send:
+        """`is_first`: the router may know nothing of what earlier ones were told."""
         self._beat_at = now + self._settings.beat_s
         seq = self._holder.next_beat(now)
-        beat = _beat_of(seq, self._vitals(), self.deliveries, over)
+        beat = _beat_of(seq, self._vitals(), self.deliveries)
+        if is_first:
+            beat = msgspec.structs.replace(
+                beat, over=list(self.deliveries.over), suspects=self.crashes.listed(now)
+            )
         return self._send("beat", beat)
 
     def _farewell(self, reason: str) -> list[MemberEffect]:
@@ -350,7 +357,7 @@ def _unknown_kind(kind: str) -> Problem:
     return Problem("unknown_message", sentence, "not_started")
 
 
-def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries, over: Sequence[str]) -> Beat:
+def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries) -> Beat:
     return Beat(
         seq=seq,
         version=vitals.version,
@@ -362,5 +369,4 @@ def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries, over: Sequence[st
         n_tokens=vitals.n_tokens,
         stalled_ms=vitals.stalled_ms,
         detached=deliveries.detached_list(),
-        over=list(over),
     )

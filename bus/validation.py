@@ -32,6 +32,7 @@ MAX_PRIORITY = 100
 MAX_COST = 2**31 - 1
 """Tokens."""
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+COST_FIELD = "place.cost"
 TOKEN_BYTES = 4
 """Tokens are int32, logprobs float32, both little endian."""
 
@@ -80,13 +81,34 @@ def check_placement(place: Placement) -> Problem | None:
             "place.priority", f"{place.priority} is not in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
         )
     if not 0 <= place.cost <= MAX_COST:
-        return bad_request("place.cost", f"{place.cost} tokens is not in [0, {MAX_COST}]")
+        return bad_request(COST_FIELD, f"{place.cost} tokens is not in [0, {MAX_COST}]")
     problem = check_name(place.policy, field="place.policy")
     if problem is None and place.session:
         problem = check_name(place.session, field="place.session")
     if problem is None and place.group:
         problem = check_name(place.group, field="place.group")
     return problem
+
+
+def cost_of(body: Generate) -> int:
+    """Tokens that a request can take: its prompt, and all that it may sample."""
+    return len(body.prompt) // TOKEN_BYTES + max(0, min(body.sampling.max_new_tokens, MAX_COST))
+
+
+def check_cost(place: Placement, body: Generate, *, max_context: int) -> Problem | None:
+    """What a header says about its body: routers reckon with it and do not look."""
+    least = cost_of(body)
+    if place.cost < least:
+        return bad_request(
+            COST_FIELD,
+            f"{place.cost} tokens is less than prompt and max_new_tokens together, {least}; "
+            "say at least that, or 0 for the router to count",
+        )
+    if place.cost > max_context:
+        return bad_request(
+            COST_FIELD, f"{place.cost} tokens is more than this engine takes, {max_context}"
+        )
+    return None
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> Problem | None:

@@ -126,6 +126,8 @@ class WorkerCore:
     ) -> list[WorkerEffect]:
         """The engine host is gone (see `HostWatch.ended`): leave until another one is ready."""
         end = self._watch.ended(reason, now, was_killed=was_killed)
+        if end.is_crash:
+            self._member.crashes.saw([each.key[0] for each in self._generation.all()], now)
         self._generation.clear()
         self._controller.host_lost()
         self._prefixes.host_lost()

@@ -12,7 +12,7 @@ from bus.messages.endings import Problem
 from bus.messages.generation import Abort, FinishReason, Generate
 from bus.messages.host import EngineReady, Extras
 from bus.messages.stream import Deltas
-from bus.validation import check_generate
+from bus.validation import check_cost, check_generate
 from bus.versions import parse_versions
 from engine_worker.effects import ToHost
 from engine_worker.features import missing, unknown_adapter
@@ -84,6 +84,7 @@ class Generation:
         problem = (
             _check_version(entry, version)
             or check_generate(body, vocab_size=limits.vocab_size, max_context=limits.max_context)
+            or _check_cost(entry, body, limits)
             or missing(body, limits.features)
             or unknown_adapter(body.lora, self.adapters)
         )
@@ -181,6 +182,12 @@ def stop_in_engine(requests: Iterable[RunningRequest]) -> list[ToHost]:
     """Ask the engine host to stop these; what it still reports of them is ignored."""
     rids = [str(request.key[0]) for request in requests]
     return [ToHost(Entry("abort", RequestId(""), body=pack(Abort(rids=rids))))] if rids else []
+
+
+def _check_cost(entry: Entry, body: Generate, limits: Limits) -> Problem | None:
+    if entry.place is None or not entry.place.cost:
+        return None  # it did not come from a router
+    return check_cost(entry.place, body, max_context=limits.max_context)
 
 
 def _check_version(entry: Entry, version: int) -> Problem | None:

@@ -37,7 +37,10 @@ class Admission:
             return Problem("bad_request", message, "not_started", "route")
         if client.match_rid(entry.rid) is None:
             return check_rid(entry.rid, client=client.name)
-        return None if place == self._last else self._problem_with(place)
+        problem = None if place == self._last else self._problem_with(place)
+        if place.priority and problem is None:
+            return _beyond_rights(client, place.priority)
+        return problem
 
     def _problem_with(self, place: Placement) -> Problem | None:
         key = (place.policy, place.versions, place.session, place.group)
@@ -69,3 +72,14 @@ class Admission:
                 self._rules.clear()
             rule = self._rules[text] = parsed
         return rule
+
+
+def _beyond_rights(client: ClientRecord, priority: int) -> Problem | None:
+    low, high = client.priorities
+    if low <= priority <= high:
+        return None
+    message = (
+        f"the key of {client.principal[:64]!r} may ask for priorities {low} to {high}, not "
+        f"{priority}; its `priorities` in the allow-list say so"
+    )
+    return Problem("forbidden", message, "not_started", "place.priority")

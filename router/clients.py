@@ -4,22 +4,41 @@ import re
 from collections.abc import Callable, Iterator
 
 from bus.ids import Peer
-from bus.validation import RID_NUMBER
+from bus.security.principals import Principal
+from bus.validation import MAX_PRIORITY, RID_NUMBER
 
 NOWHERE = Peer(b"")
 """The connection of who has none."""
+ANY_PRIORITY = (-MAX_PRIORITY, MAX_PRIORITY)
+"""Where there are no keys everybody is trusted."""
 
 
 class ClientRecord:
     """One client process; survives its connections."""
 
-    __slots__ = ("beat_seq", "boot", "match_rid", "name", "peer", "rid_prefix", "seen_at")
+    __slots__ = (
+        "beat_seq",
+        "boot",
+        "match_rid",
+        "name",
+        "peer",
+        "principal",
+        "priorities",
+        "rid_prefix",
+        "seen_at",
+    )
 
-    def __init__(self, name: str, boot: str, peer: Peer, now: float) -> None:
+    def __init__(
+        self, name: str, boot: str, peer: Peer, now: float, principal: Principal | None = None
+    ) -> None:
         self.name = name
         self.boot = boot
         self.peer = peer
         self.seen_at = now
+        self.principal = name if principal is None else principal.name
+        """Whose share it takes: all names of one key have one together. Without keys, its own."""
+        self.priorities = ANY_PRIORITY if principal is None else principal.priorities
+        """Lowest and highest that its requests may have."""
         self.beat_seq = 0
         """The highest on this connection: a copy of an older beat is no sign of life."""
         self.rid_prefix = f"{name}/"
@@ -52,13 +71,15 @@ class Clients:
         if name not in self._by_name and name not in self._missed:
             self._missed[name] = ClientRecord(name, "", NOWHERE, now)
 
-    def join(self, name: str, boot: str, peer: Peer, now: float) -> Peer | None:
+    def join(
+        self, name: str, boot: str, peer: Peer, now: float, principal: Principal | None = None
+    ) -> Peer | None:
         """A client says hello; returns the connection it replaces, if any."""
         old = self._by_name.get(name)
         if old is not None:
             self._by_peer.pop(old.peer, None)
         self._missed.pop(name, None)
-        record = ClientRecord(name, boot, peer, now)
+        record = ClientRecord(name, boot, peer, now, principal)
         self._by_name[name] = record
         self._by_peer[peer] = record
         return old.peer if old is not None and old.peer != peer else None

@@ -121,8 +121,10 @@ class RouterCore:
         self._runs_from_client: Runs = {"generate": express.submitted}
         self._runs_from_member: Runs = {"finished": express.finished}
 
-    def receive(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
-        """Handle one batch from one connection."""
+    def receive(
+        self, peer: Peer, entries: list[Entry], now: float, principal: Principal | None = None
+    ) -> list[Effect]:
+        """Handle one batch from one connection; `principal`: whose key it has, if it has one."""
         if self._offences.shunned and self._offences.is_shunned(peer, now):
             self.context.count("shunned", len(entries))
             return [Forget(peer)]
@@ -142,7 +144,7 @@ class RouterCore:
                 if handle is not None:
                     handle(sender, entry, now)
                 else:  # whatever may change who the sender is
-                    self._receive_other(peer, entry, now)
+                    self._receive_other(peer, entry, now, principal)
                     sender, handlers, runs = self._sender(peer)
             except RemoteProtocolError as error:
                 self._answer_malformed(peer, entry, str(error))
@@ -155,7 +157,8 @@ class RouterCore:
         self, peer: Peer, principal: Principal, entries: list[Entry], now: float
     ) -> list[Effect]:
         """The same for a connection whose key is known: what it may not say is refused."""
-        return self.receive(peer, self._authority.screen(peer, principal, entries, now), now)
+        screened = self._authority.screen(peer, principal, entries, now)
+        return self.receive(peer, screened, now, principal)
 
     def revoked(self, peers: Iterable[Peer], code: str, now: float) -> list[Effect]:
         """The keys of these connections have lost their rights, or (`unknown-peer`) have others."""
@@ -243,12 +246,14 @@ class RouterCore:
             return member, self._from_member, self._runs_from_member
         return None, {}, {}
 
-    def _receive_other(self, peer: Peer, entry: Entry, now: float) -> None:
+    def _receive_other(
+        self, peer: Peer, entry: Entry, now: float, principal: Principal | None
+    ) -> None:
         sender, _, _ = self._sender(peer)
         if entry.kind == "hello":
             hello = cast("Hello", unpack(entry))
             former = self.context.clients.named(hello.name)
-            self._membership.hello(peer, hello, now)
+            self._membership.hello(peer, hello, now, principal)
             if former is not None and former.boot != hello.boot:
                 self._client_replaced(former)
             if hello.store is not None:
@@ -287,6 +292,8 @@ class RouterCore:
             # Without a store's record, what a worker attests is the best witness of a commit.
             note_commit(context.committed, worker.policy, worker.version)
             self._refresh_workers(now)
+        if worker.beat.suspects:
+            self._health.reported(worker, now)
         self._executions.reconcile(worker)
         if has_changed:
             self._dispatcher.refresh_worker(worker, now)

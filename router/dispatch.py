@@ -6,12 +6,15 @@ Spec: docs/protocol.md, "Commands".
 import heapq
 from collections import defaultdict
 
-from bus.codec import pack
+import msgspec
+
+from bus.codec import pack, unpack
 from bus.entry import NO_BODY, Entry, Placement
 from bus.errors import RemoteProtocolError
 from bus.messages.delivery import Accepted, Ack, AttemptList, Queued
 from bus.messages.endings import Problem
-from bus.messages.generation import Abort
+from bus.messages.generation import Abort, Generate
+from bus.validation import TOKEN_BYTES, cost_of
 from router.admission import Admission
 from router.clients import ClientRecord
 from router.context import Context, refusal
@@ -49,8 +52,6 @@ class Dispatcher:
         """A `generate` arrives, for the first time or again."""
         known = self._table.get(entry.rid)
         if known is not None:
-            if entry.place is not None and entry.place.crashes:
-                self._health.claimed(entry.rid, entry.place.crashes, now)
             self._submitted_again(known, client, entry)
             return
         problem = self._admission.problem_of(client, entry)
@@ -61,8 +62,6 @@ class Dispatcher:
         request = self._made(client, entry, now)
         if request.place.outlives_client and not _may_be_detached(self._context, client, entry):
             return
-        if request.place.crashes:
-            self._health.claimed(request.rid, request.place.crashes, now)
         if self._health.is_watching and not self._health.admitted(request):
             return
         if request.place.session and self._sessions.is_used:
@@ -181,10 +180,13 @@ class Dispatcher:
 
     def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
         place = entry.place or Placement("")
+        if place.cost <= 0:
+            place = msgspec.structs.replace(place, cost=_cost_in(entry))
         is_parked = place.resend and self._context.is_recovering
         state = "parked" if is_parked else "queued"
         rule = None if place.versions == "any" else self._admission.rule(place.versions)
         request = Request(entry.rid, client.name, place, state, rule, entry.body)
+        request.principal = client.principal
         request.deadline_at = now + entry.deadline_ms / 1000
         self._table.n_arrived = request.order = self._table.n_arrived + 1
         return request
@@ -266,6 +268,15 @@ class Dispatcher:
         kind = "expired" if problem.code == "deadline" else "refused"
         self._context.refuse(request.client, request.rid, problem, kind)
         self._table.forget(request)
+
+
+def _cost_in(entry: Entry) -> int:
+    """What a request can take whose client has not said it: the only body that a router opens."""
+    try:
+        body = unpack(entry)
+    except RemoteProtocolError:
+        body = None  # its worker says what is wrong with it
+    return cost_of(body) if isinstance(body, Generate) else max(1, len(entry.body) // TOKEN_BYTES)
 
 
 def _are_own(client: ClientRecord, body: Ack) -> bool:

@@ -53,6 +53,7 @@ class Doubts:
     def _revive(self, lost: Request) -> None:
         self._context.count("detached_requeued")
         request = Request(lost.rid, lost.client, lost.place, "queued")
+        request.principal = lost.principal
         request.body, request.rule = lost.body, lost.rule
         request.deadline_at, request.order = lost.deadline_at, lost.order
         request.is_suspect = lost.is_suspect

@@ -22,6 +22,9 @@ from router.table import RequestTable
 
 PASSING = frozenset({"not_ready", "stale_version"})
 """Codes of refusals after which a request is sent again."""
+REFUSED_COST = 1024
+"""Tokens that a request is charged which its worker refused as wrong, beside those that it named:
+else whoever names few has the workers busy with refusals."""
 FORGOTTEN = "forgotten by its worker"
 
 
@@ -71,6 +74,9 @@ class Executions:
             if self._is_sent_again(request, worker, entry):
                 return
             is_heard = self._context.detached.followers.is_followed(request)
+        if entry.kind == "refused" and request.state != "ended" and not is_passing(entry):
+            # Its client's mistake took a turn, perhaps for a cost that its worker found untrue.
+            self._table.waiting.charge(request, REFUSED_COST)
         if (entry.kind == "failed" or self._health.is_watching) and request.state != "ended":
             self._health.ended(worker, entry, now)
         if entry.kind == "finished" and not self._table.waiting.is_empty:
@@ -99,7 +105,7 @@ class Executions:
                 fenced.append((rid, attempt))
                 continue
             if request is None:
-                request = Request(rid, client, _place_of(worker, rid, groups), "queued")
+                request = self._found(worker, rid, client, groups)
                 self._table.add(request)
                 self._context.clients.miss(client, worker.beat_at)
             is_unplaced = request.n_sent == 0 or (rid in groups and not request.worker)
@@ -189,7 +195,7 @@ class Executions:
             if rid in context.detached.over:
                 over.append((rid, attempt))
             elif not context.detached.is_collected(rid, attempt):
-                request = Request(rid, client, _place_of(worker, rid, groups), "queued")
+                request = self._found(worker, rid, client, groups)
                 table.add(request)
                 table.adopt(request, worker, attempt)
                 table.finish(request)
@@ -205,6 +211,16 @@ class Executions:
                 context.count("detached_uncollected")
                 request.advance("lost")
                 table.forget(request)
+
+    def _found(
+        self, worker: MemberRecord, rid: str, client: str, groups: dict[str, str]
+    ) -> Request:
+        """The record of a request that a worker names and this router has not seen."""
+        request = Request(rid, client, _place_of(worker, rid, groups), "queued")
+        known = self._context.clients.named(client)
+        if known is not None:
+            request.principal = known.principal
+        return request
 
     def _forgotten(self, worker: MemberRecord, held: set[str]) -> list[Request]:
         """Requests confirmed by this worker that it neither runs nor has an ending of."""

@@ -48,6 +48,7 @@ class Express:
         told = place if rule is None else made_concrete(place, rule, committed)
         choose, send = table.placer.chooser(place, rule, committed), context.out.send
         name, match_rid, known = client.name, client.match_rid, table.by_rid
+        principal = client.principal
         for at in range(first, len(entries)):
             entry = entries[at]
             rid, deadline_ms, body = entry.rid, entry.deadline_ms, entry.body
@@ -65,6 +66,7 @@ class Express:
                 return at
             attempt = context.next_attempt()
             request = Request(rid, name, place, "sent", rule, body)  # it never waited
+            request.principal = principal
             request.deadline_at = now + deadline_ms / 1000
             table.n_arrived = request.order = table.n_arrived + 1
             known[rid] = request
@@ -111,7 +113,8 @@ class Express:
         """Whether a request like this one needs nothing but a worker that is free now."""
         return (
             self._is_calm
-            and not (place.resend or place.crashes or place.outlives_client)
+            and place.cost > 0
+            and not (place.resend or place.outlives_client)
             and not (place.session and self._sessions.is_used)
             and self._admission.problem_of(client, entry) is None
         )

@@ -80,10 +80,18 @@ class Health:
         breaker = self._breakers.get(worker.name)
         worker.is_tripped = breaker is not None and not breaker.takes_requests
 
-    def claimed(self, rid: str, n_crashes: int, now: float) -> None:
-        """A client says how many engines died under this, maybe before this router began."""
-        self._suspicions.claim(rid, n_crashes, now)
-        self.is_watching = True
+    def reported(self, worker: MemberRecord, now: float) -> None:
+        """A worker says what ran when its engine died, maybe before this router began."""
+        for rid, n_crashes, n_alone in worker.beat.suspects:
+            self.is_watching = True
+            self._suspicions.reported(rid, worker.name, (n_crashes, n_alone), now)
+            request = self._table.get(rid)
+            if request is None or not request.is_waiting:
+                continue
+            if not request.is_suspect and self._suspicions.must_be_alone(rid):
+                self._table.waiting.remove(request)
+                request.is_suspect = True
+                self._table.waiting.add(request)
 
     def admitted(self, request: Request) -> bool:
         """A request enters; False if it is known as poison and was answered so."""
@@ -151,10 +159,10 @@ class Health:
         self.is_watching = True
         found = [self._table.get(rid) for rid in sorted(worker.requests)]
         requests = [each for each in found if each is not None and each.state == "running"]
-        alone_on = worker.name if len(requests) == 1 else ""
+        is_alone = len(requests) == 1
         suspicions = self._suspicions
         for request in requests:
-            suspicions.charge(request.rid, now, alone_on=alone_on)
+            suspicions.charge(request.rid, now, worker=worker.name, is_alone=is_alone)
             was_isolated = worker.is_set_aside and request.is_suspect
             request.is_suspect = suspicions.must_be_alone(request.rid)
             if was_isolated and suspicions.is_proven(request.rid):

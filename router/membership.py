@@ -23,6 +23,7 @@ from bus.messages.membership import (
     Rejected,
     Welcome,
 )
+from bus.security.principals import Principal
 from bus.validation import check_name
 from router.clients import ClientRecord
 from router.context import Context
@@ -60,8 +61,13 @@ class Membership:
         self._ended: dict[str, tuple[str, float]] = {}
         """Name -> (epoch of its last lease that is over, when it ended), the oldest first."""
 
-    def hello(self, peer: Peer, hello: Hello, now: float) -> None:
-        """Somebody introduces themselves on a new connection, or again on the same."""
+    def hello(
+        self, peer: Peer, hello: Hello, now: float, principal: Principal | None = None
+    ) -> None:
+        """Somebody introduces themselves on a new connection, or again on the same.
+
+        `principal`: whose key the connection has, where there are keys.
+        """
         low, high = hello.protocol
         problem = check_name(hello.name)
         if not low <= PROTOCOL_VERSION <= high:
@@ -78,7 +84,7 @@ class Membership:
         else:
             self._outrank(hello)
             if hello.role == "client":
-                self._client_hello(peer, hello, now)
+                self._client_hello(peer, hello, now, principal)
             else:
                 self._member_hello(peer, hello, now)
 
@@ -186,9 +192,11 @@ class Membership:
         if hello.router_instance != context.instance and hello.router_epoch >= context.router_epoch:
             context.router_epoch = min(hello.router_epoch + 1, MAX_ROUTER_EPOCH)
 
-    def _client_hello(self, peer: Peer, hello: Hello, now: float) -> None:
+    def _client_hello(
+        self, peer: Peer, hello: Hello, now: float, principal: Principal | None
+    ) -> None:
         known = self._context.clients.named(hello.name)
-        replaced = self._context.clients.join(hello.name, hello.boot, peer, now)
+        replaced = self._context.clients.join(hello.name, hello.boot, peer, now, principal)
         if replaced is not None and known is not None and known.boot == hello.boot:
             # One process, two connections, and no telling which is newer: if it still uses the
             # other one, it is told to say hello there again.

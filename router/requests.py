@@ -76,6 +76,7 @@ class Request:
         "n_sent",
         "order",
         "place",
+        "principal",
         "resend_at",
         "rid",
         "rule",
@@ -96,6 +97,8 @@ class Request:
     ) -> None:
         self.rid = rid
         self.client = client
+        self.principal = client
+        """Whose share of the workers it takes; see `router.clients.ClientRecord`."""
         self.place = place
         self.state: RequestState = state
         self.rule = rule
@@ -134,8 +137,10 @@ class Request:
         return session.worker if session is not None and session.turn == self.rid else ""
 
     def ends_at_least(self, now: float) -> float:
-        """When it would end if it were started now and ran as fast as the fastest of its lane."""
-        return now + self.lane.pace.least_s(self.place.cost) if self.lane is not None else now
+        """When it would end if it were started now and ran as fast as the fastest of its kind."""
+        if self.lane is None:
+            return now
+        return now + self.lane.paces.least_s(self.principal, self.place.cost)
 
     def advance(self, event: str) -> RequestState:
         """Move along REQUEST_LIFE.

@@ -1,4 +1,8 @@
-"""Which requests may have killed engines: counted per rid, through all attempts and re-sends."""
+"""Which requests may have killed engines: counted per rid, through all attempts and re-sends.
+
+Only what this router saw and what workers saw counts, never what a client says of itself: whoever
+is a suspect gets a worker alone.
+"""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -13,17 +17,17 @@ POISON_AT = 2
 """Crashes while nothing else ran, the last of them in the isolation lane, that prove it: one may be
 the engine's own misfortune. So a poisonous request dies at most ALONE_AT + POISON_AT times."""
 
-ELSEWHERE = "@"
-"""Stands for a worker that a former router knew; no name looks like this."""
-
 
 @dataclass(slots=True)
 class _Record:
-    n_crashes: int
     until: float
-    alone_on: list[str] = field(default_factory=list[str])
-    """Workers whose engine crashed while nothing else ran there."""
+    by_worker: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """Worker -> (times that its engine crashed while this ran, and while nothing else did)."""
     is_poison: bool = False
+
+    @property
+    def n_crashes(self) -> int:
+        return sum(n for n, _ in self.by_worker.values())
 
 
 class Suspicions:
@@ -36,27 +40,29 @@ class Suspicions:
     def __len__(self) -> int:
         return len(self._records)
 
-    def charge(self, rid: str, now: float, *, alone_on: str = "") -> None:
-        """An engine crashed while this ran; `alone_on` names its worker if nothing else did."""
-        record = self._records.setdefault(rid, _Record(0, now))
-        record.n_crashes += 1
+    def charge(self, rid: str, now: float, *, worker: str, is_alone: bool = False) -> None:
+        """The engine of a worker crashed while this ran there, perhaps alone."""
+        record = self._records.get(rid)
+        n, n_alone = (0, 0) if record is None else record.by_worker.get(worker, (0, 0))
+        self._note(rid, worker, (n + 1, n_alone + is_alone), now)
+
+    def reported(self, rid: str, worker: str, counts: tuple[int, int], now: float) -> None:
+        """A worker says what it saw (crashes, those while nothing else ran): believe the more.
+
+        It may have seen it before this router began.
+        """
+        record = self._records.get(rid)
+        n, n_alone = (0, 0) if record is None else record.by_worker.get(worker, (0, 0))
+        if counts[0] > n or counts[1] > n_alone:
+            self._note(rid, worker, (max(n, counts[0]), max(n_alone, counts[1])), now)
+
+    def _note(self, rid: str, worker: str, counts: tuple[int, int], now: float) -> None:
+        record = self._records.setdefault(rid, _Record(now))
+        record.by_worker[worker] = counts
         record.until = now + KEPT_S
-        if alone_on:
-            record.alone_on.append(alone_on)
         self._records.move_to_end(rid)
         if len(self._records) > KEPT_MAX:
             self._records.popitem(last=False)
-
-    def claim(self, rid: str, n_crashes: int, now: float) -> None:
-        """Its client was told of so many crashes, maybe by another router: believe the more.
-
-        Whoever had crashed ALONE_AT engines ran alone from then on, so the rest were alone; on
-        which workers nobody remembers.
-        """
-        record = self._records.get(rid)
-        n_known = 0 if record is None else record.n_crashes
-        for n_before in range(n_known, min(n_crashes, ALONE_AT + POISON_AT)):
-            self.charge(rid, now, alone_on=ELSEWHERE if n_before >= ALONE_AT else "")
 
     def condemn(self, rid: str) -> None:
         """It is proven."""
@@ -74,7 +80,9 @@ class Suspicions:
     def crashed_alone_on(self, rid: str) -> list[str]:
         """Names of the workers whose engine crashed under it alone, one for each crash."""
         record = self._records.get(rid)
-        return [] if record is None else record.alone_on
+        if record is None:
+            return []
+        return [name for name, (_, n_alone) in record.by_worker.items() for _ in range(n_alone)]
 
     def is_proven(self, rid: str) -> bool:
         """Whether its crashes cannot be put down to chance any more."""

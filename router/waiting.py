@@ -1,4 +1,4 @@
-"""The router's queue: bounded, by priority, then fair between clients.
+"""The router's queue: bounded, by priority, then fair between principals and their clients.
 
 Requests with the same policy and version rule wait in one lane, so a lane whose weights nobody
 has yet never stands in the way of the others.
@@ -25,7 +25,15 @@ class Bounds:
     n_bytes: int
     """Of bodies, all together."""
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Shares of clients that do not have 1.0."""
+    """Shares of principals, and of clients among those of their principal, that are not 1.0."""
+
+    def part(self, n_requests: int, n_bytes: int) -> float:
+        """How much of the room so many fill."""
+        return max(n_requests / self.n_requests, n_bytes / self.n_bytes)
+
+    def weight(self, name: str) -> float:
+        """Share of one name."""
+        return self.weights.get(name, 1.0)
 
 
 @dataclass(slots=True)
@@ -36,6 +44,25 @@ class _Share:
     """By rid, the longest waiting first."""
     n_bytes: int = 0
 
+    def filled(self, bounds: Bounds) -> float:
+        """Part of the room."""
+        return bounds.part(len(self.requests), self.n_bytes)
+
+
+@dataclass(slots=True)
+class _Principal:
+    """What the clients of one principal have in the room."""
+
+    shares: dict[str, _Share] = field(default_factory=dict[str, _Share])
+    weight: float = 0.0
+    """Of those clients."""
+    n_requests: int = 0
+    n_bytes: int = 0
+
+    def filled(self, bounds: Bounds) -> float:
+        """Part of the room."""
+        return bounds.part(self.n_requests, self.n_bytes)
+
 
 class WaitingRoom:
     """Queued requests; removal is lazy, a request that left `queued` is skipped."""
@@ -45,10 +72,10 @@ class WaitingRoom:
         self._lanes: dict[LaneKey, Lane] = {}
         self._turns: dict[str, Turns] = {}
         """Per policy."""
-        self._shares: dict[str, _Share] = {}
+        self._principals: dict[str, _Principal] = {}
         """Of clients that wait."""
         self._total_weight = 0.0
-        """Of those clients."""
+        """Of those principals."""
         self._n_requests = 0
         self.n_bytes = 0
         self.is_empty = True
@@ -58,7 +85,8 @@ class WaitingRoom:
         return self._n_requests
 
     def __iter__(self) -> Iterator[Request]:
-        return iter([each for own in self._shares.values() for each in own.requests.values()])
+        shares = [each for own in self._principals.values() for each in own.shares.values()]
+        return iter([each for share in shares for each in share.requests.values()])
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether one more with a body of `n_bytes` fits."""
@@ -74,7 +102,7 @@ class WaitingRoom:
         """A request finished; those that wait like it will hardly be faster."""
         lane = self._lanes.get(_lane_key(request))
         if lane is not None and request.sent_at:
-            lane.pace.ended(request.place.cost, now - request.sent_at)
+            lane.paces.ended(request.principal, request.place.cost, now - request.sent_at)
 
     def add(self, request: Request) -> None:
         """Wait; a request that comes back keeps its old place in line."""
@@ -86,14 +114,21 @@ class WaitingRoom:
             if lane is None:
                 lane = self._lanes[key] = Lane(self._turns_of(request.place.policy))
             lane.add(request)
-        share = self._shares.get(request.client)
+        n_bytes = len(request.body)
+        own = self._principals.get(request.principal)
+        if own is None:
+            own = self._principals[request.principal] = _Principal()
+            self._total_weight += self._bounds.weight(request.principal)
+        share = own.shares.get(request.client)
         if share is None:
-            share = self._shares[request.client] = _Share()
-            self._total_weight += self._weight(request.client)
+            share = own.shares[request.client] = _Share()
+            own.weight += self._bounds.weight(request.client)
         share.requests[request.rid] = request
-        share.n_bytes += len(request.body)
+        share.n_bytes += n_bytes
+        own.n_requests += 1
+        own.n_bytes += n_bytes
         self._n_requests += 1
-        self.n_bytes += len(request.body)
+        self.n_bytes += n_bytes
         self.is_empty = False
 
     def remove(self, request: Request) -> None:
@@ -104,12 +139,18 @@ class WaitingRoom:
         if request.lane is not None:
             request.lane.discount(request)
         n_bytes = len(request.body)
-        share = self._shares[request.client]
+        own = self._principals[request.principal]
+        share = own.shares[request.client]
         del share.requests[request.rid]
         share.n_bytes -= n_bytes
+        own.n_requests -= 1
+        own.n_bytes -= n_bytes
         if not share.requests:
-            del self._shares[request.client]
-            self._total_weight -= self._weight(request.client)
+            del own.shares[request.client]
+            own.weight -= self._bounds.weight(request.client)
+        if not own.shares:
+            del self._principals[request.principal]
+            self._total_weight -= self._bounds.weight(request.principal)
         self._n_requests -= 1
         self.n_bytes -= n_bytes
         self.is_empty = not self._n_requests
@@ -125,7 +166,12 @@ class WaitingRoom:
 
     def overtaken_by(self, request: Request) -> None:
         """It went before all who wait: its client pays for that like for any other turn."""
-        self._turns_of(request.place.policy).charge(request.client, request.place.cost)
+        self.charge(request, request.place.cost)
+
+    def charge(self, request: Request, cost: int) -> None:
+        """Its principal and its client pay for `cost` tokens."""
+        turns = self._turns_of(request.place.policy)
+        turns.charge(request.principal, request.client, cost)
 
     def first(self, key: LaneKey) -> Request | None:
         """Who is next in a lane; drops the lane when it is empty."""
@@ -150,41 +196,43 @@ class WaitingRoom:
         request = self.first(key)
         return self._lanes[key].rank(request) if request is not None else None
 
-    def to_displace(self, client: str, n_bytes: int) -> Request | None:
+    def to_displace(self, newcomer: Request) -> Request | None:
         """Who makes room for a client below its fair share: the newest of the greediest client.
 
-        None when the newcomer would have more than its own share, or would not fit even then.
+        First of the greediest principal; if that is the newcomer's own, or the newcomer's has its
+        share, then of the greediest client of its own principal. None when the newcomer would have
+        more than its own share there too, or would not fit even then.
         """
-        own = self._shares.get(client)
-        weight = self._weight(client)
-        total = self._total_weight + (0.0 if own is not None else weight)
-        wanted = self._part(1, n_bytes) + (self._filled(own) if own is not None else 0.0)
-        if wanted * total > weight:
+        bounds, n_bytes = self._bounds, len(newcomer.body)
+        found = self._greediest_share(newcomer)
+        if found is None:
             return None
-        greediest = max(self._shares, key=self._use, default=client)
-        if greediest == client or self._use(greediest) <= wanted / weight:
-            return None
-        held = reversed(self._shares[greediest].requests.values())
+        held = reversed(found.requests.values())
         # A parked one may be running somewhere: it cannot be told that nothing was started.
         newest = next((each for each in held if each.state == "queued"), None)
         if newest is None:
             return None
-        fits = self.n_bytes - len(newest.body) + n_bytes <= self._bounds.n_bytes
+        fits = self.n_bytes - len(newest.body) + n_bytes <= bounds.n_bytes
         return newest if fits else None
 
-    def _use(self, client: str) -> float:
-        """Part of the room that a waiting client fills, by its weight."""
-        return self._filled(self._shares[client]) / self._weight(client)
-
-    def _filled(self, share: _Share) -> float:
-        return self._part(len(share.requests), share.n_bytes)
-
-    def _part(self, n_requests: int, n_bytes: int) -> float:
-        bounds = self._bounds
-        return max(n_requests / bounds.n_requests, n_bytes / bounds.n_bytes)
-
-    def _weight(self, client: str) -> float:
-        return self._bounds.weights.get(client, 1.0)
+    def _greediest_share(self, newcomer: Request) -> _Share | None:
+        bounds, name, client = self._bounds, newcomer.principal, newcomer.client
+        own = self._principals.get(name) or _Principal()
+        added = bounds.part(1, len(newcomer.body))
+        total = self._total_weight + (0.0 if own.shares else bounds.weight(name))
+        wanted = added + own.filled(bounds)
+        if wanted * total <= bounds.weight(name):
+            greediest = _greediest(self._principals, name, wanted, bounds)
+            if greediest:
+                shares = self._principals[greediest].shares
+                return shares[_greediest(shares, "", 0.0, bounds)]
+        share = own.shares.get(client) or _Share()
+        total = own.weight + (0.0 if share.requests else bounds.weight(client))
+        wanted = added + share.filled(bounds)
+        if wanted * total > own.filled(bounds) * bounds.weight(client):
+            return None
+        greediest = _greediest(own.shares, client, wanted, bounds)
+        return own.shares[greediest] if greediest else None
 
     def _turns_of(self, policy: str) -> Turns:
         turns = self._turns.get(policy)
@@ -197,3 +245,16 @@ class WaitingRoom:
 
 def _lane_key(request: Request) -> LaneKey:
     return (request.place.policy, request.place.versions, request.is_suspect, request.home)
+
+
+def _greediest(
+    used: Mapping[str, _Share] | Mapping[str, _Principal], name: str, wanted: float, bounds: Bounds
+) -> str:
+    """Who fills more for its weight than `name` would with `wanted`, and most; empty if nobody."""
+
+    def use(each: str) -> float:
+        return used[each].filled(bounds) / bounds.weight(each)
+
+    greediest = max(used, key=use, default="")
+    is_other = greediest not in ("", name)
+    return greediest if is_other and use(greediest) > wanted / bounds.weight(name) else ""

@@ -23,6 +23,7 @@ from bus.outgoing import sealed
 from bus.prefix_marks import marks_of
 from bus.reassembly import Assembly
 from bus.ref import ROUTER, Command
+from bus.validation import cost_of
 from trainer_adapter.rollout import OnLoss
 
 RequestState = Literal["unsent", "sent", "queued", "running", "deferred", "ended"]
@@ -92,7 +93,7 @@ def asked_by(command: Command | Ask, *, stream: bool = False) -> Ask:
     if command.route != ROUTER:
         sentence = "the router places a generate; it has no other address"
         raise Refused(Problem("bad_request", sentence, "not_started", field="route"))
-    cost = len(body.prompt) // 4 + body.sampling.max_new_tokens
+    cost = cost_of(body)
     body = msgspec.structs.replace(body, stream=stream)
     return Ask(command.kind, body, place=Placement("default", cost=cost))
 
@@ -239,8 +240,8 @@ class OpenRequest:
             self.packed = None
         else:
             self.n_prefix = 0
-        if place is not None and (self.may_run or self.n_crashes):
-            place = msgspec.structs.replace(place, resend=self.may_run, crashes=self.n_crashes)
+        if place is not None and self.may_run:
+            place = msgspec.structs.replace(place, resend=True)
         if has_marks and place is not None:
             place = msgspec.structs.replace(place, marks=_marks_for(body))
         packed, self.packed = self.packed, None

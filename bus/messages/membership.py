@@ -21,6 +21,7 @@ from bus.messages.limits import (
     RouterEpoch,
     Sentence,
     Short,
+    Suspects,
     VersionsByPolicy,
     WavesByPolicy,
 )
@@ -174,6 +175,9 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """(rid, group) of those in `running` and `outbox` that go on without their client."""
     over: Rids = msgspec.field(default_factory=list[str])
     """After a hello only: detached requests that have ended for their caller, as clients said."""
+    suspects: Suspects = msgspec.field(default_factory=list[tuple[str, int, int]])
+    """After a hello only: (rid, n, k) of requests under which this worker's engine died n times,
+    k of them while nothing else ran."""
 
 
 class ClientBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from bus.errors import SettingsError
 from bus.security.keys import check_public_key
-from bus.validation import check_name
+from bus.validation import MAX_PRIORITY, check_name
 
 Role = Literal["client", "trainer", "worker", "store", "subscriber", "admin"]
 Door = Literal["frontend", "backend", "stream", "bulk", "tap"]
@@ -99,11 +99,20 @@ class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     more."""
     sessions: list[str] = []
     """Names of the sessions that it may use, likewise; empty: any."""
+    priorities: tuple[int, int] = (0, 0)
+    """Lowest and highest priority that its requests may have: a higher one goes before everybody
+    else's requests, so it is a right."""
 
     def __post_init__(self) -> None:
         check_public_key(self.key)
         if len(self.actors) > MAX_PATTERNS or len(self.sessions) > MAX_PATTERNS:
             raise SettingsError(f"{self.name}: at most {MAX_PATTERNS} actors and sessions each")
+        low, high = self.priorities
+        if not -MAX_PRIORITY <= low <= 0 <= high <= MAX_PRIORITY:
+            raise SettingsError(
+                f"{self.name}: priorities are [lowest, highest], from -{MAX_PRIORITY} to 0 and "
+                f"from 0 to {MAX_PRIORITY}, not [{low}, {high}]"
+            )
         patterns = [each.removesuffix("*") or "x" for each in (*self.actors, *self.sessions)]
         for each in (self.name, *patterns):
             problem = check_name(each)

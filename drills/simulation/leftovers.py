@@ -18,6 +18,7 @@ OURS = ("bus.", "router.", "engine_worker.", "trainer_adapter.")
 REMEMBERED = {
     "tombstones": "executions that are over, for 10 min",
     "_suspicions": "suspects, for 10 min",
+    "crashes": "what ran when an engine died, for 10 min",
     "_done": "answered commands, for 1 min",
     "_collected": "detached requests whose endings were acknowledged, for 1 min",
     "over": "the latest detached requests that have ended for their callers, for 1 h",

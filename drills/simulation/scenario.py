@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from bus.entry import Placement
 from bus.messages.generation import Generate, Sampling
 from bus.messages.weights import Offer, PublishVersion, TransportChoice
+from bus.validation import cost_of
 from drills.simulation.sim_host import POISON
 from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import OnLoss
@@ -120,12 +121,12 @@ def drawn_ask(chance: Random, client: str, detached_share: float) -> Ask:
         chance.choice(["any"] * 5 + ["latest", "max-staleness:1", "min:1", "exact:0", "exact:1"]),
         session=chance.choice(["", "", "", "shared", session_of(client)]),
         group=chance.choice(["", "", "g1"]),
-        cost=100,
         priority=chance.choice([0, 0, 0, 5]),
         outlives_client=chance.random() < detached_share,
     )
     sampling = Sampling(max_new_tokens=chance.randrange(2, 120), seed=chance.randrange(1000))
     body = Generate(_prompt(chance), sampling, stream=chance.random() < 0.4)  # noqa: PLR2004
+    place = replace(place, cost=cost_of(body))
     on_loss = chance.choices(LOSS_POLICIES, LOSS_WEIGHTS)[0]
     return Ask("generate", body, place=place, on_loss=on_loss)
 
@@ -134,13 +135,13 @@ def plain_ask(chance: Random, n_tokens: int) -> Ask:
     """A request that any worker can serve."""
     sampling = Sampling(max_new_tokens=n_tokens, seed=chance.randrange(1000))
     body = Generate(_prompt(chance), sampling, stream=True)
-    return Ask("generate", body, place=Placement("default", cost=n_tokens))
+    return Ask("generate", body, place=Placement("default", cost=cost_of(body)))
 
 
 def poison_ask(chance: Random) -> Ask:
     """A request that kills the engine that samples from it."""
     body = Generate(POISON + _prompt(chance), Sampling(max_new_tokens=100, seed=1))
-    return Ask("generate", body, place=Placement("default", cost=100))
+    return Ask("generate", body, place=Placement("default"))
 
 
 def drawn_deadline_s(chance: Random, patient_s: float) -> float:

@@ -62,7 +62,9 @@ def show(
         else:
             sessions = f", sessions {' '.join(each.sessions)}" if each.sessions else ""
             actors = " ".join(each.actor_patterns)
-            _say(f"{each.key} {each.role} {each.name}: may be {actors}{sessions}")
+            low, high = each.priorities
+            priorities = f", priorities {low} to {high}" if low or high else ""
+            _say(f"{each.key} {each.role} {each.name}: may be {actors}{sessions}{priorities}")
 
 
 @keys.command(epilog=example("rolloutbus keys allow trainer-a.pub --name trainer-a --role trainer"))
@@ -82,11 +84,21 @@ def allow(
     session: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="A session it may use. Default: any")
     ] = None,
+    *,
+    priorities: Annotated[
+        tuple[int, int],
+        typer.Option(
+            metavar="LOW HIGH",
+            help="Priorities that its requests may have: those of a high one go before "
+            "everybody else's.",
+        ),
+    ] = (0, 0),
 ) -> None:
     """Let a key in. Running actors see it within a second."""
 
     def add(known: Sequence[Principal]) -> list[Principal]:
-        return [*known, Principal(_public(key), name, role, actor or [], session or [])]
+        key_ = _public(key)
+        return [*known, Principal(key_, name, role, actor or [], session or [], priorities)]
 
     checked(lambda: edit_allow_list(allow_list, add))
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bus.entry import Placement
 from bus.errors import BusError, SettingsError
-from bus.validation import check_placement
+from bus.validation import check_placement, cost_of
 from launcher.journal_gaps import gaps_told, refuse_gaps, tell_gaps
 from launcher.terminal import connected
 from replay.journal.format import JournalError
@@ -115,7 +115,7 @@ async def _ask(client: RolloutClient, recorded: Answered, wanted: Regeneration) 
     body = (to_score if wanted.is_scored else to_sample)(recorded)
     if isinstance(body, str):
         return body
-    place = Placement(recorded.place.policy, wanted.version, cost=recorded.place.cost)
+    place = Placement(recorded.place.policy, wanted.version, cost=cost_of(body))
     ask = Ask("generate", body, place=place, retries_busy=True)
     try:
         rollout = await client.connection.ask(ask, wanted.deadline_s)

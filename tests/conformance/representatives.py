@@ -122,6 +122,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         stalled_ms=12.5,
         detached=[(RID, "prompt-9")],
         over=["trainer/5"],
+        suspects=[(RID, 2, 1)],
     ),
     "client_beat": membership.ClientBeat(900),
     "lease": membership.Lease(3, INSTANCE, 900),

@@ -6,7 +6,7 @@ from bus.entry import Entry
 from bus.messages.control import FlushCache, Flushed, Memory, Pause, Resume, Shutdown, Sleep
 from bus.messages.endings import Done, Problem
 from bus.messages.host import EngineFailed, EngineReady
-from bus.messages.membership import Goodbye
+from bus.messages.membership import Beat, Goodbye
 from bus.messages.weights import (
     CheckWeights,
     Committed,
@@ -152,6 +152,27 @@ def test_goodbye_tells_an_engine_that_died_from_one_that_was_killed(bench: Bench
     bench.join()
     _dies(bench, was_killed=True)
     assert _goodbyes(bench) == ["engine_crashed", "engine_killed"]
+
+
+def _suspects(bench: Bench) -> list[tuple[str, int, int]]:
+    """Of all beats since this was asked last."""
+    beats = [unpack(entry) for entry in bench.said.sent("beat")]
+    bench.said.effects.clear()
+    return [each for beat in beats if isinstance(beat, Beat) for each in beat.suspects]
+
+
+def test_each_new_router_is_told_what_ran_when_the_engine_died(bench: Bench) -> None:
+    bench.generate("c/1", deadline_s=100.0)
+    bench.generate("c/2", deadline_s=100.0)
+    _dies(bench)
+    bench.join()
+    assert _suspects(bench) == [("c/1", 1, 0), ("c/2", 1, 0)]
+    bench.generate("c/3", deadline_s=100.0)
+    _dies(bench)
+    bench.join()
+    assert _suspects(bench) == [("c/1", 1, 0), ("c/2", 1, 0), ("c/3", 1, 1)]
+    bench.pass_time(1.0)
+    assert _suspects(bench) == []  # once is enough for one router
 
 
 def test_too_many_crashes_stop_the_worker(bench: Bench) -> None:

@@ -112,6 +112,19 @@ def test_a_malformed_wish_is_refused_by_its_field(bench: Bench) -> None:
     assert bench.said.problem("c/1") == ("refused", "bad_request", "media[0].kind")
 
 
+@pytest.mark.parametrize(("cost", "is_true"), [(9, False), (10, True), (0, True), (10**6, False)])
+def test_a_request_that_costs_more_or_less_than_it_says_is_refused(
+    bench: Bench, cost: int, *, is_true: bool
+) -> None:
+    n_prompt = len(PROMPT) // 4
+    place = Placement("default", cost=cost)
+    bench.command("generate", "c/1", Generate(PROMPT, Sampling(10 - n_prompt)), place)
+    if is_true:
+        assert len(bench.said.to_host("generate")) == 1
+    else:
+        assert bench.said.problem("c/1") == ("refused", "bad_request", "place.cost")
+
+
 def test_placement_travels_to_the_host(bench: Bench) -> None:
     place = Placement("default", session="conv-1", priority=7)
     bench.command("generate", "c/1", Generate(PROMPT, Sampling(9)), place)

@@ -241,6 +241,7 @@ class SimMember(SimPeer):
         self.outbox: list[tuple[str, Attempt, str]] = []
         self.detached: list[tuple[str, str]] = []
         self.over: list[str] = []
+        self.suspects: list[tuple[str, int, int]] = []
 
     @property
     def epoch(self) -> str:
@@ -257,6 +258,7 @@ class SimMember(SimPeer):
             outbox=self.outbox,
             detached=self.detached,
             over=self.over,
+            suspects=self.suspects,
         )
         self.say(Entry("beat", epoch=self.epoch, body=pack(beat)))
 

@@ -15,7 +15,7 @@ from bus.messages.weights import PublishVersion
 from router.core import RouterCore
 from router.fleet import MAX_SHARES
 from router.settings import RouterSettings
-from router.turns import REMEMBERED, Turns
+from router.turns import REMEMBERED, Passes
 from tests.unit.sizes import largest, sizes
 
 pytestmark = pytest.mark.timeout(300)
@@ -180,12 +180,12 @@ def test_requests_that_are_given_up_behind_one_that_waits_leave_its_lane() -> No
 
 
 def test_clients_that_start_one_request_each_do_not_fill_the_turns() -> None:
-    turns = Turns({})
+    turns = Passes({})
     for n in range(N_NAMES):
         turns.charge(f"c{n}", 10)
     assert len(turns) <= REMEMBERED
     turns.charge("late", 1)
-    assert turns.pass_of("late") > 0
+    assert turns.of("late") > 0
 
 
 def test_accepted_lists_of_unknown_requests_are_not_kept() -> None:

@@ -6,7 +6,7 @@ from bus.errors import SettingsError
 from router.run_pace import MIN_ENDED, RunPace
 from router.service_rate import ServiceRate
 from router.settings import RouterSettings
-from router.turns import REMEMBERED, Turns
+from router.turns import REMEMBERED, Passes
 from tests.unit.router.harness import Bus, SimWorker
 
 
@@ -94,15 +94,15 @@ def test_one_client_is_served_in_order_of_arrival() -> None:
 
 
 def test_an_idle_client_cannot_save_up_turns() -> None:
-    turns = Turns({})
+    turns = Passes({})
     for _ in range(100):
         turns.charge("busy", 10)
     turns.charge("idle", 10)
-    assert turns.pass_of("idle") == turns.pass_of("busy")
+    assert turns.of("idle") == turns.of("busy")
 
 
 def test_clients_that_the_clock_has_overtaken_are_forgotten() -> None:
-    turns = Turns({})
+    turns = Passes({})
     for number in range(2 * REMEMBERED):
         turns.charge(f"c{number}", 1)
         turns.charge("busy", 1)

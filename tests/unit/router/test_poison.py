@@ -234,8 +234,8 @@ def test_killed_workers_are_not_charged() -> None:
 def test_success_clears_and_time_does_too() -> None:
     suspicions = Suspicions()
     for _ in range(2):
-        suspicions.charge("c/1", 0.0, alone_on="w0")
-        suspicions.charge("c/2", 0.0)
+        suspicions.charge("c/1", 0.0, worker="w0", is_alone=True)
+        suspicions.charge("c/2", 0.0, worker="w0")
     suspicions.clear("c/1")
     assert not suspicions.must_be_alone("c/1")
     assert suspicions.crashed_alone_on("c/1") == []
@@ -247,7 +247,7 @@ def test_success_clears_and_time_does_too() -> None:
 def test_suspicions_are_bounded() -> None:
     suspicions = Suspicions()
     for number in range(KEPT_MAX + 10):
-        suspicions.charge(f"c/{number}", 0.0)
+        suspicions.charge(f"c/{number}", 0.0, worker="w0")
     assert len(suspicions) == KEPT_MAX
 
 

@@ -60,11 +60,16 @@ def _crash(worker: SimWorker) -> None:
 
 
 def test_request_that_crashed_two_engines_before_this_router_began_runs_alone() -> None:
-    bus = Bus()
+    bus = Bus(recovered=False)
     worker, client = bus.worker(), bus.client()
-    client.generate(deadline_s=1000, crashes=2)
+    rid = client.generate(deadline_s=1000, resend=True)
     client.generate(deadline_s=1000)
-    assert len(worker.take("generate")) == 1
+    worker.suspects = [(rid, 2, 0)]
+    worker.beat()  # the first one is parked until the router has recovered
+    worker.suspects = []
+    worker.end(worker.take("generate")[0])
+    bus.advance(4)
+    assert [each.rid for each in worker.take("generate")] == [rid]
     assert bus.counters["isolated"] == 1
 
 
@@ -73,10 +78,14 @@ def test_poison_dies_no_more_often_because_routers_are_restarted() -> None:
     while True:
         bus = Bus()  # a new router each time
         worker, client = bus.worker(), bus.client()
-        client.generate(deadline_s=1000, crashes=n_deaths)
+        # Its worker has seen the deaths before: it was alone each time.
+        worker.suspects = [("trainer/1", n_deaths, n_deaths)]
+        worker.beat()
+        client.generate(deadline_s=1000)
         commands = worker.take("generate")
         assert commands
         worker.accept(*commands)
+        worker.suspects = []
         _crash(worker)
         n_deaths += 1
         if client.take("failed"):
@@ -85,10 +94,19 @@ def test_poison_dies_no_more_often_because_routers_are_restarted() -> None:
     assert n_deaths <= ALONE_AT + POISON_AT
 
 
-def test_claim_counts_only_beyond_what_is_known() -> None:
+def test_report_counts_only_beyond_what_is_known() -> None:
     suspicions = Suspicions()
-    suspicions.charge("c/1", 0.0)
-    suspicions.claim("c/1", 1, 0.0)
+    suspicions.charge("c/1", 0.0, worker="w0")
+    suspicions.reported("c/1", "w0", (1, 0), 0.0)
     assert not suspicions.must_be_alone("c/1")
-    suspicions.claim("c/1", 1000, 0.0)
-    assert len(suspicions.crashed_alone_on("c/1")) == POISON_AT
+    suspicions.reported("c/1", "w1", (1, 1), 0.0)
+    assert suspicions.must_be_alone("c/1")
+    assert suspicions.crashed_alone_on("c/1") == ["w1"]
+
+
+def test_what_a_client_says_of_crashes_gives_it_no_worker_of_its_own() -> None:
+    bus = Bus()
+    worker, client, other = bus.worker(), bus.client(), bus.client("other")
+    rids = [client.generate(deadline_s=1000, crashes=2), other.generate(deadline_s=1000)]
+    assert [each.rid for each in worker.take("generate")] == rids
+    assert "isolated" not in bus.counters

@@ -161,13 +161,3 @@ def test_two_callers_cannot_attach_at_once(bench: Bench) -> None:
     _attach(bench)
     with pytest.raises(Refused):
         _attach(bench)
-
-
-def test_crashes_told_so_far_go_along_with_each_resend(bench: Bench) -> None:
-    rid = bench.generate()
-    bench.accept(rid, (1, 1))
-    bench.take("generate")
-    bench.lose(rid, (1, 1), "engine_crashed")
-    (entry,) = bench.take("generate")
-    assert entry.place is not None
-    assert entry.place.crashes == 1
