@@ -22,6 +22,9 @@ _NUMBERED: dict[str, VersionRuleKind] = {
 }
 # Canonical decimals only: two texts never mean the same rule.
 _NUMBERED_TEXT = re.compile(r"(min|exact|max-staleness):(0|[1-9][0-9]{0,19})")
+VERSIONS_TEXT = re.compile(rf"any|latest|{_NUMBERED_TEXT.pattern}")
+"""A version rule, its range left out."""
+VERSIONS_WANTED = "any, latest, min:V, exact:V or max-staleness:K"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,7 @@ def parse_versions(text: str) -> VersionRule | Problem:
         return VersionRule(_PLAIN[text])
     found = _NUMBERED_TEXT.fullmatch(text)
     if found is None:
-        return _problem(
-            f"{text[:40]!r} is no version rule; use any, latest, min:V, exact:V or max-staleness:K"
-        )
+        return _problem(f"{text[:40]!r} is no version rule; use {VERSIONS_WANTED}")
     kind, value = _NUMBERED[found[1]], int(found[2])
     if value > MAX_VERSION:
         return _problem(f"{kind} wants a number up to {MAX_VERSION}")

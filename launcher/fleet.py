@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self, Unpack
 
 from bus.errors import SettingsError
+from bus.strict_calls import strict
 from bus.supervisor import (
     EventHandler,
     ProcessEvent,
@@ -37,6 +38,7 @@ def _directly(_: str, backend: str) -> str:
     return backend
 
 
+@strict()
 class Fleet:
     """A running fleet; an async context manager, see `up`.
 
@@ -182,6 +184,7 @@ class Fleet:
         return worker
 
 
+@strict(options=FleetSettings)
 def up(on_event: EventHandler = _ignore, /, **options: Unpack[UpOptions]) -> Fleet:
     """Bring up a router, a weight store and workers on this machine; use it with `async with`.
 

@@ -13,6 +13,7 @@ from typing import cast
 
 from bus.errors import SettingsError
 from bus.messages.generation import FinishReason
+from bus.strict_calls import strict
 from replay.journal.format import JournalError
 from replay.journal.reader import Journal
 from replay.rollouts.trajectories import Ints, Trajectories, Trajectory
@@ -42,6 +43,7 @@ class OfflineRollout:
         return min((version for version, _ in self.rollout.versions), default=0)
 
 
+@strict()
 class OfflineRollouts:
     """What a recording holds, as often as it is iterated over; nothing is kept in memory.
 

@@ -17,6 +17,7 @@ from bus.errors import RemoteProtocolError, SettingsError
 from bus.messages.membership import Welcome
 from bus.ports import BatchHandler, DownHandler, LinkPort, SubscriptionPort, TopicBatchHandler
 from bus.security.zmq_dialer import dialer_of
+from bus.strict_calls import strict
 from replay.journal.settings import JournalSettings
 from replay.journal.writer import JournalWriter, now_ns
 from replay.recording.choice import Filter
@@ -43,6 +44,7 @@ class Progress(NamedTuple):
     """Why nothing is recorded any more; empty while all is well."""
 
 
+@strict()
 class Recorder:
     """A recording under way. An async context manager.
 
@@ -227,6 +229,7 @@ class Recorder:
             self.journal.append(build)
 
 
+@strict()
 def record(
     address: str, directory: str | Path, *, name: str = "", key_file: str | Path = ""
 ) -> Recorder:

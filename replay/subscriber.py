@@ -28,6 +28,7 @@ from bus.ports import (
 )
 from bus.ref import Command, worker
 from bus.security.zmq_dialer import dialer_of
+from bus.strict_calls import strict
 from replay.following.dismissal import sent_away
 from replay.following.repairs import Answer, AskRepair, Unrepaired
 from replay.following.stream_events import StreamEvent
@@ -46,6 +47,7 @@ TRY_LATER = frozenset({"busy", "not_ready"})
 """Refusals of a repair that are not the last word."""
 
 
+@strict()
 class Subscriber:
     """An async iterator of what is published. An async context manager; see `subscribe`.
 
@@ -298,6 +300,7 @@ class _FixedPort:
         self._port.close()
 
 
+@strict()
 def subscribe(
     address: str,
     *,

@@ -5,37 +5,41 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
 
 from bus.errors import Refused, RemoteProtocolError
 from bus.messages.endings import Problem
 from bus.messages.generation import (
+    NOTHING_MORE,
     Attach,
     DetachedList,
     DetachedRequest,
+    Grammar,
     ListDetached,
+    Media,
+    Processor,
     Sampling,
+    Want,
 )
-from bus.messages.session import OpenSession
+from bus.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S, OpenSession
 from bus.ref import FLEET
 from bus.security.key_files import router_key_beside
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_dialer import dialer_of
+from bus.strict_calls import strict
 from bus.validation import MAX_RID_BYTES
 from trainer_adapter.effects import Result
 from trainer_adapter.engine_surface import EngineClient
 from trainer_adapter.requests import Ask
-from trainer_adapter.rollout import MAX_NAMED, Delta, Rollout
+from trainer_adapter.rollout import MAX_NAMED, Delta, OnLoss, Rollout
 from trainer_adapter.rollouts import (
     DEFAULT_DEADLINE_S,
-    GenerateOptions,
     Prompt,
+    VersionsRule,
     ask_of,
     group_asks,
 )
 from trainer_adapter.session import Session
 from trainer_adapter.session_book import HeldSession
-from trainer_adapter.session_place import SessionOptions
 from trainer_adapter.settings import ClientSettings
 from trainer_adapter.weight_queries import ActiveTensor, check_weights, get_weights
 from trainer_adapter.weights_report import WeightsReport
@@ -43,6 +47,7 @@ from trainer_adapter.weights_report import WeightsReport
 WEIGHTS_DEADLINE_S = 120.0
 
 
+@strict()
 class RolloutClient(EngineClient):
     """Samples with whatever workers are there. An async context manager; see `connect`.
 
@@ -51,26 +56,82 @@ class RolloutClient(EngineClient):
     """
 
     async def generate(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        session: str = "",
+        group: str = "",
+        versions: VersionsRule = "any",
+        policy: str = "default",
+        priority: int = 0,
+        on_loss: OnLoss = "resume",
+        detached: bool = False,
+        lora: str = "",
+        want: Want = NOTHING_MORE,
+        grammar: Grammar | None = None,
+        processors: Sequence[Processor] = (),
+        action_mask: Sequence[int] | None = None,
+        disallowed_tokens: Sequence[int] | None = None,
+        media: Sequence[Media] = (),
     ) -> Rollout:
         """Sample one continuation of `prompt`.
 
         Args:
             prompt: token ids, int32 [n_prompt_tokens], at least one.
             sampling: how tokens are drawn.
-            options: deadline, placement and loss policy; see GenerateOptions.
+            deadline_s: seconds from now for the whole request, queueing included.
+            session: requests of one session stay on one worker.
+            group: requests of one group share a worker's prefix cache.
+            versions: which weights will do: `any`, `latest`, `min:V`, `exact:V` or
+                `max-staleness:K`.
+            policy: name of the policy whose weights are asked for.
+            priority: higher goes first; -100..100.
+            on_loss: when the worker is lost: `resume` goes on after the tokens held, `retry` starts
+                again, `fail` raises PeerLost.
+            detached: it goes on when this process ends, and is not stopped when its caller stops
+                waiting; see `reattach`. Its `group` tells it apart then.
+            lora: adapter, `NAME` or `NAME@VERSION`; none if empty. See `load_lora`.
+            want: what to tell besides tokens and logprobs: it comes in `Rollout.arrays`.
+            grammar: the output must match it.
+            processors: change logits before sampling, in this order; see
+                `trainer_adapter.logit_processors`.
+            action_mask: token ids: nothing else is sampled. Short for the processor of this name,
+                put first.
+            disallowed_tokens: token ids that are not sampled. Short for the processor of this name,
+                put first.
+            media: what the placeholder tokens in the prompt stand for, in their order.
 
         Raises:
-            Refused: nothing was sampled; safe to submit again. StaleVersion if no worker had
-                the weights asked for.
+            TypeError: a keyword does not exist.
+            Refused: nothing was sampled; safe to submit again. `.field` names a wrong value.
+                StaleVersion if no worker had the weights asked for.
             RolloutCancelled: aborted; `.partial` holds what was sampled.
             RequestExpired, DeadlineExceeded: the deadline passed.
             PeerLost: the worker was lost and `on_loss` is `fail`.
             EngineFailed: the engine failed, or crashed three times while this request ran.
         Spec: docs/protocol.md, "Generation".
         """
-        ask = ask_of(prompt, sampling, options)
-        deadline_s = options.get("deadline_s", DEFAULT_DEADLINE_S)
+        ask = ask_of(
+            prompt,
+            sampling,
+            deadline_s=deadline_s,
+            session=session,
+            group=group,
+            versions=versions,
+            policy=policy,
+            priority=priority,
+            on_loss=on_loss,
+            detached=detached,
+            lora=lora,
+            want=want,
+            grammar=grammar,
+            processors=processors,
+            action_mask=action_mask,
+            disallowed_tokens=disallowed_tokens,
+            media=media,
+        )
         return _rollout(await self.connection.ask(ask, deadline_s))
 
     async def generate_batch(
@@ -79,18 +140,52 @@ class RolloutClient(EngineClient):
         sampling: Sampling,
         *,
         n: int = 1,
-        **options: Unpack[GenerateOptions],
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        session: str = "",
+        group: str = "",
+        versions: VersionsRule = "any",
+        policy: str = "default",
+        priority: int = 0,
+        on_loss: OnLoss = "resume",
+        detached: bool = False,
+        lora: str = "",
+        want: Want = NOTHING_MORE,
+        grammar: Grammar | None = None,
+        processors: Sequence[Processor] = (),
+        action_mask: Sequence[int] | None = None,
+        disallowed_tokens: Sequence[int] | None = None,
+        media: Sequence[Media] = (),
     ) -> list[list[Rollout]]:
         """Sample `n` continuations of each prompt: one list per prompt, its group.
 
         A full router is waited for until the deadline. The first error ends the batch: it is
-        raised, and what still runs is aborted.
+        raised, and what still runs is aborted. Without a `group` each prompt is one.
 
         Raises:
             As `generate`.
         """
-        asks = list(group_asks(prompts, sampling, n, options))
-        deadline_s = options.get("deadline_s", DEFAULT_DEADLINE_S)
+        asks = list(
+            group_asks(
+                prompts,
+                sampling,
+                n,
+                deadline_s=deadline_s,
+                session=session,
+                group=group,
+                versions=versions,
+                policy=policy,
+                priority=priority,
+                on_loss=on_loss,
+                detached=detached,
+                lora=lora,
+                want=want,
+                grammar=grammar,
+                processors=processors,
+                action_mask=action_mask,
+                disallowed_tokens=disallowed_tokens,
+                media=media,
+            )
+        )
         rids: list[str] = []
         futures: list[asyncio.Future[Result]] = []
         try:
@@ -105,7 +200,25 @@ class RolloutClient(EngineClient):
         return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        session: str = "",
+        group: str = "",
+        versions: VersionsRule = "any",
+        policy: str = "default",
+        priority: int = 0,
+        on_loss: OnLoss = "resume",
+        detached: bool = False,
+        lora: str = "",
+        want: Want = NOTHING_MORE,
+        grammar: Grammar | None = None,
+        processors: Sequence[Processor] = (),
+        action_mask: Sequence[int] | None = None,
+        disallowed_tokens: Sequence[int] | None = None,
+        media: Sequence[Media] = (),
     ) -> AsyncGenerator[Delta]:
         """Stream the tokens sampled for `prompt`, in order and without gaps.
 
@@ -116,12 +229,36 @@ class RolloutClient(EngineClient):
             As `generate`.
         Spec: docs/protocol.md, "Streams".
         """
-        ask = ask_of(prompt, sampling, options, stream=True)
-        deadline_s = options.get("deadline_s", DEFAULT_DEADLINE_S)
+        ask = ask_of(
+            prompt,
+            sampling,
+            stream=True,
+            deadline_s=deadline_s,
+            session=session,
+            group=group,
+            versions=versions,
+            policy=policy,
+            priority=priority,
+            on_loss=on_loss,
+            detached=detached,
+            lora=lora,
+            want=want,
+            grammar=grammar,
+            processors=processors,
+            action_mask=action_mask,
+            disallowed_tokens=disallowed_tokens,
+            media=media,
+        )
         return self.connection.stream(ask, deadline_s)
 
     def session(
-        self, name: str, *, wait_s: float = 0.0, **options: Unpack[SessionOptions]
+        self,
+        name: str,
+        *,
+        wait_s: float = 0.0,
+        policy: str = "default",
+        lease_s: float = DEFAULT_LEASE_S,
+        grace_s: float = DEFAULT_GRACE_S,
     ) -> Session:
         """A session, open for the length of an `async with`: one trajectory, one worker.
 
@@ -132,14 +269,16 @@ class RolloutClient(EngineClient):
         Args:
             name: unique in the fleet; what its requests carry as `session`.
             wait_s: how long to wait for a place, in seconds.
-            options: policy, lease and grace; see SessionOptions.
+            policy: whose workers may have it.
+            lease_s: its place is kept this many seconds without a request under way.
+            grace_s: after a turn, the next one goes first for this many seconds.
 
         Raises:
             Refused: on entering: all places are taken (`busy`), no worker is live (`not_ready`),
                 or the name is another client's (`session_taken`).
         Spec: docs/protocol.md, "Sessions".
         """
-        return Session(self, OpenSession(name, **options), wait_s)
+        return Session(self, OpenSession(name, policy, lease_s, grace_s), wait_s)
 
     @property
     def sessions(self) -> Mapping[str, HeldSession]:
@@ -232,6 +371,7 @@ class RolloutClient(EngineClient):
         return n_aborted
 
 
+@strict()
 def connect(address: str, *, name: str = "", key_file: str | Path = "") -> RolloutClient:
     """Make a client for the router at `address`; use it with `async with`.
 

@@ -23,6 +23,7 @@ from bus.messages.control import (
 )
 from bus.ref import FLEET, ROUTER, ActorRef, worker
 from bus.security.zmq_dialer import Dialer
+from bus.strict_calls import strict
 from trainer_adapter.connection import Connection, Ports
 from trainer_adapter.effects import Result
 from trainer_adapter.prefix_reset import reset_with_what_runs
@@ -35,6 +36,7 @@ FleetRef = ActorRef[Result, Delta]
 """The address of the router, of one member or of all workers, as a client holds it."""
 
 
+@strict()
 class FleetClient:
     """A client that commands the router and its workers. An async context manager.
 

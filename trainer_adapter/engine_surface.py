@@ -5,7 +5,7 @@ Spec: docs/protocol.md, "More of an engine".
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict, TypeVar, Unpack, cast
+from typing import Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from bus.messages.engine import (
     UnloadLora,
 )
 from bus.ref import FLEET
+from bus.strict_calls import strict
 from trainer_adapter.control import FleetClient
 from trainer_adapter.rollout import FleetResult, Float32s
 from trainer_adapter.rollouts import Prompt, tokens_of
@@ -38,45 +39,10 @@ from trainer_adapter.rollouts import Prompt, tokens_of
 LONG_S = 300.0
 """Deadline of what moves weights or files, unless the caller names one."""
 
+ProfileActivity = Literal["CPU", "GPU"]
+
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 Float32Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
-
-
-class ReadOptions(TypedDict, total=False):
-    """Who reads texts to score or embed them; all optional."""
-
-    worker: str
-    """Name of a worker; if absent, the ready workers of `policy` take turns."""
-    policy: str
-    """`default` if absent."""
-    deadline_s: float
-    """Seconds from now; the settings' control deadline if absent."""
-
-
-class ScoreOptions(ReadOptions, total=False):
-    """How a score is reckoned; all optional."""
-
-    apply_softmax: bool
-    """If absent: probabilities over the labels alone. Else logprobs over the whole vocabulary, or
-    logits of a model's classes."""
-    item_first: bool
-    """The item stands before the query."""
-
-
-class ProfileOptions(TypedDict, total=False):
-    """What is recorded, and where; all optional."""
-
-    n_steps: int
-    """Stop by itself after so many engine steps; 0 (if absent): at `stop_profile`."""
-    activities: list[str]
-    """`CPU` and `GPU` if absent."""
-    with_stack: bool
-    record_shapes: bool
-    target: str
-    """`fleet` (if absent), or the name of one worker."""
-    deadline_s: float
-    check: bool
-    """False: errors stand in the result, see `FleetClient`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +63,7 @@ class Embeddings:
     n_prompt_tokens: int
 
 
+@strict()
 class EngineClient(FleetClient):
     """A client that asks engines for more than tokens; which of it they can do, they know.
 
@@ -113,7 +80,12 @@ class EngineClient(FleetClient):
         query: Sequence[int],
         items: Sequence[Prompt],
         label_token_ids: Sequence[int] = (),
-        **options: Unpack[ScoreOptions],
+        *,
+        apply_softmax: bool = True,
+        item_first: bool = False,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
     ) -> Scores:
         """How likely each label token follows the query and each item.
 
@@ -121,24 +93,43 @@ class EngineClient(FleetClient):
             query: token ids, may be empty.
             items: token ids, int32 [m] each.
             label_token_ids: none for models that classify.
-            options: see ScoreOptions.
+            apply_softmax: probabilities over the labels alone. Else logprobs over the whole
+                vocabulary, or logits of a model's classes.
+            item_first: the item stands before the query.
+            worker: name of a worker; if empty, the ready workers of `policy` take turns.
+            policy: whose weights read them.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
         """
         body = Score(
             query=tokens_of(query).tobytes() if len(query) else b"",
             items=[tokens_of(each).tobytes() for each in items],
             label_token_ids=list(label_token_ids),
-            apply_softmax=options.get("apply_softmax", True),
-            item_first=options.get("item_first", False),
+            apply_softmax=apply_softmax,
+            item_first=item_first,
         )
-        scored = await self._read(Scored, body, options)
+        scored = await self._read(Scored, body, worker, policy, deadline_s)
         return Scores(_table(scored.scores), scored.n_prompt_tokens)
 
     async def embed(
-        self, inputs: Sequence[Prompt], *, dimensions: int = 0, **options: Unpack[ReadOptions]
+        self,
+        inputs: Sequence[Prompt],
+        *,
+        dimensions: int = 0,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
     ) -> Embeddings:
-        """One vector for each input, token ids int32 [m], cut to `dimensions` unless that is 0."""
+        """One vector for each input, cut to `dimensions` unless that is 0.
+
+        Args:
+            inputs: token ids, int32 [m] each.
+            dimensions: numbers of a vector that are told; 0: all.
+            worker: name of a worker; if empty, the ready workers of `policy` take turns.
+            policy: whose weights read them.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+        """
         body = Embed([tokens_of(each).tobytes() for each in inputs], dimensions)
-        embedded = await self._read(Embedded, body, options)
+        embedded = await self._read(Embedded, body, worker, policy, deadline_s)
         return Embeddings(_table(embedded.embeddings), embedded.n_prompt_tokens)
 
     async def compute_similarity(
@@ -147,22 +138,38 @@ class EngineClient(FleetClient):
         second: Prompt,
         *,
         dimensions: int = 0,
-        **options: Unpack[ReadOptions],
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
     ) -> float:
         """Cosine of the vectors of two inputs, -1 to 1; 0 if one of them is zero.
 
-        Of their first `dimensions` numbers only, unless that is 0.
+        Of their first `dimensions` numbers only, unless that is 0. The rest as of `embed`.
         """
-        read = await self.embed([first, second], dimensions=dimensions, **options)
+        read = await self.embed(
+            [first, second],
+            dimensions=dimensions,
+            worker=worker,
+            policy=policy,
+            deadline_s=deadline_s,
+        )
         rows = read.rows.astype(np.float64)
         lengths = np.linalg.norm(rows, axis=1)
         return float(rows[0] @ rows[1] / lengths.prod()) if lengths.all() else 0.0
 
     async def rerank(
-        self, pairs: Sequence[tuple[str, str]], **options: Unpack[ReadOptions]
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
     ) -> Float32s:
-        """How well the text of each (query, text) fits, float32 [pairs]; higher is better."""
-        reranked = await self._read(Reranked, Rerank(list(pairs)), options)
+        """How well the text of each (query, text) fits, float32 [pairs]; higher is better.
+
+        `worker`, `policy` and `deadline_s` as of `embed`.
+        """
+        reranked = await self._read(Reranked, Rerank(list(pairs)), worker, policy, deadline_s)
         return cast("Float32s", _floats(reranked.scores, 1))
 
     async def load_lora(
@@ -222,16 +229,29 @@ class EngineClient(FleetClient):
         )
         return result.only(Saved)
 
-    async def start_profile(self, **options: Unpack[ProfileOptions]) -> FleetResult:
-        """Have engines record what they do; see ProfileOptions. Results are `Done`."""
-        body = StartProfile(
-            n_steps=options.get("n_steps", 0),
-            activities=list(options.get("activities", ("CPU", "GPU"))),
-            with_stack=options.get("with_stack", False),
-            record_shapes=options.get("record_shapes", False),
-        )
-        target, deadline_s = options.get("target", FLEET), options.get("deadline_s", 0.0)
-        check = options.get("check", True)
+    async def start_profile(
+        self,
+        *,
+        n_steps: int = 0,
+        activities: Sequence[ProfileActivity] = ("CPU", "GPU"),
+        with_stack: bool = False,
+        record_shapes: bool = False,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
+    ) -> FleetResult:
+        """Have engines record what they do. Results are `Done`.
+
+        Args:
+            n_steps: stop by itself after so many engine steps; 0: at `stop_profile`.
+            activities: `CPU`, `GPU` and so on: what is recorded.
+            with_stack: also where in the program.
+            record_shapes: also the shapes of tensors.
+            target: `fleet`, or the name of one worker.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+            check: False: errors stand in the result, see `FleetClient`.
+        """
+        body = StartProfile(n_steps, list(activities), with_stack, record_shapes)
         return await self._to_workers(body, target, deadline_s, check=check)
 
     async def stop_profile(
@@ -247,10 +267,15 @@ class EngineClient(FleetClient):
         return await self._to_workers(GetLoad(), target, deadline_s, check=check)
 
     async def _read(
-        self, expected: type[ResultT], body: msgspec.Struct, options: ReadOptions
+        self,
+        expected: type[ResultT],
+        body: msgspec.Struct,
+        worker: str,
+        policy: str,
+        deadline_s: float,
     ) -> ResultT:
-        name = options.get("worker") or self._next_ready(options.get("policy", "default"))
-        result = await self._to_workers(body, name, options.get("deadline_s", 0.0), check=False)
+        name = worker or self._next_ready(policy)
+        result = await self._to_workers(body, name, deadline_s, check=False)
         return result.only(expected)
 
     def _next_ready(self, policy: str) -> str:

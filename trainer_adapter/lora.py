@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
 
 import torch
 
@@ -18,7 +17,6 @@ from bus.messages.engine import Adapters, LoadLora
 from bus.ref import ROUTER, worker
 from trainer_adapter.named_tensors import Tensors, are_held, named_tensors, renamed
 from trainer_adapter.publication import Policy, Publication
-from trainer_adapter.published import UPDATE_DEADLINE_S
 from trainer_adapter.rollout import FleetResult
 from trainer_adapter.tensor_source import HeldTensors
 from trainer_adapter.transfer import TransferLog
@@ -30,13 +28,14 @@ _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.we
 """A factor's name in a state dict; PEFT's models put the adapter's own name before `weight`."""
 
 
-class LoraOptions(TypedDict, total=False):
-    """What an adapter is besides its tensors; all optional."""
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """What an adapter is besides its tensors."""
 
-    use_rslora: bool
+    alpha: float
+    """As PEFT has it."""
+    use_rslora: bool = False
     """Scaled by alpha / sqrt(rank), not by alpha / rank."""
-    deadline_s: float
-    """For everything, seconds from now; 120 if absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class PublishedLora:
 
 
 async def publish_adapter(
-    policy: Policy, name: str, tensors: Tensors, alpha: float, options: LoraOptions
+    policy: Policy, name: str, tensors: Tensors, config: LoraConfig, deadline_s: float
 ) -> PublishedLora:
     """See `WeightPublisher.publish_lora`.
 
@@ -61,13 +60,12 @@ async def publish_adapter(
         policy: of the model; what its soundness knows of earlier versions is of this adapter.
         name: of the adapter.
         tensors: as a trainer has them.
-        alpha: as PEFT has it.
-        options: see LoraOptions.
+        config: what it is besides.
+        deadline_s: for everything, seconds from now.
     """
     factors = factors_of(tensors)
-    config = config_of(factors, alpha, use_rslora=options.get("use_rslora", False))
-    described = torch.frombuffer(bytearray(json.dumps(config).encode()), dtype=torch.uint8)
-    deadline_s = options.get("deadline_s", UPDATE_DEADLINE_S)
+    whole = config_of(factors, config.alpha, use_rslora=config.use_rslora)
+    described = torch.frombuffer(bytearray(json.dumps(whole).encode()), dtype=torch.uint8)
     stored = replace(policy, name=f"{policy.name}.{name}", dtype=None, offerings={})
     publication = Publication(stored, {"deadline_s": deadline_s}, TransferLog())
     async with publication:

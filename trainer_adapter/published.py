@@ -1,11 +1,12 @@
 """What a publication is asked for, and what comes of it."""
 
+import math
 import re
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 from bus.errors import Refused
-from bus.messages.endings import Problem
+from bus.messages.endings import bad_request
 from bus.messages.weights import (
     InFlight,
     PublishVersion,
@@ -13,27 +14,24 @@ from bus.messages.weights import (
     UpdateMode,
 )
 from bus.messages.weights import Published as PublishedByRouter
+from bus.strict_calls import Spelled
 
 UPDATE_DEADLINE_S = 120.0
 _RULE = re.compile(r"all|quorum|any|at-least:[1-9][0-9]{0,8}")
 
 
+Requirement = Annotated[str, Spelled(_RULE, "all, quorum, any or at-least:N")]
+
+
 class PublishOptions(TypedDict, total=False):
-    """Everything about a publication besides its tensors; all optional."""
+    """All keyword parameters of `WeightPublisher.publish`, to hand them on as one."""
 
     in_flight: InFlight
-    """What becomes of running requests: `finish_old`, `in_place` (if absent: keep the KV cache),
-    `retract` (keep tokens, recompute the KV cache) or `abort`."""
-    require: str
-    """How many workers must have it staged: `all`, `quorum`, `any` (if absent) or `at-least:N`."""
+    require: Requirement
     transport: TransportChoice
-    """How the bytes reach the workers; `auto` (if absent): each by its locality."""
     mode: UpdateMode
-    """`staged` (if absent): held beside the old weights first; `in_place`: written over them."""
     floor: int
-    """Workers that go on serving while others swap; 0 (if absent): all swap at once."""
     deadline_s: float
-    """For everything, seconds from now; 120 if absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +59,18 @@ def publish_command(policy: str, version: int, options: PublishOptions) -> Publi
     """The router's command.
 
     Raises:
-        Refused: `require` or `floor` is no valid value; `.field` names it.
+        Refused: `require`, `floor` or `deadline_s` is no valid value; `.field` names it.
     """
     require, floor = options.get("require", "any"), options.get("floor", 0)
+    deadline_s = options.get("deadline_s", UPDATE_DEADLINE_S)
     if _RULE.fullmatch(require) is None:
         message = f"{require!r} is not one of all, quorum, any, at-least:N"
-        raise Refused(Problem("bad_request", message, "not_started", field="require"))
+        raise Refused(bad_request("require", message))
     if floor < 0:
-        message = f"a number of workers is not below 0: {floor}"
-        raise Refused(Problem("bad_request", message, "not_started", field="floor"))
+        raise Refused(bad_request("floor", f"a number of workers is not below 0: {floor}"))
+    if not 0 < deadline_s < math.inf:
+        message = f"a deadline is a number of seconds above 0, not {deadline_s}"
+        raise Refused(bad_request("deadline_s", message))
     return PublishVersion(
         policy=policy,
         version=version,

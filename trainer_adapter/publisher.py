@@ -6,19 +6,27 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Unpack
+from typing import Literal
 
 import torch
 
 from bus.errors import LocalProtocolError, Refused, RequestCancelled, SettingsError
 from bus.messages.endings import Problem
-from trainer_adapter.lora import LoraOptions, PublishedLora, publish_adapter
+from bus.messages.weights import InFlight, TransportChoice, UpdateMode
+from bus.strict_calls import strict
+from trainer_adapter.lora import LoraConfig, PublishedLora, publish_adapter
 from trainer_adapter.named_tensors import Rename, Tensors, are_held
 from trainer_adapter.offers.collective import CollectiveOffering
 from trainer_adapter.offers.cuda_ipc import CudaIpcOffering
 from trainer_adapter.offers.offering import Offering
 from trainer_adapter.publication import Policy, Publication, Publishing
-from trainer_adapter.published import Published, PublishOptions, published_of
+from trainer_adapter.published import (
+    UPDATE_DEADLINE_S,
+    Published,
+    PublishOptions,
+    Requirement,
+    published_of,
+)
 from trainer_adapter.sharded import ShardedSource
 from trainer_adapter.soundness import Soundness, WeightCheck
 from trainer_adapter.tensor_source import HeldTensors, Layout, StreamedTensors
@@ -31,6 +39,7 @@ Publishable = Tensors | HeldTensors | StreamedTensors | ShardedSource
 Pairs that come out of an iterator are copied one by one, each before the next one is asked for."""
 
 
+@strict()
 class Update:
     """One version under way; see `WeightPublisher.begin`."""
 
@@ -70,6 +79,7 @@ class Update:
         return self.version
 
 
+@strict()
 class WeightPublisher:
     """Publishes versions of one policy. Updates of one policy go one after another."""
 
@@ -127,7 +137,12 @@ class WeightPublisher:
         tensors: Publishable,
         *,
         layout: Layout | None = None,
-        **options: Unpack[PublishOptions],
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        deadline_s: float = UPDATE_DEADLINE_S,
     ) -> Published:
         """Bring these weights to every worker of the policy, as one transaction.
 
@@ -141,7 +156,14 @@ class WeightPublisher:
                 is asked for, all names are sent, and it is closed at the end in any case.
             layout: (name, dtype, shape) of every tensor that the iterator will give, in its order.
                 Without it the iterator's tensors are collected in host memory first.
-            options: deadline, success rule, transport and so on; see PublishOptions.
+            in_flight: what becomes of running requests: `finish_old`, `in_place` (keep the KV
+                cache), `retract` (keep tokens, recompute the KV cache) or `abort`.
+            require: how many workers must have it staged: `all`, `quorum`, `any` or `at-least:N`.
+            transport: how the bytes reach the workers: `auto` (each by its locality), `shm`,
+                `tcp`, `delta`, `disk`, `cuda_ipc` or `collective`.
+            mode: `staged`: held beside the old weights first; `in_place`: written over them.
+            floor: workers that go on serving while others swap; 0: all swap at once.
+            deadline_s: for everything, seconds from now.
 
         Raises:
             Refused: an option or a tensor is wrong; `.field` names it. Nothing was published.
@@ -150,20 +172,45 @@ class WeightPublisher:
             DeadlineExceeded: unknown; ask `status` for the committed version.
         Spec: docs/protocol.md, "Weights".
         """
-        return await _attended(self.start(tensors, layout=layout, **options))
+        handle = self.start(
+            tensors,
+            layout=layout,
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            deadline_s=deadline_s,
+        )
+        return await _attended(handle)
 
     def start(
         self,
         tensors: Publishable,
         *,
         layout: Layout | None = None,
-        **options: Unpack[PublishOptions],
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        deadline_s: float = UPDATE_DEADLINE_S,
     ) -> WeightTransferHandle:
         """The same in the background: `await handle.copied()`, then train on; `await handle`.
+
+        Arguments as of `publish`.
 
         Raises:
             Refused, SettingsError: an option or a tensor is wrong.
         """
+        options = PublishOptions(
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            deadline_s=deadline_s,
+        )
         source = source_of(tensors, self._rename, layout)
         log = TransferLog()
         try:
@@ -181,7 +228,13 @@ class WeightPublisher:
         return _handle(publication, log, run)
 
     async def publish_lora(
-        self, name: str, tensors: Tensors, *, alpha: float, **options: Unpack[LoraOptions]
+        self,
+        name: str,
+        tensors: Tensors,
+        *,
+        alpha: float,
+        use_rslora: bool = False,
+        deadline_s: float = UPDATE_DEADLINE_S,
     ) -> PublishedLora:
         """Bring a low-rank adapter to every worker of the policy; the weights stay.
 
@@ -193,7 +246,8 @@ class WeightPublisher:
             tensors: factors `MODULE.lora_A.weight` [rank, in] and `MODULE.lora_B.weight`
                 [out, rank], as a PEFT model or its state dict has them; others are left out.
             alpha: the product of a pair is scaled by alpha / rank.
-            options: see LoraOptions.
+            use_rslora: the product is scaled by alpha / sqrt(rank) instead.
+            deadline_s: for everything, seconds from now.
 
         Raises:
             SettingsError, Refused: this is no adapter.
@@ -203,25 +257,63 @@ class WeightPublisher:
         soundness = self._adapters.setdefault(name, Soundness(self._check))
         async with self._turn:
             policy = replace(self._policy, soundness=soundness)
-            return await publish_adapter(policy, name, tensors, alpha, options)
+            config = LoraConfig(alpha, use_rslora=use_rslora)
+            return await publish_adapter(policy, name, tensors, config, deadline_s)
 
-    async def restore(self, version: int, **options: Unpack[PublishOptions]) -> Published:
+    async def restore(
+        self,
+        version: int,
+        *,
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> Published:
         """Go back: publish a new version with the content of an old one that the store keeps.
+
+        The other arguments as of `publish`.
 
         Raises:
             As `publish`. Code `version_unavailable`: the store does not keep it any more.
         """
+        options = PublishOptions(
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            deadline_s=deadline_s,
+        )
         log = TransferLog()
         publication = Publication(self._policy, options, log)
         run = partial(self._run, publication, partial(publication.restore, version))
         return await _attended(_handle(publication, log, run))
 
     @asynccontextmanager
-    async def begin(self, **options: Unpack[PublishOptions]) -> AsyncGenerator[Update]:
+    async def begin(
+        self,
+        *,
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> AsyncGenerator[Update]:
         """An update in two steps: `await update.put_all(tensors)` inside, published at the end.
 
-        Leaving the block by an error publishes nothing.
+        Leaving the block by an error publishes nothing. Arguments as of `publish`.
         """
+        options = PublishOptions(
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            deadline_s=deadline_s,
+        )
         publication = Publication(self._policy, options, TransferLog())
         update = Update(publication, self._rename)
         async with self._turn, publication:

@@ -3,14 +3,14 @@
 import math
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict, Unpack
 
 import msgspec
 import numpy as np
 
 from bus.entry import Placement
 from bus.errors import Refused
-from bus.messages.endings import Problem
+from bus.messages.endings import bad_request
 from bus.messages.generation import (
     NOTHING_MORE,
     Generate,
@@ -22,8 +22,10 @@ from bus.messages.generation import (
 )
 from bus.messages.limits import MAX_TOKENS_BYTES
 from bus.outgoing import sealed, seconds_of
+from bus.strict_calls import Spelled
 from bus.validation import check_placement
-from trainer_adapter.logit_processors import action_mask, disallowed_tokens
+from bus.versions import VERSIONS_TEXT, VERSIONS_WANTED
+from trainer_adapter import logit_processors
 from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import Int32s, OnLoss
 
@@ -33,93 +35,126 @@ Prompt = Sequence[int] | np.ndarray[tuple[Any, ...], np.dtype[Any]]
 DEFAULT_DEADLINE_S = 600.0
 
 
-class GenerateOptions(TypedDict, total=False):
-    """Everything about a generation besides prompt and sampling; all optional."""
+VersionsRule = Annotated[str, Spelled(VERSIONS_TEXT, VERSIONS_WANTED)]
+
+
+class TurnOptions(TypedDict, total=False):
+    """The keyword parameters of `RolloutClient.generate`, but for those that a session has itself.
+
+    What they mean and their defaults: `ask_of`.
+    """
 
     deadline_s: float
-    """Seconds from now for the whole request, queueing included; 600 if absent."""
-    session: str
-    """Requests of one session stay on one worker."""
     group: str
-    """Requests of one group share a worker's prefix cache."""
-    versions: str
-    """`any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`; `any` if absent."""
-    policy: str
-    """Name of the policy whose weights are asked for; `default` if absent."""
+    versions: VersionsRule
     priority: int
-    """Higher goes first; -100..100, 0 if absent."""
     on_loss: OnLoss
-    """When the worker is lost: `resume` (if absent), `retry` or `fail`."""
     detached: bool
-    """It goes on when this process ends, and is not stopped when its caller stops waiting; see
-    `RolloutClient.reattach`. Its `group` tells it apart then."""
     lora: str
-    """Adapter, `NAME` or `NAME@VERSION`; none if absent. See `RolloutClient.load_lora`."""
     want: Want
-    """What to tell besides tokens and logprobs: it comes in `Rollout.arrays`."""
-    grammar: Grammar
-    """The output must match it."""
+    grammar: Grammar | None
     processors: Sequence[Processor]
-    """Change logits before sampling, in this order; see `trainer_adapter.logit_processors`."""
-    action_mask: Sequence[int]
-    """Token ids: nothing else is sampled. Short for the processor of this name, put first."""
-    disallowed_tokens: Sequence[int]
-    """Token ids that are not sampled. Short for the processor of this name, put first."""
+    action_mask: Sequence[int] | None
+    disallowed_tokens: Sequence[int] | None
     media: Sequence[Media]
-    """What the placeholder tokens in the prompt stand for, in their order."""
+
+
+class GenerateOptions(TurnOptions, total=False):
+    """All keyword parameters of `RolloutClient.generate`, to hand them on as one."""
+
+    session: str
+    policy: str
 
 
 def ask_of(
-    prompt: Prompt, sampling: Sampling, options: GenerateOptions, *, stream: bool = False
+    prompt: Prompt,
+    sampling: Sampling,
+    *,
+    deadline_s: float = DEFAULT_DEADLINE_S,
+    session: str = "",
+    group: str = "",
+    versions: VersionsRule = "any",
+    policy: str = "default",
+    priority: int = 0,
+    on_loss: OnLoss = "resume",
+    detached: bool = False,
+    lora: str = "",
+    want: Want = NOTHING_MORE,
+    grammar: Grammar | None = None,
+    processors: Sequence[Processor] = (),
+    action_mask: Sequence[int] | None = None,
+    disallowed_tokens: Sequence[int] | None = None,
+    media: Sequence[Media] = (),
+    stream: bool = False,
 ) -> Ask:
     """The request for one continuation.
+
+    Args:
+        prompt: token ids, int32 [n_prompt_tokens], at least one.
+        sampling: how tokens are drawn.
+        deadline_s: seconds from now for the whole request, queueing included.
+        session: requests of one session stay on one worker.
+        group: requests of one group share a worker's prefix cache.
+        versions: `any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`.
+        policy: name of the policy whose weights are asked for.
+        priority: higher goes first; -100..100.
+        on_loss: when the worker is lost: `resume`, `retry` or `fail`.
+        detached: it goes on when this process ends, and is not stopped when its caller stops
+            waiting; see `RolloutClient.reattach`. Its `group` tells it apart then.
+        lora: adapter, `NAME` or `NAME@VERSION`; none if empty. See `RolloutClient.load_lora`.
+        want: what to tell besides tokens and logprobs: it comes in `Rollout.arrays`.
+        grammar: the output must match it.
+        processors: change logits before sampling, in this order; see
+            `trainer_adapter.logit_processors`.
+        action_mask: token ids: nothing else is sampled. Short for the processor of this name, put
+            first.
+        disallowed_tokens: token ids that are not sampled. Short for the processor of this name,
+            put first.
+        media: what the placeholder tokens in the prompt stand for, in their order.
+        stream: deltas come with every engine step.
 
     Raises:
         Refused: the prompt or an option is no valid value; `.field` names it.
     """
-    deadline_s = seconds_of(options.get("deadline_s", DEFAULT_DEADLINE_S))
+    deadline_s = seconds_of(deadline_s)
     sampling, _ = sealed(sampling, Sampling, field="sampling")
     if not 0 < deadline_s < math.inf:
         message = f"a deadline is a number of seconds above 0, not {deadline_s}"
-        raise Refused(_bad("deadline_s", message))
+        raise Refused(bad_request("deadline_s", message))
     tokens = tokens_of(prompt)
     place = Placement(
-        policy=options.get("policy", "default"),
-        versions=options.get("versions", "any"),
-        session=options.get("session", ""),
-        group=options.get("group", ""),
+        policy=policy,
+        versions=versions,
+        session=session,
+        group=group,
         cost=len(tokens) + sampling.max_new_tokens,
-        priority=options.get("priority", 0),
-        outlives_client=options.get("detached", False),
+        priority=priority,
+        outlives_client=detached,
     )
     place, _ = sealed(place, Placement, field="place")
     problem = check_placement(place)
     if problem is not None:
         raise Refused(problem)
+    short: list[Processor] = []
+    if action_mask is not None:
+        short.append(logit_processors.action_mask(action_mask))
+    if disallowed_tokens is not None:
+        short.append(logit_processors.disallowed_tokens(disallowed_tokens))
     body = Generate(
         prompt=tokens.tobytes(),
         sampling=sampling,
         stream=stream,
-        lora=options.get("lora", ""),
-        want=options.get("want", NOTHING_MORE),
-        grammar=options.get("grammar"),
-        processors=_processors_of(options),
-        media=list(options.get("media", ())),
+        lora=lora,
+        want=want,
+        grammar=grammar,
+        processors=[*short, *processors],
+        media=list(media),
     )
-    return Ask("generate", body, place=place, on_loss=options.get("on_loss", "resume"))
-
-
-def _processors_of(options: GenerateOptions) -> list[Processor]:
-    short: list[Processor] = []
-    if "action_mask" in options:
-        short.append(action_mask(options["action_mask"]))
-    if "disallowed_tokens" in options:
-        short.append(disallowed_tokens(options["disallowed_tokens"]))
-    return [*short, *options.get("processors", ())]
+    return Ask("generate", body, place=place, on_loss=on_loss)
 
 
 def group_asks(
-    prompts: Sequence[Prompt], sampling: Sampling, n: int, options: GenerateOptions
+    prompts: Sequence[Prompt], sampling: Sampling, n: int, **options: Unpack[GenerateOptions]
 ) -> Iterator[Ask]:
     """The n samples of each prompt: a group of its own, and seeds `seed + i` if one is given.
 
@@ -127,10 +162,11 @@ def group_asks(
         Refused: as `ask_of`; `n` below 1.
     """
     if n < 1:
-        raise Refused(_bad("n", f"{n} samples were asked for; ask for at least one"))
+        raise Refused(bad_request("n", f"{n} samples were asked for; ask for at least one"))
     for prompt in prompts:
         group = options.get("group") or f"g-{secrets.token_hex(8)}"
-        first = ask_of(prompt, sampling, {**options, "group": group})
+        own: GenerateOptions = {**options, "group": group}
+        first = ask_of(prompt, sampling, **own)
         for index in range(n):
             yield sample_of(first, sampling, index)
 
@@ -153,18 +189,16 @@ def tokens_of(prompt: Prompt) -> Int32s:
     try:
         array = np.asarray(prompt)
     except (ValueError, TypeError) as error:
-        raise Refused(_bad("prompt", f"a prompt is a list of token ids: {error}")) from error
+        raise Refused(bad_request("prompt", f"a prompt is a list of token ids: {error}")) from error
     if array.ndim != 1 or array.size == 0:
-        raise Refused(_bad("prompt", f"a prompt has one dimension and a token: {array.shape}"))
+        raise Refused(
+            bad_request("prompt", f"a prompt has one dimension and a token: {array.shape}")
+        )
     if not np.issubdtype(array.dtype, np.integer):
-        raise Refused(_bad("prompt", f"token ids are integers, not {array.dtype}"))
+        raise Refused(bad_request("prompt", f"token ids are integers, not {array.dtype}"))
     if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
-        raise Refused(_bad("prompt", "a token id is negative or does not fit int32"))
+        raise Refused(bad_request("prompt", "a token id is negative or does not fit int32"))
     tokens = np.ascontiguousarray(array, "<i4")
     if tokens.nbytes > MAX_TOKENS_BYTES:
-        raise Refused(_bad("prompt", f"a prompt has at most {MAX_TOKENS_BYTES // 4} tokens"))
+        raise Refused(bad_request("prompt", f"a prompt has at most {MAX_TOKENS_BYTES // 4} tokens"))
     return tokens
-
-
-def _bad(field: str, message: str) -> Problem:
-    return Problem("bad_request", message, "not_started", field=field)

@@ -7,21 +7,21 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Unpack
 
-import msgspec
-
 from bus.errors import Refused
 from bus.messages.endings import Problem
 from bus.messages.generation import Sampling
 from bus.messages.session import OpenSession
+from bus.strict_calls import strict
 from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.rollouts import GenerateOptions, Prompt
-from trainer_adapter.session_place import SessionOptions, SessionPlace
+from trainer_adapter.rollouts import GenerateOptions, Prompt, TurnOptions, ask_of
+from trainer_adapter.session_place import SessionPlace
 from trainer_adapter.transcript import Transcript
 
 if TYPE_CHECKING:
     from trainer_adapter.client import RolloutClient
 
 
+@strict(options=ask_of)
 class Session(SessionPlace):
     """One trajectory: its requests meet the same worker, and its next turn goes first.
 
@@ -42,13 +42,13 @@ class Session(SessionPlace):
         self._is_sampling = False
 
     async def generate(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, sampling: Sampling, **options: Unpack[TurnOptions]
     ) -> Rollout:
         """A request of the session; arguments and errors as of `RolloutClient.generate`."""
         return await self._client.generate(prompt, sampling, **self._own(options))
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, sampling: Sampling, **options: Unpack[TurnOptions]
     ) -> AsyncGenerator[Delta]:
         """The same, streamed; arguments and errors as of `RolloutClient.stream`."""
         return self._client.stream(prompt, sampling, **self._own(options))
@@ -62,7 +62,7 @@ class Session(SessionPlace):
         self._check_idle()
         return self.transcript.append(tokens)
 
-    async def sample(self, sampling: Sampling, **options: Unpack[GenerateOptions]) -> Rollout:
+    async def sample(self, sampling: Sampling, **options: Unpack[TurnOptions]) -> Rollout:
         """Sample the next turn after the whole transcript, and add it.
 
         Raises:
@@ -71,7 +71,7 @@ class Session(SessionPlace):
         return await self.replace(len(self.transcript.turns), sampling, **options)
 
     async def sample_stream(
-        self, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self, sampling: Sampling, **options: Unpack[TurnOptions]
     ) -> AsyncGenerator[Delta]:
         """Sample the next turn, streamed; it is added with the last delta.
 
@@ -91,7 +91,7 @@ class Session(SessionPlace):
                 yield delta
 
     async def replace(
-        self, turn: int, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self, turn: int, sampling: Sampling, **options: Unpack[TurnOptions]
     ) -> Rollout:
         """Sample a turn anew: it and all after it are forgotten once the new one is there.
 
@@ -125,7 +125,8 @@ class Session(SessionPlace):
         *,
         before: int | None = None,
         wait_s: float = 0.0,
-        **options: Unpack[SessionOptions],
+        lease_s: float | None = None,
+        grace_s: float | None = None,
     ) -> "Session":
         """Another session with a copy of the transcript, at the worker that has its prefix.
 
@@ -135,18 +136,25 @@ class Session(SessionPlace):
             name: of the new session, unique in the fleet.
             before: turn at which the copy ends; all turns are copied if None.
             wait_s: how long to wait for a place, in seconds.
-            options: those of this session if absent; its policy is always this one's.
+            lease_s: as of `RolloutClient.session`; this session's if None.
+            grace_s: the same.
 
         Raises:
             Refused: there is no such turn; on entering, as of `RolloutClient.session`. If only that
                 worker has no room for it, it goes elsewhere: see its `worker`.
         """
         n = len(self.transcript.turns) if before is None else before
-        own = {**options, "policy": self._asked.policy, "session": name, "worker": self.worker}
-        asked = msgspec.structs.replace(self._asked, **own)
+        mine = self._asked
+        asked = OpenSession(
+            name,
+            mine.policy,
+            mine.lease_s if lease_s is None else lease_s,
+            mine.grace_s if grace_s is None else grace_s,
+            self.worker,
+        )
         return Session(self._client, asked, wait_s, self.transcript.before(n))
 
-    def _own(self, options: GenerateOptions) -> GenerateOptions:
+    def _own(self, options: TurnOptions) -> GenerateOptions:
         return {**options, "session": self.name, "policy": self._asked.policy}
 
     @contextmanager

@@ -5,12 +5,13 @@ Spec: docs/protocol.md, "Sessions".
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self, TypedDict
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from bus.errors import ActorStopped, MailboxFull, Refused
 from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+from bus.strict_calls import strict
 
 if TYPE_CHECKING:
     from trainer_adapter.client import RolloutClient
@@ -21,17 +22,7 @@ RETRY_S = 0.1
 """At least this long before the next try."""
 
 
-class SessionOptions(TypedDict, total=False):
-    """How a session is opened; all optional."""
-
-    policy: str
-    """Whose workers may have it; `default` if absent."""
-    lease_s: float
-    """Its place is kept this many seconds without a request under way; 60 if absent."""
-    grace_s: float
-    """After a turn, the next one goes first for this many seconds; 30 if absent."""
-
-
+@strict()
 class SessionPlace:
     """Where a session's requests go, from `open` to `close`, or for an `async with`."""
 

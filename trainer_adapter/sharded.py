@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from bus.errors import LocalProtocolError, PeerLost, RequestCancelled, SettingsError
 from bus.messages.endings import Problem
+from bus.strict_calls import strict
 from trainer_adapter.named_tensors import (
     DTYPE_NAMES,
     Rename,
@@ -56,6 +57,7 @@ class _Mesh(Protocol):
     mesh: torch.Tensor
 
 
+@strict()
 class ShardedSource:
     """What the ranks of a group hold together, as one list of tensors.
 

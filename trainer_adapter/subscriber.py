@@ -17,6 +17,7 @@ from bus.ports import SubscriptionPort
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_dialer import dialer_of
 from bus.stream_rows import rows_of
+from bus.strict_calls import strict
 from trainer_adapter.connection import Ports, ports_of
 from trainer_adapter.endings import floats, ints
 from trainer_adapter.rollout import Float32s, Int32s
@@ -45,6 +46,7 @@ class StreamRow:
     """Set in the last row of an attempt."""
 
 
+@strict()
 class StreamSubscriber:
     """An async iterator of the rows that workers publish. An async context manager.
 

@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import Unpack
 
 from bus.messages.generation import DetachedRequest, Sampling
+from bus.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S
 from bus.ref import FLEET
+from bus.strict_calls import strict
 from trainer_adapter.client import WEIGHTS_DEADLINE_S, settings_for
 from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.rollouts import DEFAULT_DEADLINE_S, GenerateOptions, Prompt
-from trainer_adapter.session_place import SessionOptions
+from trainer_adapter.rollouts import DEFAULT_DEADLINE_S, GenerateOptions, Prompt, ask_of
 from trainer_adapter.sync_engine_surface import SyncEngineClient
 from trainer_adapter.sync_session import SyncSession, read_blocking
 from trainer_adapter.weight_queries import ActiveTensor
 from trainer_adapter.weights_report import WeightsReport
 
 
+@strict(options=ask_of)
 class SyncRolloutClient(SyncEngineClient):
     """Blocking rollouts; see `RolloutClient` for what each method promises. A context manager."""
 
@@ -76,12 +78,22 @@ class SyncRolloutClient(SyncEngineClient):
         return self.run(self.async_client.abort(rids))
 
     def session(
-        self, name: str, *, wait_s: float = 0.0, **options: Unpack[SessionOptions]
+        self,
+        name: str,
+        *,
+        wait_s: float = 0.0,
+        policy: str = "default",
+        lease_s: float = DEFAULT_LEASE_S,
+        grace_s: float = DEFAULT_GRACE_S,
     ) -> SyncSession:
         """A session, open for the length of a `with`; see `RolloutClient.session`."""
-        return SyncSession(self, self.async_client.session(name, wait_s=wait_s, **options))
+        session = self.async_client.session(
+            name, wait_s=wait_s, policy=policy, lease_s=lease_s, grace_s=grace_s
+        )
+        return SyncSession(self, session)
 
 
+@strict()
 def connect_sync(address: str, *, name: str = "", key_file: str | Path = "") -> SyncRolloutClient:
     """Make a blocking client; use it with `with`. Arguments as of `connect`."""
     return SyncRolloutClient(settings_for(address, name, key_file))

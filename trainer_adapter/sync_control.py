@@ -15,6 +15,7 @@ import uvloop
 from bus.errors import ActorStopped
 from bus.messages.control import DEVICE, CacheTier, FleetStatus, MemoryTag, PauseMode
 from bus.ref import FLEET
+from bus.strict_calls import strict
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import FleetResult
 from trainer_adapter.settings import ClientSettings
@@ -57,6 +58,7 @@ class LoopThread:
             self._loop.close()
 
 
+@strict()
 class SyncFleetClient:
     """Blocking control of the fleet; see `FleetClient` for what each method promises."""
 

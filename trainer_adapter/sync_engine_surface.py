@@ -1,16 +1,14 @@
 """What else engines can be asked by plain scripts; blocking."""
 
 from collections.abc import Sequence
-from typing import Unpack
 
 from bus.messages.engine import Saved, SaveKind
 from bus.ref import FLEET
+from bus.strict_calls import strict
 from trainer_adapter.engine_surface import (
     LONG_S,
     Embeddings,
-    ProfileOptions,
-    ReadOptions,
-    ScoreOptions,
+    ProfileActivity,
     Scores,
 )
 from trainer_adapter.rollout import FleetResult, Float32s
@@ -18,6 +16,7 @@ from trainer_adapter.rollouts import Prompt
 from trainer_adapter.sync_control import SyncFleetClient
 
 
+@strict()
 class SyncEngineClient(SyncFleetClient):
     """Blocking; see `EngineClient` for what each method promises."""
 
@@ -26,16 +25,40 @@ class SyncEngineClient(SyncFleetClient):
         query: Sequence[int],
         items: Sequence[Prompt],
         label_token_ids: Sequence[int] = (),
-        **options: Unpack[ScoreOptions],
+        *,
+        apply_softmax: bool = True,
+        item_first: bool = False,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
     ) -> Scores:
         """How likely each label token follows the query and each item."""
-        return self.run(self.async_client.score(query, items, label_token_ids, **options))
+        score = self.async_client.score(
+            query,
+            items,
+            label_token_ids,
+            apply_softmax=apply_softmax,
+            item_first=item_first,
+            worker=worker,
+            policy=policy,
+            deadline_s=deadline_s,
+        )
+        return self.run(score)
 
     def embed(
-        self, inputs: Sequence[Prompt], *, dimensions: int = 0, **options: Unpack[ReadOptions]
+        self,
+        inputs: Sequence[Prompt],
+        *,
+        dimensions: int = 0,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
     ) -> Embeddings:
         """One vector for each input, token ids int32 [m]."""
-        return self.run(self.async_client.embed(inputs, dimensions=dimensions, **options))
+        embed = self.async_client.embed(
+            inputs, dimensions=dimensions, worker=worker, policy=policy, deadline_s=deadline_s
+        )
+        return self.run(embed)
 
     def compute_similarity(
         self,
@@ -43,17 +66,34 @@ class SyncEngineClient(SyncFleetClient):
         second: Prompt,
         *,
         dimensions: int = 0,
-        **options: Unpack[ReadOptions],
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
     ) -> float:
         """Cosine of the vectors of two inputs, -1 to 1."""
         similarity = self.async_client.compute_similarity(
-            first, second, dimensions=dimensions, **options
+            first,
+            second,
+            dimensions=dimensions,
+            worker=worker,
+            policy=policy,
+            deadline_s=deadline_s,
         )
         return self.run(similarity)
 
-    def rerank(self, pairs: Sequence[tuple[str, str]], **options: Unpack[ReadOptions]) -> Float32s:
+    def rerank(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
+    ) -> Float32s:
         """How well the text of each (query, text) fits, float32 [pairs]."""
-        return self.run(self.async_client.rerank(pairs, **options))
+        rerank = self.async_client.rerank(
+            pairs, worker=worker, policy=policy, deadline_s=deadline_s
+        )
+        return self.run(rerank)
 
     def load_lora(
         self,
@@ -94,9 +134,28 @@ class SyncEngineClient(SyncFleetClient):
         )
         return self.run(save)
 
-    def start_profile(self, **options: Unpack[ProfileOptions]) -> FleetResult:
+    def start_profile(
+        self,
+        *,
+        n_steps: int = 0,
+        activities: Sequence[ProfileActivity] = ("CPU", "GPU"),
+        with_stack: bool = False,
+        record_shapes: bool = False,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
+    ) -> FleetResult:
         """Have engines record what they do."""
-        return self.run(self.async_client.start_profile(**options))
+        start = self.async_client.start_profile(
+            n_steps=n_steps,
+            activities=activities,
+            with_stack=with_stack,
+            record_shapes=record_shapes,
+            target=target,
+            deadline_s=deadline_s,
+            check=check,
+        )
+        return self.run(start)
 
     def stop_profile(
         self, *, target: str = FLEET, deadline_s: float = LONG_S, check: bool = True

@@ -1,13 +1,19 @@
 """Publishing weights from a plain script: `WeightPublisher`, blocking."""
 
 from collections.abc import Generator
-from typing import Unpack
 
 import torch
 
-from trainer_adapter.lora import LoraOptions, PublishedLora
+from bus.messages.weights import InFlight, TransportChoice, UpdateMode
+from bus.strict_calls import strict
+from trainer_adapter.lora import PublishedLora
 from trainer_adapter.named_tensors import Rename, Tensors
-from trainer_adapter.published import Published, PublishOptions
+from trainer_adapter.published import (
+    UPDATE_DEADLINE_S,
+    Published,
+    PublishOptions,
+    Requirement,
+)
 from trainer_adapter.publisher import Publishable, WeightPublisher, source_of
 from trainer_adapter.soundness import WeightCheck
 from trainer_adapter.sync_control import SyncFleetClient
@@ -15,6 +21,7 @@ from trainer_adapter.tensor_source import Layout
 from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
 
 
+@strict()
 class SyncWeightTransfer:
     """A version that is published in the background; see `WeightTransferHandle`."""
 
@@ -54,6 +61,7 @@ class SyncWeightTransfer:
         return self._client.run(_result(self._handle))
 
 
+@strict()
 class SyncWeightPublisher:
     """Publishes versions of one policy; see `WeightPublisher`."""
 
@@ -76,35 +84,89 @@ class SyncWeightPublisher:
         tensors: Publishable,
         *,
         layout: Layout | None = None,
-        **options: Unpack[PublishOptions],
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        deadline_s: float = UPDATE_DEADLINE_S,
     ) -> Published:
         """Bring these weights to every worker of the policy; see `WeightPublisher.publish`."""
         source = source_of(tensors, self._rename, layout)
-        return self._client.run(self._publisher.publish(source, **options))
+        publishing = self._publisher.publish(
+            source,
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            deadline_s=deadline_s,
+        )
+        return self._client.run(publishing)
 
     def start(
         self,
         tensors: Publishable,
         *,
         layout: Layout | None = None,
-        **options: Unpack[PublishOptions],
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        deadline_s: float = UPDATE_DEADLINE_S,
     ) -> SyncWeightTransfer:
         """The same in the background; see `WeightPublisher.start`."""
+        options = PublishOptions(
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            deadline_s=deadline_s,
+        )
         # Made here: it takes note of what this thread has asked of its GPU.
         source = source_of(tensors, self._rename, layout)
         handle = self._client.run(_start(self._publisher, source, options))
         return SyncWeightTransfer(self._client, handle)
 
     def publish_lora(
-        self, name: str, tensors: Tensors, *, alpha: float, **options: Unpack[LoraOptions]
+        self,
+        name: str,
+        tensors: Tensors,
+        *,
+        alpha: float,
+        use_rslora: bool = False,
+        deadline_s: float = UPDATE_DEADLINE_S,
     ) -> PublishedLora:
         """Bring a low-rank adapter to every worker; see `WeightPublisher.publish_lora`."""
-        publishing = self._publisher.publish_lora(name, tensors, alpha=alpha, **options)
+        publishing = self._publisher.publish_lora(
+            name, tensors, alpha=alpha, use_rslora=use_rslora, deadline_s=deadline_s
+        )
         return self._client.run(publishing)
 
-    def restore(self, version: int, **options: Unpack[PublishOptions]) -> Published:
+    def restore(
+        self,
+        version: int,
+        *,
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> Published:
         """Publish the content of an old version again; see `WeightPublisher.restore`."""
-        return self._client.run(self._publisher.restore(version, **options))
+        restoring = self._publisher.restore(
+            version,
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            deadline_s=deadline_s,
+        )
+        return self._client.run(restoring)
 
     def forget(self) -> None:
         """Give back the memory that is kept from one version to the next."""

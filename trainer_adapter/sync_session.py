@@ -4,16 +4,17 @@ from collections.abc import AsyncGenerator, Generator
 from typing import Self, TypeVar, Unpack
 
 from bus.messages.generation import Sampling
+from bus.strict_calls import strict
 from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.rollouts import GenerateOptions, Prompt
+from trainer_adapter.rollouts import Prompt, TurnOptions, ask_of
 from trainer_adapter.session import Session
-from trainer_adapter.session_place import SessionOptions
 from trainer_adapter.sync_control import SyncFleetClient
 from trainer_adapter.transcript import Transcript
 
 T = TypeVar("T")
 
 
+@strict(options=ask_of)
 class SyncSession:
     """Blocking turns of one session; see `Session`, which is behind it as `session`.
 
@@ -38,7 +39,7 @@ class SyncSession:
         return self.session.transcript
 
     def generate(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, sampling: Sampling, **options: Unpack[TurnOptions]
     ) -> Rollout:
         """A request of the session."""
         return self._client.run(self.session.generate(prompt, sampling, **options))
@@ -47,17 +48,15 @@ class SyncSession:
         """Add tokens that no model chose."""
         return self.session.append(tokens)
 
-    def sample(self, sampling: Sampling, **options: Unpack[GenerateOptions]) -> Rollout:
+    def sample(self, sampling: Sampling, **options: Unpack[TurnOptions]) -> Rollout:
         """Sample the next turn after the whole transcript, and add it."""
         return self._client.run(self.session.sample(sampling, **options))
 
-    def sample_stream(
-        self, sampling: Sampling, **options: Unpack[GenerateOptions]
-    ) -> Generator[Delta]:
+    def sample_stream(self, sampling: Sampling, **options: Unpack[TurnOptions]) -> Generator[Delta]:
         """Sample the next turn, streamed; it is added with the last delta."""
         yield from read_blocking(self._client, self.session.sample_stream(sampling, **options))
 
-    def replace(self, turn: int, sampling: Sampling, **options: Unpack[GenerateOptions]) -> Rollout:
+    def replace(self, turn: int, sampling: Sampling, **options: Unpack[TurnOptions]) -> Rollout:
         """Sample a turn anew; it and all after it are forgotten."""
         return self._client.run(self.session.replace(turn, sampling, **options))
 
@@ -71,10 +70,13 @@ class SyncSession:
         *,
         before: int | None = None,
         wait_s: float = 0.0,
-        **options: Unpack[SessionOptions],
+        lease_s: float | None = None,
+        grace_s: float | None = None,
     ) -> "SyncSession":
         """Another session with a copy of the transcript; use it with `with`."""
-        branch = self.session.branch(name, before=before, wait_s=wait_s, **options)
+        branch = self.session.branch(
+            name, before=before, wait_s=wait_s, lease_s=lease_s, grace_s=grace_s
+        )
         return SyncSession(self._client, branch)
 
     def renew(self) -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Unpack
 
 from bus.messages.generation import Sampling
+from bus.strict_calls import strict
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import Int32s, Rollout
-from trainer_adapter.rollouts import GenerateOptions
+from trainer_adapter.rollouts import GenerateOptions, ask_of
 from trainer_adapter.text_pieces import TextPieces
 
 Message = Mapping[str, str]
@@ -45,6 +46,7 @@ class TextRollout:
     rollout: Rollout
 
 
+@strict(options=ask_of)
 class TextClient:
     """Generates from text and from conversations through a RolloutClient."""
 

@@ -12,6 +12,7 @@ import numpy as np
 from bus.arrays import AnyArray
 from bus.errors import Refused
 from bus.messages.endings import Problem
+from bus.strict_calls import strict
 from trainer_adapter.rollout import Float32s, Int32s, Int64s, Rollout
 from trainer_adapter.rollouts import Prompt, tokens_of
 
@@ -34,6 +35,7 @@ class Turn:
         return self.rollout is not None
 
 
+@strict()
 class Transcript:
     """The turns of one trajectory. Its arrays have an item for each token, in order."""
 

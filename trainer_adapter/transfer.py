@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from bus.errors import RequestCancelled
 from bus.messages.weights import UpdateProgress
+from bus.strict_calls import strict
 from trainer_adapter.published import Published
 
 TransferPhase = Literal[
@@ -108,6 +109,7 @@ class TransferLog:
         self._changed = asyncio.Event()
 
 
+@strict()
 class WeightTransferHandle:
     """A version on its way; `await` it for what it comes to.
 

@@ -69,7 +69,7 @@ class Streamed:
         sampling: Sampling,
         **options: Unpack[GenerateOptions],
     ) -> None:
-        ask = ask_of(prompt, sampling, options, stream=True)
+        ask = ask_of(prompt, sampling, stream=True, **options)
         deadline_s = options.get("deadline_s", DEADLINE_S)
         self._client = client
         self.rid, self._future, self._inbox = client.connection.submit_stream(ask, deadline_s)

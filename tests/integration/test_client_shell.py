@@ -266,7 +266,7 @@ async def test_control_commands_return_typed_results(client: RolloutClient) -> N
         ([2**31], {}, "prompt"),
         ([[1, 2]], {}, "prompt"),
         ([1.5], {}, "prompt"),
-        ([1], {"versions": "newest"}, "place.versions"),
+        ([1], {"versions": "newest"}, "versions"),
         ([1], {"priority": 1000}, "place.priority"),
         ([1], {"session": "no spaces"}, "place.session"),
     ],

@@ -42,7 +42,9 @@ class Order:
 
     def submit(self, prompt: list[int], sampling: Sampling, session: str = "") -> str:
         options: GenerateOptions = {"session": session}
-        rid, future = self._client.connection.submit(ask_of(prompt, sampling, options), DEADLINE_S)
+        rid, future = self._client.connection.submit(
+            ask_of(prompt, sampling, **options), DEADLINE_S
+        )
         future.add_done_callback(self._ended)
         self._futures.append(future)
         return rid

@@ -120,7 +120,7 @@ async def run(client: RolloutClient, case: Case) -> Rollout:
 
 async def resumed(client: RolloutClient, case: Case, first: Rollout, n_kept: int) -> Rollout:
     """The case again, as another worker would go on with it after `n_kept` tokens."""
-    ask = ask_of(case.prompt, case.sampling, case.options)
+    ask = ask_of(case.prompt, case.sampling, **case.options)
     assert isinstance(ask.body, Generate)
     columns = (first.tokens, first.logprobs, first.behaviour_logprobs)
     tokens, logprobs, behaviour = (column[:n_kept].tobytes() for column in columns)

@@ -16,6 +16,7 @@ from bus.host import host_id
 from bus.messages.weights import Bucket, Offer, Tensor
 from bus.rank_group import BrokenGroup, RankGroup, Seat, first_line
 from bus.rendezvous import BadReport, why_not
+from bus.strict_calls import strict
 from trainer_adapter.offers.buckets import checksum_of, fill, spans_of
 from trainer_adapter.offers.devices import QueuedWork, gpu_uuid, only_gpu
 from trainer_adapter.offers.rendezvous import Rendezvous
@@ -25,6 +26,7 @@ _CPU = torch.device("cpu")
 _log = logging.getLogger(__name__)
 
 
+@strict()
 class CollectiveOffering:
     """See `Offering`. Holds a second copy of the weights, from version to version.
 

@@ -11,6 +11,7 @@ import msgspec
 
 from bus.errors import EngineFailed, Refused, SettingsError
 from bus.messages.generation import Sampling, Want
+from bus.strict_calls import strict
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.openai.answer_reader import AnswerReader
 from trainer_adapter.openai.answers import Answers, ChatAnswers, CompletionAnswers, token_texts
@@ -22,7 +23,7 @@ from trainer_adapter.openai.refusals import by_body, refusal, unsupported
 from trainer_adapter.openai.sampling import options_of, sampling_of
 from trainer_adapter.openai.tool_formats import TOOL_FORMATS, ResponseTemplate
 from trainer_adapter.rollout import Rollout
-from trainer_adapter.rollouts import GenerateOptions
+from trainer_adapter.rollouts import GenerateOptions, ask_of
 
 Payload = Mapping[str, Any]
 """A request's body, or `{"json": body, "headers": …}`; headers are left alone."""
@@ -45,6 +46,7 @@ class _Asked:
         return self.body.n or 1
 
 
+@strict(options=ask_of)
 class OpenAIClient:
     """Answers request bodies through a RolloutClient, with the tokenizer of the model.
 

@@ -3,15 +3,17 @@
 from collections.abc import Generator
 from typing import Unpack
 
+from bus.strict_calls import strict
 from trainer_adapter.openai.bodies import Json
 from trainer_adapter.openai.client import DEFAULT_MAX_TOKENS, OpenAIClient, Payload
 from trainer_adapter.openai.prompts import ChatTokenizer
 from trainer_adapter.openai.tool_formats import ResponseTemplate
-from trainer_adapter.rollouts import GenerateOptions
+from trainer_adapter.rollouts import GenerateOptions, ask_of
 from trainer_adapter.sync_client import SyncRolloutClient
 from trainer_adapter.sync_session import read_blocking
 
 
+@strict(options=ask_of)
 class SyncOpenAIClient:
     """Blocking; see `OpenAIClient` for what each method promises."""
 

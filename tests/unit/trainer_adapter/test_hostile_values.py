@@ -157,7 +157,7 @@ def test_hostile_sampling_of_a_call_is_refused_by_name_or_made_plain(
     name: str, value: object
 ) -> None:
     def call() -> None:
-        Bench().core.submit(ask_of([1, 2], _with(Sampling(), (name,), value), {}), 5.0, 0.0)
+        Bench().core.submit(ask_of([1, 2], _with(Sampling(), (name,), value)), 5.0, 0.0)
 
     refusal = _refusal_of(call)
     if refusal is not None:
@@ -175,7 +175,7 @@ def test_hostile_option_of_a_call_is_refused(name: str, value: object) -> None:
     options: Any = {name: value}
     checked: GenerateOptions = options
     core = Bench().core
-    refusal = _refusal_of(lambda: core.submit(ask_of([1, 2], Sampling(), checked), 5.0, 0.0))
+    refusal = _refusal_of(lambda: core.submit(ask_of([1, 2], Sampling(), **checked), 5.0, 0.0))
     if refusal is not None:
         assert ("outlives_client" if name == "detached" else name) in refusal.field
         assert core.n_open == 0

@@ -1,0 +1,316 @@
+"""Calls that swallow nothing: a name that does not exist and a value that no choice has are told.
+
+`strict` stands on every public class and function. Unknown keywords raise TypeError with the
+nearest right one; values are compared with the annotations of the parameters.
+"""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from re import Pattern
+from types import FunctionType, NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from bus.errors import BusError, Refused, SettingsError
+from bus.messages.endings import bad_request
+from bus.messages.generation import Sampling, Want
+
+T = TypeVar("T")
+
+MAX_SHOWN_CHARS = 60
+MIN_LIKENESS = 0.7
+"""Of a name that is taken for a misspelt one, as difflib counts."""
+MEANT: Mapping[str, str] = {
+    "adapter": "lora",
+    "inflight": "in_flight",
+    "input_ids": "prompt",
+    "lora_name": "lora",
+    "lora_path": "lora",
+    "max_completion_tokens": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "model": "policy",
+    "nccl": "collective",
+    "on_lost": "on_loss",
+    "prompt_ids": "prompt",
+    "prompt_token_ids": "prompt",
+    "sampling_params": "sampling",
+    "session_id": "session",
+    "softmax": "apply_softmax",
+    "stop_strings": "stop",
+    "timeout": "deadline_s",
+    "timeout_s": "deadline_s",
+    "weight_version": "versions",
+}
+"""What callers of other libraries say -> what it is called here, where that is no near miss."""
+ELSEWHERE: Mapping[str, str] = {
+    "n": "several samples of a prompt are `generate_batch(prompts, sampling, n=...)`",
+    "stream": "tokens as they come are `stream(prompt, sampling)`",
+}
+"""Keywords that belong to another call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """In `Annotated[str, Spelled(...)]`: texts that follow a rule."""
+
+    pattern: Pattern[str]
+    wanted: str
+    """The valid ones, for a person."""
+
+    def __repr__(self) -> str:
+        return self.wanted
+
+
+class _Kind(NamedTuple):
+    """What a parameter takes."""
+
+    fits: Callable[[object], bool]
+    wanted: str
+
+
+class _Call(NamedTuple):
+    """What is known of one callable."""
+
+    name: str
+    positional: tuple[str, ...]
+    names: frozenset[str]
+    kinds: Mapping[str, _Kind]
+    is_method: bool
+
+
+def strict(*, options: Callable[..., Any] | None = None) -> Callable[[T], T]:
+    """Check every call of a function, or of the public methods of a class.
+
+    Unknown keywords raise TypeError. Values that do not fit raise Refused from methods, with
+    `.field`, and SettingsError from functions and constructors.
+
+    Args:
+        options: whose keyword parameters have the defaults of an `**options: Unpack[...]`.
+    """
+
+    def decorate(thing: T) -> T:
+        if not isinstance(thing, type):
+            return cast("T", _checked(cast("FunctionType", thing), options, is_method=False))
+        for name, member in list(vars(thing).items()):
+            is_public = not name.startswith("_") or name == "__init__"
+            if is_public and isinstance(member, FunctionType):
+                setattr(thing, name, _checked(member, options, is_method=True))
+        return thing
+
+    return decorate
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name that was meant; empty if none is near."""
+    known = list(names)
+    if MEANT.get(name) in known:
+        return MEANT[name]
+    return next(iter(difflib.get_close_matches(name, known, 1, MIN_LIKENESS)), "")
+
+
+def unknown_keyword(
+    call: str, name: str, names: Collection[str], within: Mapping[str, Collection[str]]
+) -> TypeError:
+    """The error for a keyword that does not exist.
+
+    Args:
+        call: the name of what was called.
+        name: of the keyword.
+        names: the keywords that exist.
+        within: keyword -> names of fields of the value that it takes.
+    """
+    begin = f"{call}() has no parameter {name!r}"
+    if meant := nearest(name, names):
+        return TypeError(f"{begin}; did you mean {meant}=?")
+    for holder, fields in within.items():
+        if holder in names and (meant := name if name in fields else nearest(name, fields)):
+            kind = holder.capitalize()
+            return TypeError(f"{begin}; say it in {holder}={kind}({meant}=...)")
+    if name in ELSEWHERE:
+        return TypeError(f"{begin}: {ELSEWHERE[name]}")
+    return TypeError(f"{begin}; there are {', '.join(sorted(names)) or 'none'}")
+
+
+def _checked(
+    function: FunctionType, options: Callable[..., Any] | None, *, is_method: bool
+) -> Callable[..., Any]:
+    signature = _spelled_out(function, options)
+    call = _described(function, signature, is_method=is_method)
+    names, kinds, positional = call.names, call.kinds, call.positional
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function has them
+        if not kwargs.keys() <= names:
+            wrong = next(each for each in kwargs if each not in names)
+            raise unknown_keyword(call.name, wrong, names, _FIELDS)
+        for name, value in zip(positional, args, strict=False):
+            if name in kinds and not kinds[name].fits(value):
+                raise _wrong_value(call, name, value)
+        for name, value in kwargs.items():
+            if name in kinds and not kinds[name].fits(value):
+                raise _wrong_value(call, name, value)
+        return function(*args, **kwargs)
+
+    cast("Any", checked).__signature__ = signature
+    return checked
+
+
+def _spelled_out(function: FunctionType, options: Callable[..., Any] | None) -> inspect.Signature:
+    """The signature, with a parameter for each key of an `Unpack[...]`."""
+    signature = inspect.signature(function)
+    defaults = dict(inspect.signature(options).parameters) if options is not None else {}
+    parameters: list[inspect.Parameter] = []
+    for each in signature.parameters.values():
+        keys = _keys_of(each)
+        if keys is None:
+            parameters.append(each)
+            continue
+        parameters += [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults[name].default,
+                annotation=annotation,
+            )
+            for name, annotation in keys.items()
+        ]
+    return signature.replace(parameters=parameters)
+
+
+def _keys_of(parameter: inspect.Parameter) -> dict[str, Any] | None:
+    if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+        return None
+    keys = next(iter(get_args(parameter.annotation)), None)
+    return get_type_hints(keys, include_extras=True) if is_typeddict(keys) else None
+
+
+def _described(function: FunctionType, signature: inspect.Signature, *, is_method: bool) -> _Call:
+    parameters = list(signature.parameters.values())
+    takes_any = [each for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD]
+    assert not takes_any, f"{function.__qualname__} would swallow any keyword"
+    kinds = {each.name: _kind_of(each.annotation) for each in parameters}
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    owner, _, name = function.__qualname__.rpartition(".")
+    own = 1 if is_method else 0
+    return _Call(
+        name=owner if name == "__init__" else name,
+        positional=tuple(each.name for each in parameters if each.kind in by_position),
+        names=frozenset(each.name for each in parameters[own:] if each.kind in by_name),
+        kinds={name: kind for name, kind in kinds.items() if kind is not None},
+        is_method=is_method and name != "__init__",
+    )
+
+
+def _wrong_value(call: _Call, name: str, value: object) -> BusError:
+    shown = repr(value)
+    if len(shown) > MAX_SHOWN_CHARS:
+        shown = f"a {type(value).__name__} {shown[:MAX_SHOWN_CHARS]}..."
+    message = f"{name} is {shown}; it must be {call.kinds[name].wanted}"
+    if isinstance(value, str) and MEANT.get(value, "!") in call.kinds[name].wanted:
+        message += f"; {value} is said as {MEANT[value]!r}"
+    if call.is_method:
+        return Refused(bad_request(name, message))
+    return SettingsError(f"{call.name}: {message}")
+
+
+def _kind_of(annotation: Any) -> _Kind | None:  # noqa: ANN401 - whatever stands after the colon
+    """What it takes; None if only the function itself can judge it."""
+    if annotation is inspect.Parameter.empty:
+        return None
+    if annotation is None:
+        annotation = NoneType
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return _Kind(functools.partial(_is_among, inner), _listed([str(each) for each in inner]))
+    if origin is Annotated:
+        spelled = next((each for each in inner[1:] if isinstance(each, Spelled)), None)
+        if spelled is None:
+            return _kind_of(inner[0])
+        return _Kind(functools.partial(_is_spelled, spelled.pattern), spelled.wanted)
+    if origin in (Union, UnionType):
+        return _either([_kind_of(each) for each in inner])
+    if origin in _LISTS:
+        return _list_of(_kind_of(inner[0]) if get_origin(inner[0]) is Literal else None)
+    if isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
+        name = annotation.__name__
+        article = "an" if name[0] in "AEIOaeio" else "a"
+        return _Kind(functools.partial(_is_a, (annotation,)), f"{article} {name}")
+    return None
+
+
+def _either(kinds: Sequence[_Kind | None]) -> _Kind | None:
+    known = [each for each in kinds if each is not None]
+    if len(known) != len(kinds):
+        return None
+
+    def fits(value: object) -> bool:
+        return any(each.fits(value) for each in known)
+
+    return _Kind(fits, " or ".join(each.wanted for each in known))
+
+
+def _list_of(item: _Kind | None) -> _Kind:
+    def fits(value: object) -> bool:
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            return False
+        if item is None or not isinstance(value, Collection):
+            return True
+        return all(map(item.fits, cast("Collection[object]", value)))
+
+    return _Kind(fits, "a list" if item is None else f"a list of {item.wanted}")
+
+
+def _listed(values: Sequence[str]) -> str:
+    *most, last = [each or "''" for each in values]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _is_among(values: tuple[object, ...], value: object) -> bool:
+    return isinstance(value, str) and value in values
+
+
+def _is_spelled(pattern: Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_a(kinds: tuple[type, ...], value: object) -> bool:
+    return isinstance(value, kinds)
+
+
+def _is_number(kind: type, value: object) -> bool:
+    """NaN is none; nor is a truth value, though Python counts it among the integers."""
+    return isinstance(value, kind) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - NaN
+
+
+_LISTS = (Sequence, Iterable, Collection, list, tuple)
+_PLAIN: Mapping[object, _Kind] = {
+    NoneType: _Kind(functools.partial(_is_a, (NoneType,)), "None"),
+    bool: _Kind(functools.partial(_is_a, (bool,)), "True or False"),
+    int: _Kind(functools.partial(_is_number, Integral), "an integer"),
+    float: _Kind(functools.partial(_is_number, Real), "a number"),
+    str: _Kind(functools.partial(_is_a, (str,)), "a text"),
+}
+_FIELDS: Mapping[str, Collection[str]] = {
+    "sampling": Sampling.__struct_fields__,
+    "want": Want.__struct_fields__,
+}
+"""Keyword -> fields of the value that it takes; callers mistake them for keywords."""
