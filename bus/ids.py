@@ -6,7 +6,7 @@ ActorName = NewType("ActorName", str)
 """Stable name of a client, worker or store; at most 64 bytes of ASCII, chosen by its owner."""
 
 RequestId = NewType("RequestId", str)
-"""Name of one command, unique for ever, chosen by the client: `<client>/<n>`, n a uint64."""
+"""Name of one command, unique for ever, chosen by the client: `<client>/<n>`, n below 2**192."""
 
 Epoch = NewType("Epoch", str)
 """One uninterrupted lease of one member: `<boot_id>.<lease_no>`."""

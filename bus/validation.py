@@ -20,8 +20,8 @@ from bus.versions import MAX_VERSION, parse_versions
 
 MAX_NAME_BYTES = MAX_SHORT_CHARS
 """Names of actors, policies, sessions and groups."""
-MAX_RID_BYTES = MAX_NAME_BYTES + 21
-"""A client's name, a slash, and a uint64 in decimal."""
+MAX_RID_BYTES = MAX_NAME_BYTES + 59
+"""A client's name, a slash, and a number below 2**192 in decimal: a counter and 128 random bits."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 100.0
 """Below it, and not 0, logits divided by it would overflow."""
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
@@ -36,7 +36,7 @@ COST_FIELD = "place.cost"
 TOKEN_BYTES = 4
 """Tokens are int32, logprobs float32, both little endian."""
 
-RID_NUMBER = r"(?:0|[1-9][0-9]{0,19})"
+RID_NUMBER = r"(?:0|[1-9][0-9]{0,57})"
 """Pattern of the n in `<client>/<n>`: canonical decimals, so that two texts are two requests."""
 
 _NAME = re.compile(r"[!-?A-~]+")  # printable ASCII without space and @

@@ -120,14 +120,15 @@ class Desk:
 
     def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Pass a command to one member or to all workers."""
+        problem = check_rid(entry.rid, client=client.name) or check_deadline(entry)
+        if problem is not None:  # first of all: the answers that are kept are their owners'
+            self._context.refuse(client.name, entry.rid, problem)
+            return
         if entry.rid in self._awaiting or self._fleet.is_known(client.name, entry.rid):
             return
         unpack(entry)  # a body that breaks its type is refused here, once, naming the field
-        problem = check_rid(entry.rid, client=client.name) or check_deadline(entry)
         targets = self._targets(entry.route)
-        if problem is not None:
-            self._context.refuse(client.name, entry.rid, problem)
-        elif targets is None and self._waits_for_store(entry):
+        if targets is None and self._waits_for_store(entry):
             deadline_at = now + entry.deadline_ms / 1000
             until = min(deadline_at, now + STORE_GRACE_S)
             self._awaiting[entry.rid] = _Awaiting(client.name, entry, deadline_at, until)

@@ -91,7 +91,10 @@ class Fleet:
         return len(self._parts) + n_members <= MAX_SHARES
 
     def is_known(self, client: str, rid: str) -> bool:
-        """Whether this rid is under way or done; a done one is answered again."""
+        """Whether this rid, which must be the client's own, is under way or done.
+
+        A done one is answered again.
+        """
         done = self._done.get(rid)
         if done is not None:
             self._context.to_client(client, done[1])

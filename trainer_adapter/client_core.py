@@ -42,8 +42,7 @@ class ClientCore:
         identity = LinkIdentity(settings.name, boot)
         self._link = Link(identity, settings.lease, chance, self._out)
         desk = Desk(settings, self._link, chance, self.counters, self._out)
-        # Numbers start at random, so that a restarted client never uses an old rid again.
-        self._book = RequestBook(desk, first_n=int(boot[:8], 16) << 31)
+        self._book = RequestBook(desk, boot)
         self._sessions = SessionBook(self.counters)
         self._verdicts = Verdicts(desk, self._book, self._sessions)
         self._losses = Losses(desk, self._book)

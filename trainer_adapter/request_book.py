@@ -3,6 +3,7 @@
 Spec: docs/protocol.md, "Commands".
 """
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -42,6 +43,9 @@ MUTE_S = 5.0
 """A running request of which neither worker nor router has said anything for this long is sent
 again; workers list what they run five times a second."""
 
+RANDOM_BYTES = 16
+"""In each rid, besides a counter: whoever knows one rid cannot guess another."""
+
 MAX_ENDED = 1024
 """Requests that are remembered when they are over."""
 
@@ -60,11 +64,13 @@ class Desk:
 class RequestBook:
     """Requests by rid, and when something must be done about each."""
 
-    def __init__(self, desk: Desk, first_n: int) -> None:
+    def __init__(self, desk: Desk, boot: str) -> None:
+        """`boot` is a random 128-bit hex name of this process's client."""
         self._desk = desk
         self._settings = desk.settings
         self._counters = desk.counters
-        self._n = first_n
+        self._n = 0
+        self._rid_key = hashlib.blake2b(boot.encode(), digest_size=32, person=b"rids").digest()
         self._due: Timetable[tuple[Duty, str]] = Timetable()
         self._then: dict[str, Then] = {}
         self._budget = RetryBudget()
@@ -242,9 +248,11 @@ class RequestBook:
             self.acks.flush()
 
     def _new_rid(self) -> str:
-        """Never used before."""
+        """Never used before, by an earlier process of this name neither, and not to be guessed."""
         self._n += 1
-        return f"{self._settings.name}/{self._n}"
+        counted = self._n.to_bytes(8, "big")
+        drawn = hashlib.blake2b(counted, digest_size=RANDOM_BYTES, key=self._rid_key).digest()
+        return f"{self._settings.name}/{int.from_bytes(counted + drawn, 'big')}"
 
     def _send(self, request: OpenRequest, now: float) -> None:
         """Send it (again), if the link is up."""

@@ -12,8 +12,8 @@ MAX_SHORT_CHARS = 64
 """Names, states, codes, boots, epochs: whatever is compared or looked up."""
 MAX_HEADER_CHARS = 256
 """Texts in an entry's header, before a closer look can refuse them by name; endpoints."""
-MAX_RID_CHARS = 150
-"""A client's rid (85), an `@` and the name of a member (64)."""
+MAX_RID_CHARS = 188
+"""A client's rid (123), an `@` and the name of a member (64)."""
 MAX_SENTENCE_CHARS = 4096
 """What is written for people."""
 MAX_TENSOR_NAME_BYTES = 512

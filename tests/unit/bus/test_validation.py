@@ -179,7 +179,9 @@ def test_bad_name_is_refused_with_the_limit(name: str) -> None:
     _assert_refused(check_name(name), "name", "1 to 64 printable ASCII")
 
 
-@pytest.mark.parametrize("rid", ["a/0", "a/b/12", "c/18446744073709551615", "x" * 64 + "/1"])
+@pytest.mark.parametrize(
+    "rid", ["a/0", "a/b/12", "c/18446744073709551615", f"c/{2**192 - 1}", "x" * 64 + "/1"]
+)
 def test_rid_of_a_client_passes(rid: str) -> None:
     assert check_rid(rid) is None
     assert check_rid(rid, client=rid.rpartition("/")[0]) is None

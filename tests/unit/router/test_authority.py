@@ -1,5 +1,6 @@
 """What a key may say to the router, by its role, its names and its sessions."""
 
+import msgspec
 import pytest
 
 from bus.codec import pack, unpack
@@ -8,7 +9,7 @@ from bus.entry import Entry, Placement
 from bus.ids import Peer
 from bus.messages import KINDS
 from bus.messages.control import Pause, Shutdown, Status
-from bus.messages.endings import Problem
+from bus.messages.endings import Done, Problem
 from bus.messages.generation import Repair
 from bus.messages.membership import (
     Beat,
@@ -20,6 +21,7 @@ from bus.messages.membership import (
     WorkerFacts,
 )
 from bus.messages.session import OpenSession
+from bus.messages.weights import GetWeights
 from bus.security.principals import KINDS_OF, ROLES, Principal
 from tests.unit.router.harness import Bus, SimPeer
 
@@ -59,11 +61,19 @@ class KeyedPeer(SimPeer):
     def beat(self) -> None:
         self.say(Entry("client_beat", body=pack(ClientBeat(1))))
 
-    def ask(self, kind: str, body: bytes | None = None, *, rid: str = "", session: str = "") -> str:
+    def ask(
+        self,
+        kind: str,
+        body: bytes | None = None,
+        *,
+        rid: str = "",
+        session: str = "",
+        route: str = "",
+    ) -> str:
         rid = rid or f"{self.principal.name}/1"
         place = Placement("default", session=session)
         raw = pack(Status()) if body is None else body
-        self.say(Entry(kind, rid, deadline_ms=10_000, place=place, body=raw))  # type: ignore[arg-type]
+        self.say(Entry(kind, rid, route=route, deadline_ms=10_000, place=place, body=raw))  # type: ignore[arg-type]
         return rid
 
     def repair(self, rid: str, route: str = "worker:w0") -> None:
@@ -285,3 +295,20 @@ def test_goodbye_of_any_role_is_heard(bus: Bus) -> None:
     peer = joined(bus, "subscriber")
     peer.say(Entry("goodbye", body=pack(Goodbye())))
     assert len(bus.core.context.clients) == 0
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_a_trainer_was_answered_is_told_to_nobody_who_knows_the_rid(*, is_done: bool) -> None:
+    bus = Bus()
+    worker = bus.worker(abilities=["generate", "get_weights"])
+    trainer, eve = joined(bus, "trainer"), joined(bus, "subscriber", "eve")
+    body = pack(GetWeights("w", 0, 0))
+    rid = trainer.ask("get_weights", body, rid="ann/1", route="worker:w0")
+    (share,) = worker.take("get_weights")
+    if is_done:
+        worker.end(share, body=Done("secret"))
+        assert [each.rid for each in trainer.take("finished")] == [rid]
+    place = Entry("repair", rid, route="worker:w0", deadline_ms=9000)
+    eve.say(msgspec.structs.replace(place, body=pack(Repair("eve/7", (1, 1), 0))))
+    assert eve.take("finished") == []
+    assert eve.refusal() == "bad_request"
