@@ -14,6 +14,7 @@ from launcher.commands import (
     forward,
     generate,
     keys,
+    ls,
     record,
     replay,
     sim,
@@ -49,7 +50,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 GROUPS = (
-    up, status, generate, control, weights, actors, keys, record, replay, export, doctor,
+    up, ls, status, generate, control, weights, actors, keys, record, replay, export, doctor,
     tail, forward, timeline, top, demo, sim, chaos,
 )  # fmt: skip
 for group in GROUPS:

@@ -1,65 +1,210 @@
-"""Which fleet runs here: a small file that `up` writes and the other commands read."""
+"""The fleets that run here: each has a name, and a small file that other commands find it by.
 
+Who brings a fleet up holds a lock on its name for as long as it runs. The kernel gives the lock
+back when that process ends, however it ends. So a file whose lock is free is stale, and is removed
+by the next one that looks. A process id alone would tell nothing, since ids come again.
+"""
+
+import difflib
 import os
+import re
 import secrets
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from bus.errors import SettingsError
-from launcher.run_dir import user_dir
+from launcher.run_dir import locked, take_lock, user_dir
+
+DEFAULT_NAME = "default"
+"""Of a fleet that is given none; if that is taken, default-2, default-3, …"""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NONE_RUNS = "no fleet of yours runs here: start one with `rolloutbus up`, or say --address"
 
 
-class CurrentFleet(msgspec.Struct, frozen=True):
-    """The fleet that was brought up last."""
+class RunningFleet(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet of this user on this machine."""
 
-    address: str
-    """Where clients connect."""
+    name: str
     pid: int
     """Of the process that brought it up."""
+    since: float
+    """When that was, in seconds since 1970."""
+    model: str = ""
+    engine: str = ""
+    workers: int = 0
+    address: str = ""
+    """Where clients connect; empty: it is still starting."""
     key_file: str = ""
     """What commands connect with; empty if it asks for no keys."""
 
 
-def announce(fleet: CurrentFleet) -> None:
-    """Make this the fleet that commands talk to when they are given no address."""
-    path = _path()
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    draft.write_bytes(msgspec.json.encode(fleet) + b"\n")
-    draft.replace(path)
+class NoSuchFleet(SettingsError):
+    """No fleet of this user's has the name, or none runs at all."""
 
 
-def withdraw(fleet: CurrentFleet) -> None:
-    """The fleet is gone; a newer one's announcement stays."""
-    if _read() == fleet:
-        _path().unlink(missing_ok=True)
+class AmbiguousFleet(SettingsError):
+    """Several fleets run here, and the command could mean any of them.
+
+    `.names`: theirs, sorted.
+    """
+
+    def __init__(self, fleets: Sequence[RunningFleet]) -> None:
+        self.names = sorted(each.name for each in fleets)
+        super().__init__(
+            f"{len(fleets)} fleets of yours run here: say which one with --name "
+            f"({', '.join(self.names)}); `rolloutbus ls` tells more"
+        )
 
 
-def current_fleet() -> CurrentFleet:
-    """The fleet that runs here.
+class Registration:
+    """The name of one fleet while it runs. A context manager: leaving it gives the name back."""
+
+    def __init__(self, name: str, *, model: str = "", engine: str = "", workers: int = 0) -> None:
+        """Nothing is taken before it is entered.
+
+        Args:
+            name: that the user chose; empty: the next one of `DEFAULT_NAME` that is free.
+            model: for people; so are the others.
+            engine: its kind.
+            workers: how many.
+
+        Raises:
+            SettingsError: it cannot be a name.
+        """
+        check_name(name)
+        self._wanted = name
+        self._fleet = RunningFleet(
+            name=name,
+            pid=os.getpid(),
+            since=time.time(),
+            model=model,
+            engine=engine,
+            workers=workers,
+        )
+        self._lock = -1
+
+    @property
+    def name(self) -> str:
+        """Of the fleet; known for good once it is entered."""
+        return self._fleet.name
+
+    def __enter__(self) -> Self:
+        """Take the name.
+
+        Raises:
+            SettingsError: a running fleet has it.
+        """
+        base = user_dir()
+        with locked(base):
+            taken = {each.name: each for each in _living(base)}
+            if (other := taken.get(self._wanted)) is not None:
+                raise SettingsError(
+                    f"name: a fleet named {other.name} runs here already (pid {other.pid}): "
+                    "choose another name, or end that one"
+                )
+            name = self._wanted or _free_name(taken)
+            self._lock = take_lock(_lock_file(base, name), blocking=False)
+            self._fleet = msgspec.structs.replace(self._fleet, name=name)
+            self._write()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        base = user_dir()
+        with locked(base):
+            _forget(base, self.name)
+        os.close(self._lock)
+
+    def announce(self, address: str, key_file: str = "") -> None:
+        """Clients can connect from now on; again when the address has changed."""
+        self._fleet = msgspec.structs.replace(self._fleet, address=address, key_file=key_file)
+        self._write()
+
+    def _write(self) -> None:
+        path = _entry(user_dir(), self.name)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        draft.write_bytes(msgspec.json.encode(self._fleet) + b"\n")
+        draft.replace(path)
+
+
+def running_fleets() -> list[RunningFleet]:
+    """This user's fleets on this machine, oldest first; what the dead left behind is removed."""
+    base = user_dir()
+    with locked(base):
+        return sorted(_living(base), key=lambda each: each.since)
+
+
+def find_fleet(name: str = "") -> RunningFleet:
+    """The fleet of this name; without one, the only fleet that runs here.
 
     Raises:
-        SettingsError: there is none.
+        NoSuchFleet: there is none.
+        AmbiguousFleet: there are several, and no name says which.
     """
-    fleet = _read()
-    if fleet is None or not Path(f"/proc/{fleet.pid}").exists():
+    fleets = [each for each in running_fleets() if each.address]
+    if name:
+        for each in fleets:
+            if each.name == name:
+                return each
+        names = sorted(each.name for each in fleets)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        there = f"there are {', '.join(names)}" if names else "none runs"
+        raise NoSuchFleet(f"no fleet of yours named {name[:64]!r} runs here: {there}{hint}")
+    if not fleets:
+        raise NoSuchFleet(NONE_RUNS)
+    if len(fleets) > 1:
+        raise AmbiguousFleet(fleets)
+    return fleets[0]
+
+
+def check_name(name: str) -> None:
+    """SettingsError unless it can be a fleet's; empty is none."""
+    if name and NAME.fullmatch(name) is None:
         raise SettingsError(
-            "no fleet of yours runs here: start one with `rolloutbus up`, or say --address"
+            f"name: {name[:80]!r} is no name: up to 64 letters, digits, '.', '_' and '-', "
+            "a letter or digit first"
         )
-    return fleet
 
 
-def this_process(address: str, key_file: str = "") -> CurrentFleet:
-    """The announcement of a fleet that this process has brought up."""
-    return CurrentFleet(address, os.getpid(), key_file)
+def _free_name(taken: dict[str, RunningFleet]) -> str:
+    numbered = (f"{DEFAULT_NAME}-{n}" for n in range(2, len(taken) + 3))
+    return next(name for name in (DEFAULT_NAME, *numbered) if name not in taken)
 
 
-def _path() -> Path:
-    return user_dir() / "current"
+def _living(base: Path) -> list[RunningFleet]:
+    """Of all entries; those that nobody holds are removed. The user's lock is held."""
+    found: list[RunningFleet] = []
+    for path in base.glob("fleet-*.json"):
+        name = path.name.removeprefix("fleet-").removesuffix(".json")
+        try:
+            os.close(take_lock(_lock_file(base, name), blocking=False))
+        except OSError:
+            if (fleet := _read(path)) is not None:
+                found.append(fleet)
+        else:
+            _forget(base, name)
+    return found
 
 
-def _read() -> CurrentFleet | None:
+def _read(path: Path) -> RunningFleet | None:
     try:
-        return msgspec.json.decode(_path().read_bytes(), type=CurrentFleet)
+        return msgspec.json.decode(path.read_bytes(), type=RunningFleet)
     except (OSError, msgspec.DecodeError):
-        return None
+        return None  # another release's
+
+
+def _forget(base: Path, name: str) -> None:
+    _entry(base, name).unlink(missing_ok=True)
+    _lock_file(base, name).unlink(missing_ok=True)
+
+
+def _entry(base: Path, name: str) -> Path:
+    return base / f"fleet-{name}.json"
+
+
+def _lock_file(base: Path, name: str) -> Path:
+    return base / f"fleet-{name}.lock"

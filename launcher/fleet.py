@@ -17,7 +17,7 @@ from bus.supervisor import (
     SupervisedProcess,
     Supervisor,
 )
-from launcher import discovery
+from launcher.discovery import Registration
 from launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan
 from launcher.process_tree import children_of, command_of
 from launcher.run_dir import RunDirectory
@@ -57,7 +57,13 @@ class Fleet:
         self._settings = settings
         self._wiring = wiring
         self._stack = AsyncExitStack()
-        self._announced: discovery.CurrentFleet | None = None
+        self._registration = Registration(
+            settings.name,
+            model=os.fspath(settings.model),
+            engine=settings.engine,
+            workers=settings.workers,
+        )
+        self._is_announced = False
         self._on_event = on_event
         self._supervisor = Supervisor(restarts, self._heard)
         self._router: SupervisedProcess | None = None
@@ -82,17 +88,22 @@ class Fleet:
                 RunDirectory(Path(given) if given else None, keep_logs=self._settings.keep_logs)
             )
             self.run_dir = run_dir.path
+            stack.enter_context(self._registration)
             await stack.enter_async_context(self._supervisor)
             plan = FleetPlan(self._settings, run_dir)
             self.key_file = plan.key_file
             await self._start(plan)
-            stack.callback(self._withdraw)
             self._announce()
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    @property
+    def name(self) -> str:
+        """What commands know it by: `rolloutbus status --name NAME`."""
+        return self._registration.name
 
     @property
     def address(self) -> str:
@@ -149,17 +160,13 @@ class Fleet:
             self._store.kill()
 
     def _heard(self, event: ProcessEvent) -> None:
-        if event.kind == "ready" and event.name == ROUTER and self._announced is not None:
+        if event.kind == "ready" and event.name == ROUTER and self._is_announced:
             self._announce()  # a router may come back with another key
         self._on_event(event)
 
     def _announce(self) -> None:
-        self._announced = discovery.this_process(self.address, self.key_file)
-        discovery.announce(self._announced)
-
-    def _withdraw(self) -> None:
-        if self._announced is not None:
-            discovery.withdraw(self._announced)
+        self._registration.announce(self.address, self.key_file)
+        self._is_announced = True
 
     async def _start(self, plan: FleetPlan) -> None:
         [router] = self._supervisor.start(plan.router())

@@ -8,11 +8,12 @@ import typer
 Address = Annotated[
     str,
     typer.Option(
+        "--name",
         "--address",
         "-a",
-        metavar="ENDPOINT",
-        help="Where the router listens for clients, e.g. tcp://127.0.0.1:7777. "
-        "Default: the fleet that `rolloutbus up` runs here.",
+        metavar="NAME|ENDPOINT",
+        help="Which fleet: its name (see `rolloutbus ls`), or where its router listens for "
+        "clients, e.g. tcp://127.0.0.1:7777. Default: the only fleet that runs here.",
     ),
 ]
 OwnAddress = Annotated[

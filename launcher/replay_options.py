@@ -30,10 +30,11 @@ Scores = Annotated[
 LiveFleet = Annotated[
     str,
     typer.Option(
+        "--name",
         "--router",
         "-r",
-        metavar="ENDPOINT",
-        help="--regenerate: of this fleet. Default: the one that runs here.",
+        metavar="NAME|ENDPOINT",
+        help="--regenerate: of this fleet. Default: the only one that runs here.",
     ),
 ]
 VersionRule = Annotated[

@@ -56,7 +56,7 @@ class RunDirectory:
     def __enter__(self) -> Self:
         if self._given is None:
             base = user_dir()
-            with _locked(base / _LOCK):
+            with locked(base):
                 _sweep(base)
                 self.path = base / f"run-{secrets.token_hex(4)}"
                 self._make()
@@ -91,7 +91,7 @@ class RunDirectory:
                 raise SettingsError(f"run_dir: {self.path} is not empty")
             self.path.chmod(0o700)
             self.logs.mkdir()
-            self._lock = _take_lock(self.path / _LOCK, blocking=True)
+            self._lock = take_lock(self.path / _LOCK, blocking=True)
         except OSError as error:
             raise SettingsError(f"run_dir: cannot use {self.path}: {error.strerror}") from error
 
@@ -102,7 +102,7 @@ def _sweep(base: Path) -> None:
         if (path / _KEPT).exists():
             continue
         try:
-            lock = _take_lock(path / _LOCK, blocking=False)
+            lock = take_lock(path / _LOCK, blocking=False)
         except OSError:
             continue
         _remove(path)
@@ -110,15 +110,16 @@ def _sweep(base: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Generator[None]:
-    lock = _take_lock(path, blocking=True)
+def locked(base: Path) -> Generator[None]:
+    """Inside, no other process of this user looks at or changes what lies in `user_dir`."""
+    lock = take_lock(base / _LOCK, blocking=True)
     try:
         yield
     finally:
         os.close(lock)
 
 
-def _take_lock(path: Path, *, blocking: bool) -> int:
+def take_lock(path: Path, *, blocking: bool) -> int:
     """Lock a file; the lock lasts until the descriptor is closed or its process ends.
 
     Raises:

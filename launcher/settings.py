@@ -29,6 +29,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
 class UpOptions(TypedDict, total=False):
     """The keyword arguments of `rolloutbus.up`; FleetSettings has their meanings and defaults."""
 
+    name: str
     model: str | os.PathLike[str]
     workers: int
     engine: EngineKind
@@ -55,6 +56,9 @@ class UpOptions(TypedDict, total=False):
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Router, weight store and workers on this machine."""
 
+    name: str = ""
+    """What commands know the fleet by, unique among this user's on this machine; empty: `default`,
+    or `default-2` and so on if that runs."""
     model: str | os.PathLike[str] = ""
     """Directory with config.json, weights and tokenizer; the fake engine needs none."""
     workers: int = 2

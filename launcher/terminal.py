@@ -22,7 +22,7 @@ import typer
 import uvloop
 
 from bus.errors import BusError, PeerLost, ProcessFailed, SettingsError
-from launcher.discovery import current_fleet
+from launcher.discovery import NoSuchFleet, find_fleet
 from trainer_adapter.client import RolloutClient, settings_for
 from trainer_adapter.settings import ClientSettings
 
@@ -53,6 +53,8 @@ def checked(build: Callable[[], T]) -> T:
     """What `build` makes; ends the program with one line if a setting is wrong."""
     try:
         return build()
+    except Unreachable as error:
+        fail(str(error), ExitStatus.UNREACHABLE)
     except SettingsError as error:
         fail(str(error), ExitStatus.USAGE)
 
@@ -90,15 +92,21 @@ def fail(message: str, status: ExitStatus) -> NoReturn:
 def client_settings(address: str, key_file: str = "", name: str = "cli") -> ClientSettings:
     """Settings of a command that is a client; see `connected`. A key gives it its own name.
 
+    Args:
+        address: an endpoint, or a fleet's name; empty: the only fleet that runs here.
+        key_file: your key; empty: the fleet's own one, if it is found by name.
+        name: of the client.
+
     Raises:
-        Unreachable: no fleet runs here, and no address is given.
-        SettingsError: the address needs a key, or the key file cannot be used.
+        Unreachable: no such fleet runs here.
+        SettingsError: several do, and none was named; the address needs a key, or the key file
+            cannot be used.
     """
     endpoint = address
-    if not endpoint:
+    if "://" not in address:
         try:
-            fleet = current_fleet()
-        except SettingsError as error:
+            fleet = find_fleet(address)
+        except NoSuchFleet as error:
             raise Unreachable(str(error)) from error
         endpoint, key_file = fleet.address, key_file or fleet.key_file
     settings = settings_for(endpoint, "" if key_file else f"{name}-{os.getpid()}", key_file)
@@ -107,13 +115,10 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> Clie
 
 @asynccontextmanager
 async def connected(address: str, key_file: str = "") -> AsyncGenerator[RolloutClient]:
-    """A client of the router at `address`; empty: of the fleet that runs here.
-
-    It connects with the key of `key_file`; empty: with that of the fleet that runs here, if it is
-    asked for, or with none.
+    """A client of the router at `address`, which may be a fleet's name; see `client_settings`.
 
     Raises:
-        Unreachable: no router answers there.
+        Unreachable: no router answers there, or no such fleet runs here.
         SettingsError: the address needs a key, or the key file cannot be used.
     """
     settings = client_settings(address, key_file)

@@ -1,7 +1,6 @@
 """`rolloutbus record`: a fleet's streams and commands, written down as they happen."""
 
 import asyncio
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,14 +9,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bus.errors import PeerLost, SettingsError
-from launcher.discovery import current_fleet
+from bus.errors import PeerLost
 from launcher.options import AsJson, YourKey, example
-from launcher.terminal import CONNECT_TIMEOUT_S, ExitStatus, Unreachable, checked, fail, run
+from launcher.terminal import ExitStatus, Unreachable, checked, client_settings, fail, run
 from replay.journal.settings import MIB, JournalSettings
 from replay.recorder import Progress, Recorder
 from replay.recording.choice import Filter, filter_in
-from trainer_adapter.client import settings_for
 from trainer_adapter.settings import ClientSettings
 
 PROGRESS_EVERY_S = 1.0
@@ -43,10 +40,12 @@ def record(
     router: Annotated[
         str,
         typer.Option(
+            "--name",
             "--router",
             "-r",
-            metavar="ENDPOINT",
-            help="Where the router listens for clients. Default: the fleet that runs here.",
+            metavar="NAME|ENDPOINT",
+            help="Which fleet: its name (see `rolloutbus ls`), or where its router listens for "
+            "clients. Default: the only fleet that runs here.",
         ),
     ] = "",
     key: YourKey = "",
@@ -80,16 +79,7 @@ def record(
 
 
 def _client(router: str, key_file: str) -> ClientSettings:
-    endpoint = router
-    if not endpoint:
-        try:
-            fleet = current_fleet()
-        except SettingsError as error:
-            fail(str(error), ExitStatus.UNREACHABLE)
-        endpoint, key_file = fleet.address, key_file or fleet.key_file
-    name = "" if key_file else f"recorder-{os.getpid()}"
-    settings = checked(lambda: settings_for(endpoint, name, key_file))
-    return msgspec.structs.replace(settings, connect_timeout_s=CONNECT_TIMEOUT_S)
+    return checked(lambda: client_settings(router, key_file, "recorder"))
 
 
 async def _record(

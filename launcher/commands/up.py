@@ -40,18 +40,26 @@ app = typer.Typer()
 
 HELP = f"""Run a router, a weight store and workers here; restart what dies; end all on Ctrl-C.
 
-Other commands (status, generate, pause, …) find the fleet by themselves.{MORE_HELP}"""
+Other commands (status, generate, pause, …) find the only fleet by themselves; with several, say
+`--name`. `rolloutbus ls` lists them.{MORE_HELP}"""
 
 
 @app.command(
     "up",
     help=HELP,
-    epilog=example("rolloutbus up -n 2 --model ./model"),
+    epilog=example("rolloutbus up --name exp-1 -n 2 --model ./model"),
     context_settings=ANY_MORE,
 )
 def up_command(
     context: typer.Context,
     *,
+    name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Unique among your fleets here. Default: `default`, or `default-2` and so on.",
+        ),
+    ] = "",
     model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
     workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="How many.")] = 2,
     engine: Annotated[EngineKind, typer.Option(help="`fake` needs no model.")] = "transformers",
@@ -75,6 +83,7 @@ def up_command(
 ) -> None:
     """See HELP."""
     options = UpOptions(
+        name=name,
         model=model,
         workers=workers,
         engine=engine,
@@ -106,6 +115,7 @@ def _tell(console: Console, event: ProcessEvent) -> None:
 
 async def _stay_up(fleet: Fleet, console: Console) -> None:
     async with fleet:
+        console.print(f"name: {fleet.name}", soft_wrap=True, highlight=False)
         console.print(f"address: {fleet.address}", soft_wrap=True, highlight=False)
         console.print(f"logs: {fleet.run_dir / 'logs'}", soft_wrap=True, highlight=False)
         console.print("Stop with Ctrl-C.")

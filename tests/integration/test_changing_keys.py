@@ -93,7 +93,7 @@ async def test_fleet_goes_on_while_its_router_changes_its_key(tmp_path: Path) ->
         fleet.kill_router()
         await fleet.wait_ready(DEADLINE_S)
         assert fleet.address == with_key(split_key(old_address)[0], new_key)
-        assert discovery.current_fleet().address == fleet.address
+        assert discovery.find_fleet(fleet.name).address == fleet.address
         await comes_back(fleet, client, "w1")
         for address in (old_address, fleet.address):
             async with rolloutbus.connect(address, key_file=key_file) as newcomer:

@@ -189,6 +189,27 @@ def test_commands_find_the_fleet_that_runs_here() -> None:
         assert "w9" in unknown.stderr
 
 
+def test_a_second_fleet_takes_nothing_over_from_the_first() -> None:
+    with running_up("-n", "1", "--name", "first") as first, running_up("-n", "1") as second:
+        unclear = call("pause")
+        assert unclear.returncode == 2
+        assert "say which one with --name (default, first)" in unclear.stderr
+        assert call("pause", "--name", "first").stdout == "w0: done\n"
+        assert " paused " in call("status", "--name", "first").stdout
+        assert " ready " in call("status", "--name", "default").stdout
+        listed = json.loads(call("ls", "--json").stdout)
+        assert [(each["name"], each["pid"]) for each in listed] == [
+            ("first", first.pid),
+            ("default", second.pid),
+        ]
+        taken = call("up", "--engine", "fake", "--name", "first")
+        assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
+        assert "a fleet named first runs here already" in taken.stderr
+        second.terminate()
+        second.wait(DEADLINE_S)
+        assert " paused " in call("status").stdout, "only the first is left"
+
+
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=["ctrl-c", "sigterm"]
 )

@@ -11,7 +11,7 @@ from launcher.commands.up import state_line
 from launcher.options import parse_engine_options
 
 COMMANDS = [
-    "up", "status", "generate", "pause", "resume", "router", "store", "worker", "demo", "sim",
+    "up", "ls", "status", "generate", "pause", "resume", "router", "store", "worker", "demo", "sim",
     "record", "replay", "export", "timeline", "top", "tail", "forward",
 ]  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
         ("pause --mode gently", 2, "gently"),
         ("router --tap tcp://0.0.0.0:7777", 2, "error: tcp://0.0.0.0:7777 is beyond this machine"),
         ("record ./j --filter worker=w0", 2, "error: filter: 'worker=w0' is not client=, session="),
-        ("record ./j --router nowhere", 2, "error: "),
+        ("record ./j --router nowhere", 3, "error: no fleet of yours named 'nowhere' runs here"),
         ("record ./j", 3, "error: no fleet of yours runs here"),
         ("tail", 3, "error: no fleet of yours runs here"),
         ("tail --tokenizer /nowhere", 2, "error: tokenizer: cannot read /nowhere"),
@@ -71,6 +71,9 @@ def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
         ("timeline /nowhere -o timeline.html", 1, "error: /nowhere holds no journal\n"),
         ("top", 3, "error: no fleet of yours runs here"),
         ("dance", 2, "dance"),
+        ("status --name elsewhere", 3, "no fleet of yours named 'elsewhere' runs here: none runs"),
+        ("record ./j --name elsewhere", 3, "no fleet of yours named 'elsewhere' runs here"),
+        ("up --engine fake --name a/b", 2, "error: name: 'a/b' is no name"),
         ("status", 3, "error: no fleet of yours runs here"),
     ],
 )

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from bus.errors import SettingsError
-from launcher import discovery
 from launcher.run_dir import RunDirectory, user_dir
 
 
@@ -52,20 +51,3 @@ def test_link_in_place_of_the_users_directory_is_refused(tmp_path: Path) -> None
     (tmp_path / f"rolloutbus-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SettingsError, match="not a directory of this user's"):
         user_dir()
-
-
-def test_announced_fleet_is_found_until_it_is_withdrawn() -> None:
-    fleet = discovery.this_process("ipc:///x")
-    discovery.announce(fleet)
-    assert discovery.current_fleet().address == "ipc:///x"
-    discovery.withdraw(fleet)
-    with pytest.raises(SettingsError, match="rolloutbus up"):
-        discovery.current_fleet()
-
-
-def test_withdrawing_leaves_a_newer_announcement() -> None:
-    older, newer = discovery.this_process("ipc:///old"), discovery.this_process("ipc:///new")
-    discovery.announce(older)
-    discovery.announce(newer)
-    discovery.withdraw(older)
-    assert discovery.current_fleet().address == "ipc:///new"
