@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from bus.process import ActorExit, read_ready
+from bus.process import ActorExit, read_ready, read_told
+from bus.resources import NO_ROOM
 
 _READ_BYTES = 65_536
 _TAIL_BYTES = 16_384
@@ -41,20 +42,29 @@ class ChildProcess:
     spec: ProcessSpec
     process: asyncio.subprocess.Process
     on_ready: Callable[[dict[str, str]], None]
+    on_told: Callable[[str], None]
     _pipe: int
     _log: BinaryIO
     _line: bytearray = field(default_factory=bytearray)
 
     @classmethod
     async def start(
-        cls, spec: ProcessSpec, on_ready: Callable[[dict[str, str]], None]
+        cls,
+        spec: ProcessSpec,
+        on_ready: Callable[[dict[str, str]], None],
+        on_told: Callable[[str], None],
     ) -> "ChildProcess":
-        """Start it; `on_ready` gets its endpoints as soon as it announces them.
+        """Start it.
+
+        Args:
+            spec: what to start.
+            on_ready: gets its endpoints as soon as it announces them.
+            on_told: gets what it says to people, which its log may have no room for.
 
         Raises:
             OSError: the program or the log file cannot be opened.
         """
-        log = spec.log.open("ab", buffering=0)
+        log = _opened(spec.log)
         # A pipe of our own: asyncio would count the process as running for as long as some
         # grandchild keeps its stdout open.
         ours, theirs = os.pipe()
@@ -75,7 +85,7 @@ class ChildProcess:
         finally:
             os.close(theirs)
         os.set_blocking(ours, False)
-        child = cls(spec, process, on_ready, ours, log)
+        child = cls(spec, process, on_ready, on_told, ours, log)
         asyncio.get_running_loop().add_reader(ours, child._read)
         return child
 
@@ -128,11 +138,17 @@ class ChildProcess:
         *lines, rest = (self._line + data).split(b"\n")
         self._line = bytearray(rest[-_READ_BYTES:])
         for line in lines:
-            endpoints = read_ready(bytes(line))
-            if endpoints is None:
+            self._heard(bytes(line))
+
+    def _heard(self, line: bytes) -> None:
+        endpoints = read_ready(line)
+        if endpoints is not None:
+            self.on_ready(endpoints)
+        elif sentence := read_told(line):
+            self.on_told(sentence)  # it stands in the log already, if there is room
+        else:
+            with contextlib.suppress(OSError):  # a full disk must not end us
                 self._log.write(line + b"\n")
-            else:
-                self.on_ready(endpoints)
 
     def _unread(self) -> None:
         if self._pipe >= 0:
@@ -144,7 +160,19 @@ class ChildProcess:
         """What it said last must not be lost with it."""
         with contextlib.suppress(BlockingIOError):
             while self._pipe >= 0 and (data := os.read(self._pipe, _READ_BYTES)):
-                self._log.write(data)
+                for line in (self._line + data).splitlines():
+                    self._heard(bytes(line))
+                self._line.clear()
+
+
+def _opened(log: Path) -> BinaryIO:
+    """The log; nothing at all if the disk has no room for its name."""
+    try:
+        return log.open("ab", buffering=0)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return Path(os.devnull).open("ab", buffering=0)
 
 
 def how_it_ended(status: int) -> str:
@@ -171,7 +199,7 @@ def last_lines(log: Path, n_lines: int) -> list[str]:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            text = file.read(_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return []
     return [line for line in text.splitlines() if line.strip()][-n_lines:]

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,6 +18,7 @@ from bus.parent import die_with_parent
 from bus.resources import WATCH_S, ResourceWatch, provide_fds
 
 _COMPLAINT = "error: "
+_WARNING = "warning: "
 _LATE_LINES = 4
 EXPECTED_PEERS = 1000
 """Connections that every actor must be able to hold; more are taken while the system allows."""
@@ -57,6 +59,10 @@ class _ReadyLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ready: dict[str, str]
 
 
+class _ToldLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    told: str
+
+
 def announce_ready(**endpoints: str) -> None:
     """Tell whoever started this process that it serves, and where: one JSON line on stdout."""
     sys.stdout.write(msgspec.json.encode(_ReadyLine(endpoints)).decode() + "\n")
@@ -72,9 +78,32 @@ def read_ready(line: bytes) -> dict[str, str] | None:
         return None
 
 
+def read_told(line: bytes) -> str:
+    """The sentence of `warn` or `complain` that a line holds; empty for anything else."""
+    try:
+        return msgspec.json.decode(line, type=_ToldLine).told
+    except msgspec.DecodeError:
+        return ""
+
+
 def complain(sentence: str) -> None:
-    """Say on stderr why this process ends; see `complaint_in`."""
-    sys.stderr.write(f"{_COMPLAINT}{sentence}\n")
+    """Say why this process ends; see `complaint_in`."""
+    _say(f"{_COMPLAINT}{sentence}")
+
+
+def warn(sentence: str) -> None:
+    """Say what people must know while this process goes on."""
+    _say(f"{_WARNING}{sentence}")
+
+
+def _say(sentence: str) -> None:
+    """On stderr, which is often a file on a disk that is full, and to whoever started us."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(sentence + "\n")
+        sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(msgspec.json.encode(_ToldLine(sentence)).decode() + "\n")
+        sys.stdout.flush()
 
 
 def complaint_in(log: Sequence[str]) -> str:
@@ -145,7 +174,7 @@ async def _watched(serving: Awaitable[ActorExit]) -> ActorExit:
         nonlocal timer
         timer = loop.call_later(WATCH_S, look)
         for sentence in watch.look(loop.time()):
-            sys.stderr.write(f"warning: {sentence}\n")
+            warn(sentence)
 
     look()
     try:

@@ -5,11 +5,14 @@ again at once, for ever, on a whole core. So what will be needed is checked at t
 told while there is still something left, and the last ones are not for strangers.
 """
 
+import errno
 import resource
 from pathlib import Path
 
 from bus.errors import SettingsError
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What the system says when a disk, or a share of it, is full: that may change by itself."""
 RESERVE_FDS = 64
 """For logs, ledgers and engine hosts, beside one descriptor per peer."""
 ALARM_SHARE = 0.8

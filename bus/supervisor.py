@@ -39,7 +39,8 @@ class ProcessEvent:
     """Something happened to a process; `what` says it in words."""
 
     name: str
-    kind: Literal["started", "ready", "died", "left"]
+    kind: Literal["started", "ready", "died", "left", "told"]
+    """`told`: it says something that people must know."""
     what: str
 
 
@@ -68,6 +69,8 @@ class SupervisedProcess:
         self._stopping = asyncio.Event()
         self._deaths: deque[float] = deque()
         self._was_ready = False
+        self._complaint = ""
+        """Why the last incarnation ended, as it said."""
 
     @property
     def pid(self) -> int:
@@ -112,7 +115,10 @@ class SupervisedProcess:
 
     async def _live(self) -> int:
         """One incarnation; returns its exit status."""
-        child = self._child = await ChildProcess.start(self.spec, self._became_ready)
+        child = self._child = await ChildProcess.start(
+            self.spec, self._became_ready, self._was_told
+        )
+        self._complaint = ""
         self._tell("started", f"started as process {child.pid}")
         late = None
         if self.spec.ready_timeout_s:
@@ -141,6 +147,11 @@ class SupervisedProcess:
         self._ready.set()
         self._tell("ready", "is ready")
 
+    def _was_told(self, sentence: str) -> None:
+        if complaint := complaint_in([sentence]):
+            self._complaint = complaint
+        self._tell("told", sentence)
+
     def _is_final(self, status: int) -> bool:
         """Whether it left on purpose, or would only be turned away again."""
         is_turned_away = status in (ActorExit.REPLACED, ActorExit.FORBIDDEN)
@@ -164,7 +175,7 @@ class SupervisedProcess:
     def _failure(self, status: int, how_often: str) -> ProcessFailed:
         lines = last_lines(self.spec.log, LOG_LINES)
         message = how_it_ended(status) + how_often
-        if complaint := complaint_in(lines):
+        if complaint := complaint_in(lines) or self._complaint:
             return ProcessFailed(self.spec.name, f"{complaint}{how_often}")
         return ProcessFailed(self.spec.name, message, "\n".join(lines))
 
@@ -175,7 +186,7 @@ class SupervisedProcess:
         except TimeoutError:
             return
 
-    def _tell(self, kind: Literal["started", "ready", "died", "left"], what: str) -> None:
+    def _tell(self, kind: Literal["started", "ready", "died", "left", "told"], what: str) -> None:
         self._on_event(ProcessEvent(self.spec.name, kind, what))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from bus.process import ActorExit, run_actor
+from bus.process import ActorExit, run_actor, warn
 from launcher.version import installed_version
 from replay.turns.writer import TurnWriter
 from router.serving import serve
@@ -29,14 +29,9 @@ class JournaledRouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields
 
 async def serve_journaled(settings: JournaledRouterSettings) -> ActorExit:
     """Route until SIGTERM or SIGINT, and write down every turn."""
-    writer = TurnWriter(Path(settings.journal), installed_version(), _complain)
+    writer = TurnWriter(Path(settings.journal), installed_version(), warn)
     async with writer:
         return await serve(settings.router, writer)
-
-
-def _complain(why: str) -> None:
-    """The router goes on: its journal is not worth a fleet."""
-    sys.stderr.write(f"warning: the router's journal has ended, or has a hole: {why}\n")
 
 
 if __name__ == "__main__":

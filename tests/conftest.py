@@ -1,8 +1,11 @@
 """Fixtures that every test may use: a seed that is printed, and randomness drawn from it."""
 
 import random
+import resource
 import secrets
 import zlib
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -43,3 +46,19 @@ def seed(request: pytest.FixtureRequest) -> int:
 def rng(seed: int) -> random.Random:
     """Randomness that can be repeated."""
     return random.Random(seed)
+
+
+@pytest.fixture
+def full_disk() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which this process can add nothing to any file, as on a disk that is full."""
+
+    @contextmanager
+    def fill() -> Generator[None]:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    return fill

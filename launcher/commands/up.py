@@ -109,7 +109,10 @@ def up_command(
 
 
 def _tell(console: Console, event: ProcessEvent) -> None:
-    if event.kind != "started":
+    if event.kind == "told":
+        sys.stderr.write(f"{event.name}: {event.what}\n")
+        sys.stderr.flush()
+    elif event.kind != "started":
         console.print(f"{event.name} {event.what}", highlight=False, markup=False)
 
 

@@ -3,6 +3,7 @@
 Everything here waits for the disk. Spec: docs/journal.md, "Files".
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -16,8 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from bus.errors import RemoteProtocolError, SettingsError
+from bus.resources import NO_ROOM
 from replay.journal.content import SegmentContent
-from replay.journal.format import Content, Framer, JournalError
+from replay.journal.format import Content, Framer, JournalError, JournalFull
 from replay.journal.index import IndexBuilder, SegmentIndex
 from replay.journal.pack import packed, unpacked
 from replay.journal.records import Packed, Record, Unknown
@@ -98,6 +100,12 @@ def is_being_written(directory: Path) -> bool:
     return False
 
 
+def unusable(directory: Path, error: OSError) -> SettingsError:
+    """Why nothing can be written there: JournalFull if that may change by itself."""
+    kind = JournalFull if error.errno in {*NO_ROOM, errno.EIO} else SettingsError
+    return kind(f"{directory}: {error.strerror}")
+
+
 def lock(directory: Path) -> int:
     """Make the directory if it is missing, and be the only one who writes there.
 
@@ -105,7 +113,7 @@ def lock(directory: Path) -> int:
         A descriptor; closing it unlocks.
 
     Raises:
-        SettingsError: another process writes there, or it is not ours alone.
+        SettingsError: another process writes there, or it is not ours alone; JournalFull: no room.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,7 +123,7 @@ def lock(directory: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(directory / _LOCK, flags, _MODE)
     except OSError as error:
-        raise SettingsError(f"{directory}: {error.strerror}") from error
+        raise unusable(directory, error) from error
     for wait_s in (*_LOOKS_S, None):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, cast, overload
 
 import google_crc32c
 
-from bus.errors import BusError
+from bus.errors import BusError, SettingsError
 from replay.journal.records import SALT_BYTES
 
 FORMAT = 1
@@ -43,6 +43,10 @@ class JournalError(BusError):
     """A journal cannot be read or written."""
 
     default_outcome = "failed"
+
+
+class JournalFull(SettingsError):
+    """The disk has no room for a journal, or fails; it may be tried again."""
 
 
 class JournalDamaged(JournalError):

@@ -197,8 +197,9 @@ class Journal:
     def _interrupted(self, file: SegmentFile, end: End) -> None:
         cut = f"{end.cut_bytes} bytes of a torn record were cut off, and " if end.cut_bytes else ""
         sentence = (
-            f"{file.path.name}: its writer died after record {end.seq - 1}: {cut}what it had not "
-            "written, and all until the next writer began, is missing"
+            f"{file.path.name}: its writer died, or its disk was full, after record "
+            f"{end.seq - 1}: {cut}what it had not written, and all until the next writer began, is "
+            "missing"
         )
         self._interruptions.append(Gap("interruption", sentence))
 

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from bus.errors import SettingsError
+from bus.errors import BusError
 from replay.journal.core import Begin, Effect, Finish, JournalCore, JournalIdentity, Write
-from replay.journal.files import SegmentWriter, lock, pack, retain
+from replay.journal.files import SegmentWriter, lock, pack, retain, unusable
 from replay.journal.format import JournalError
 from replay.journal.records import Record
 from replay.journal.recovery import Recovered, recover
@@ -63,20 +63,19 @@ class JournalWriter:
         """Take the directory, mend its end, begin a segment.
 
         Raises:
-            SettingsError: another process writes there, or it cannot be written to.
+            SettingsError: another process writes there, or it cannot be written to; JournalFull:
+                the disk has no room, or fails.
             JournalError: what is there cannot be continued.
         """
         self._loop = asyncio.get_running_loop()
-        self._lock = lock(self.directory)
         try:
-            found = recover(self.directory, now_ns())
-            self._core = self._core_after(found)
-            self.cut_bytes = found.cut_bytes
-            self._carry_out(self._core.start(now_ns(), time.time_ns()))
+            # In the disk's thread: somebody may be served meanwhile.
+            found = await self._loop.run_in_executor(self._disk, self._begin)
         except OSError as error:
+            self._file.close()
             self._release()
-            raise SettingsError(f"{self.directory}: {error.strerror}") from error
-        except JournalError:
+            raise unusable(self.directory, error) from error
+        except BusError:
             self._release()
             raise
         self._core.synced()
@@ -137,6 +136,14 @@ class JournalWriter:
                 raise JournalError(self.problem)
             self._news.clear()
             await self._news.wait()
+
+    def _begin(self) -> Recovered:
+        self._lock = lock(self.directory)
+        found = recover(self.directory, now_ns())
+        self._core = self._core_after(found)
+        self.cut_bytes = found.cut_bytes
+        self._carry_out(self._core.start(now_ns(), time.time_ns()))
+        return found
 
     def _core_after(self, found: Recovered) -> JournalCore:
         journal = found.journal or secrets.token_hex(16)

@@ -3,14 +3,18 @@
 Spec: docs/journal.md, "Turns".
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from bus.errors import BusError
+from bus.ids import NO_ATTEMPT
 from bus.stimulus import Outcome, Stimulus
-from replay.journal.records import Router, Turn
+from replay.journal.format import JournalFull
+from replay.journal.records import Lost, Record, Router, Turn
 from replay.journal.settings import JournalSettings
 from replay.journal.writer import JournalWriter
 
@@ -18,50 +22,111 @@ FILTER = "turns of a router"
 """What the journal's segments say they hold."""
 
 
+RETRY_S = 10.0
+"""Between two looks whether a disk that was full has room again."""
+
+
 class TurnWriter:
     """Keeps what a router tells it. An async context manager.
 
-    It never waits: what the disk does not take in time is missing, and is said to be.
+    It never waits: what the disk does not take in time is missing, and is said to be. On a full
+    disk the router goes on without a journal, and the journal goes on when there is room.
     """
 
     def __init__(
         self,
         directory: Path,
         program: str,
-        on_problem: Callable[[str], None],
+        on_news: Callable[[str], None],
         settings: JournalSettings | None = None,
+        *,
+        retry_s: float = RETRY_S,
     ) -> None:
-        """`program`: version of what runs; `on_problem` is told, once, why turns are missing."""
-        self.journal = JournalWriter(
-            directory, settings, filter_text=FILTER, on_problem=self._complain
-        )
+        """`program`: version of what runs; `on_news` is told why turns are missing, and until when.
+
+        `retry_s`: seconds until a disk that was full is tried again.
+        """
+        self._directory = directory
+        self._settings = settings
         self._program = program
-        self._on_problem = on_problem
-        self._has_complained = False
+        self._on_news = on_news
+        self._retry_s = retry_s
+        self._journal: JournalWriter | None = None
+        self._reopening: asyncio.Task[None] | None = None
+        self._is_slow = False
         self._n = 0
+        self._n_missing = 0
+        """Records that came since the journal ended."""
 
     async def __aenter__(self) -> Self:
-        """Begin; raises as `JournalWriter`."""
-        await self.journal.__aenter__()
+        """Begin; on a full disk that is put off. Otherwise it raises as `JournalWriter`."""
+        try:
+            self._journal = await self._opened()
+        except JournalFull as error:
+            self._say_hole(str(error))
+            self._reopen_later()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """What was told is durable afterwards."""
-        await self.journal.__aexit__(None, None, None)
+        """What was told is durable afterwards, if there was room."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+            await asyncio.wait([self._reopening])
+        if self._journal is not None:
+            await self._journal.__aexit__(None, None, None)
 
     def began(self, settings: msgspec.Struct, instance: str, tap: str) -> None:
         """A core that knows nothing yet."""
         text = msgspec.json.encode(settings).decode()
         self._n = 0
-        self.journal.append(lambda seq, at: Router(seq, at, self._program, text, instance, tap))
+        self._append(lambda seq, at: Router(seq, at, self._program, text, instance, tap))
 
     def turn(self, stimulus: Stimulus, outcome: Outcome) -> None:
         """One turn of that core."""
         n, self._n = self._n, self._n + 1
-        if not self.journal.append(lambda seq, at: Turn(seq, at, n, stimulus, outcome)):
-            self._complain("the disk is too slow")
+        self._append(lambda seq, at: Turn(seq, at, n, stimulus, outcome))
 
-    def _complain(self, why: str) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            self._on_problem(why)
+    def _append(self, build: Callable[[int, int], Record]) -> None:
+        if self._journal is None:
+            self._n_missing += 1
+        elif not self._journal.append(build) and not self._is_slow:
+            self._is_slow = True
+            self._on_news("the router's journal has a hole: the disk is too slow")
+
+    async def _opened(self) -> JournalWriter:
+        journal = JournalWriter(
+            self._directory, self._settings, filter_text=FILTER, on_problem=self._ended
+        )
+        return await journal.__aenter__()
+
+    def _ended(self, why: str) -> None:
+        """The disk took nothing more."""
+        assert self._journal is not None
+        self._say_hole(why)
+        ended, self._journal = self._journal, None
+        self._n_missing += ended.next_seq - 1 - ended.durable
+        self._reopen_later(ended)
+
+    def _say_hole(self, why: str) -> None:
+        self._on_news(
+            f"the router's journal has a hole from now on: {why}; the router goes on without it, "
+            f"and tries again every {self._retry_s:g} s"
+        )
+
+    def _reopen_later(self, ended: JournalWriter | None = None) -> None:
+        self._reopening = asyncio.get_running_loop().create_task(self._reopen(ended))
+
+    async def _reopen(self, ended: JournalWriter | None) -> None:
+        if ended is not None:
+            await ended.__aexit__(None, None, None)
+        while True:
+            await asyncio.sleep(self._retry_s)
+            try:
+                journal = await self._opened()
+            except BusError:
+                continue
+            break
+        n, self._n_missing = self._n_missing, 0
+        journal.append(lambda seq, at: Lost(seq, at, "memory", "", NO_ATTEMPT, 0, n))
+        self._journal, self._is_slow = journal, False
+        self._on_news(f"the router's journal goes on; {n:,} turns before that are missing")

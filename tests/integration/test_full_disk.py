@@ -81,6 +81,7 @@ async def test_a_router_whose_journal_has_no_room_says_so_and_goes_on(tmp_path: 
         process.terminate()
         await process.wait()
     assert warning.result().decode() == (
-        "warning: the router's journal has ended, or has a hole: File too large\n"
+        "warning: the router's journal has a hole from now on: File too large; "
+        "the router goes on without it, and tries again every 10 s\n"
     )
     assert process.returncode == 0

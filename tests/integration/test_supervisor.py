@@ -71,6 +71,26 @@ async def test_what_dies_too_often_ends_the_body_with_one_error(spec: Spec) -> N
     assert not current.cancelling()
 
 
+async def test_reasons_come_out_when_there_is_no_room_for_a_log() -> None:
+    events: list[ProcessEvent] = []
+    script = (
+        "from bus.process import *\n"
+        "warn('the cellar is flooded')\nprint('x', flush=True)\n"
+        "complain('no boat')\nimport sys; sys.exit(2)"
+    )
+    spec = ProcessSpec("a", [sys.executable, "-c", script], Path("/dev/full"))
+
+    async def body() -> None:
+        async with Supervisor(on_event=events.append) as supervisor:
+            supervisor.start(spec)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ProcessFailed, match="a: no boat"):
+        await body()
+    told = [event.what for event in events if event.kind == "told"]
+    assert told == ["warning: the cellar is flooded", "error: no boat"]
+
+
 async def test_wrong_settings_are_not_tried_again(spec: Spec) -> None:
     script = "import sys; sys.stderr.write('error: port 7 is in use\\n'); sys.exit(2)"
     events: list[ProcessEvent] = []

@@ -1,6 +1,8 @@
 """What a router's core was told is written down, and a fresh core repeats it to the letter."""
 
+import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -210,5 +212,46 @@ async def test_a_disk_that_is_too_slow_is_told_once_and_stops_no_router(tmp_path
     async with TurnWriter(tmp_path / "j", "1.2", problems.append, tiny) as writer:
         writer.began(SETTINGS, "router-a", "")
         drive(RecordedCore(core_of(SETTINGS, "router-a"), writer))
-    assert problems == ["the disk is too slow"]
+    assert problems == ["the router's journal has a hole: the disk is too slow"]
     assert not played(list(Journal(tmp_path / "j"))).is_same
+
+
+async def test_a_full_disk_costs_turns_and_the_journal_goes_on_when_there_is_room(
+    tmp_path: Path, full_disk: Callable[[], AbstractContextManager[None]]
+) -> None:
+    news = asyncio.Queue[str]()
+
+    def begin() -> TurnWriter:
+        return TurnWriter(tmp_path / "j", "9.9", news.put_nowait, retry_s=0.01)
+
+    def tick(writer: TurnWriter) -> None:
+        writer.turn(Stimulus("tick", 1.0), Outcome([]))
+
+    async with asyncio.timeout(60):
+        async with begin() as writer:
+            writer.began(SETTINGS, "router-a", "")
+            tick(writer)
+            with full_disk():
+                tick(writer)
+                assert "a hole from now on: File too large" in await news.get()
+                for _ in range(5):
+                    tick(writer)
+            assert "goes on; " in await news.get()
+            tick(writer)
+        with full_disk():  # and the next router begins all the same
+            another = await begin().__aenter__()
+            assert "a hole from now on: " in await news.get()
+            another.began(SETTINGS, "router-b", "")
+            tick(another)
+        assert "goes on; 2 turns before that are missing" in await news.get()
+        tick(another)
+        await another.__aexit__()
+
+    journal = Journal(tmp_path / "j")
+    turns = [each.n for each in journal if isinstance(each, Turn)]
+    assert turns[-2:] == [7, 1]
+    assert [each.kind for each in journal.gaps if each.kind == "lost"] == ["lost"]
+    player = CorePlayer(lambda _: lambda _: Outcome([]))
+    for record in journal:
+        player.play(record)
+    assert player.n_unplayable == 2
