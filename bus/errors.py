@@ -17,6 +17,7 @@
     │  ├─ RequestExpired        unknown: its deadline passed at the router or a worker
     │  └─ EngineFailed          failed
     ├─ FleetCommandFailed       some workers did not do a command; `.result` tells of each
+    ├─ WrongEventLoop           not_started: it belongs to another event loop
     ├─ ProcessFailed            failed: a process kept dying, and its supervisor gave up
     └─ ActorStopped             not_started: the actor stopped first
 
@@ -52,6 +53,12 @@ class RemoteProtocolError(ProtocolError):
 
 class SettingsError(BusError):
     """A setting is wrong; nothing was started."""
+
+    default_outcome = "not_started"
+
+
+class WrongEventLoop(BusError):
+    """An object was used on another event loop than that which opened it; nothing was done."""
 
     default_outcome = "not_started"
 

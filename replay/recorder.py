@@ -108,6 +108,7 @@ class Recorder:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.client.connection.require_home()
         if self._tick is not None:
             self._tick.cancel()
         if self._tap is not None:
@@ -140,7 +141,9 @@ class Recorder:
         Raises:
             TimeoutError: that took more than `deadline_s` seconds.
             SettingsError: the router has no tap, so nobody can know.
+            WrongEventLoop: called from another loop than that which opened it.
         """
+        self.client.connection.require_home()
         if not self.has_tap:
             raise SettingsError("the router has no tap: bring the fleet up with one")
         async with asyncio.timeout(deadline_s):
@@ -152,7 +155,12 @@ class Recorder:
                 await self._next()
 
     async def stopped(self) -> str:
-        """Wait until nothing can be recorded any more; returns why."""
+        """Wait until nothing can be recorded any more; returns why.
+
+        Raises:
+            WrongEventLoop: called from another loop than that which opened it.
+        """
+        self.client.connection.require_home()
         await self._ended.wait()
         return self.journal.problem
 

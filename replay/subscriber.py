@@ -122,6 +122,7 @@ class Subscriber:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.client.connection.require_home()
         if self._actor is not None:
             self._actor.stop("closed")
         if self._tap is not None:
@@ -163,7 +164,9 @@ class Subscriber:
 
         Raises:
             PeerLost: the router will not serve this subscriber any more.
+            WrongEventLoop: called from another loop than that which opened it.
         """
+        self.client.connection.require_home()
         while True:
             event = self._core.take(self.heard.streak_in)
             if event is not None:

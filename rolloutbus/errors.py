@@ -19,6 +19,7 @@ from bus.errors import (
     SecurityError,
     SettingsError,
     StaleVersion,
+    WrongEventLoop,
 )
 from trainer_adapter.rollout import FleetCommandFailed, RolloutCancelled
 
@@ -43,4 +44,5 @@ __all__ = [
     "SecurityError",
     "SettingsError",
     "StaleVersion",
+    "WrongEventLoop",
 ]

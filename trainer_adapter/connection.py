@@ -8,6 +8,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from bus.clock import BootClock, Clock
 from bus.effects import Connect, Send
 from bus.entry import Entry
 from bus.errors import ActorStopped, BusError, MailboxFull, PeerLost
+from bus.home_loop import HomeLoop
 from bus.mailbox import Mailbox
 from bus.messages.generation import Generate
 from bus.messages.limits import MAX_TOKENS_BYTES
@@ -91,6 +93,7 @@ class Connection:
         self._core = ClientCore(settings, secrets.token_hex(16), random.SystemRandom())
         self.sessions: Mapping[str, HeldSession] = self._core.sessions
         """The sessions that are open, by name; always up to date."""
+        self._home = HomeLoop("client")
         self._link: LinkPort | None = None
         self._streams: SubscriptionPort | None = None
         self._futures: dict[str, asyncio.Future[Result]] = {}
@@ -119,9 +122,10 @@ class Connection:
 
         Raises:
             PeerLost: no router answered in time.
+            WrongEventLoop: it is open on another loop.
         """
-        loop = asyncio.get_running_loop()
-        self._welcome = loop.create_future()
+        self._home.settle()
+        self._welcome = asyncio.get_running_loop().create_future()
         try:
             self._streams = self._ports.subscription(self._on_stream, [self.settings.name])
             self._actor = Actor(
@@ -147,7 +151,12 @@ class Connection:
             raise
 
     def close(self) -> None:
-        """Say goodbye, which stops what is open, and end every waiting caller: ActorStopped."""
+        """Say goodbye, which stops what is open, and end every waiting caller: ActorStopped.
+
+        Raises:
+            WrongEventLoop: it was opened on another loop, where it is still open.
+        """
+        self.require_home()
         if self._actor is not None:
             self._actor.feed(self._core.close)
         self._shut()
@@ -158,7 +167,7 @@ class Connection:
         Raises:
             As `submit`.
         """
-        actor = self._running()
+        actor = self._at_home()
         _, effects = self._core.submit(asked_by(command), deadline_s, self._clock.now())
         actor.carry_out(effects)
 
@@ -182,6 +191,7 @@ class Connection:
         try:
             async for delta in inbox:
                 yield delta
+                self.require_home()
             await future
         finally:
             self.forget(rid)
@@ -194,8 +204,10 @@ class Connection:
         Raises:
             ActorStopped: closed or dismissed.
             MailboxFull: too many requests are open.
+            Refused: a field has a wrong type or size.
+            WrongEventLoop: called from another loop than that which opened it.
         """
-        actor = self._running()
+        actor = self._at_home()
         rid, effects = self._core.submit(asked_by(ask), deadline_s, self._clock.now())
         future = self._futures[rid] = asyncio.get_running_loop().create_future()
         if listener is not None:
@@ -218,6 +230,11 @@ class Connection:
 
     def forget(self, rid: str) -> None:
         """Nobody waits for this request any more: stop it if it samples and is not detached."""
+        away = self._home.away
+        if away is not None:  # a stream that was read on its own loop, and left on another
+            with suppress(RuntimeError):  # its loop is closed
+                away.call_soon_threadsafe(self.forget, rid)
+            return
         self._inboxes.pop(rid, None)
         self._listeners.pop(rid, None)
         future = self._futures.pop(rid, None)
@@ -228,7 +245,12 @@ class Connection:
                 self._actor.carry_out(effects)
 
     def abort(self, rids: Iterable[str] | None) -> int:
-        """Stop generates (None: all) and updates; each still ends by itself. Returns how many."""
+        """Stop generates (None: all) and updates; each still ends by itself. Returns how many.
+
+        Raises:
+            WrongEventLoop: called from another loop than that which opened it.
+        """
+        self.require_home()
         n_aborted, effects = self._core.abort(rids, self._clock.now())
         if self._actor is not None:
             self._actor.carry_out(effects)
@@ -237,6 +259,18 @@ class Connection:
     def unknown(self, rids: Iterable[str]) -> list[str]:
         """Which of these are no requests of this client: neither open, nor ended lately."""
         return self._core.unknown(rids)
+
+    def require_home(self) -> None:
+        """Do nothing on the loop that opened it, or while it is closed.
+
+        Raises:
+            WrongEventLoop: this is another loop, or none.
+        """
+        self._home.require()
+
+    def _at_home(self) -> Actor[Effect]:
+        self._home.require()
+        return self._running()
 
     def _running(self) -> Actor[Effect]:
         if self._actor is None:
@@ -331,6 +365,7 @@ class Connection:
         if self._streams is not None:
             self._streams.close()
             self._streams = None
+        self._home.leave()
 
 
 def _nobody(_progress: UpdateProgress) -> None:

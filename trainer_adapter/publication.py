@@ -83,6 +83,10 @@ class Courier(Protocol):
         """Nobody waits for it any more."""
         ...
 
+    def require_home(self) -> None:
+        """Raise WrongEventLoop on another loop than that which opened it."""
+        ...
+
 
 class Publishing(Protocol):
     """What a publisher needs of a client."""
@@ -129,7 +133,9 @@ class Publication:
 
         Raises:
             Refused: an option is no valid value.
+            WrongEventLoop: the client belongs to another loop.
         """
+        policy.client.connection.require_home()
         self._policy = policy
         self._options = options
         self._log = log

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from bus.errors import LocalProtocolError, Refused, RequestCancelled, SettingsError
+from bus.errors import BusError, LocalProtocolError, RequestCancelled, SettingsError
 from bus.messages.endings import Problem
 from bus.messages.weights import InFlight, TransportChoice, UpdateMode
 from bus.strict_calls import strict
@@ -215,7 +215,7 @@ class WeightPublisher:
         log = TransferLog()
         try:
             publication = Publication(self._policy, options, log)
-        except Refused:
+        except BusError:
             source.give_up()
             raise
 

@@ -9,6 +9,7 @@ from typing import Self, cast
 from bus.codec import unpack
 from bus.entry import Entry
 from bus.errors import ActorStopped, RemoteProtocolError
+from bus.home_loop import HomeLoop
 from bus.ids import Attempt
 from bus.mailbox import Mailbox
 from bus.messages.generation import FinishReason
@@ -72,6 +73,7 @@ class StreamSubscriber:
         security = SecuritySettings(key_file=os.fspath(key_file)) if key_file else None
         self._ports = ports or ports_of(dialer_of(security))
         self._port: SubscriptionPort | None = None
+        self._home = HomeLoop("subscriber")
         self._rows = Mailbox[StreamRow](MAX_WAITING_ROWS)
         self.n_malformed = 0
 
@@ -81,18 +83,26 @@ class StreamSubscriber:
         return self._rows.statistics().displaced
 
     async def __aenter__(self) -> Self:
+        self._home.settle()
         self._port = self._ports.subscription(self._on_batch, self._clients)
         self.follow(self._waiting_endpoints)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._home.require()
         if self._port is not None:
             self._port.close()
             self._port = None
+        self._home.leave()
         self._rows.end()
 
     def follow(self, endpoints: Iterable[str]) -> None:
-        """Listen to exactly these endpoints from now on, e.g. those of a client's members."""
+        """Listen to exactly these endpoints from now on, e.g. those of a client's members.
+
+        Raises:
+            WrongEventLoop: called from another loop than that which opened it.
+        """
+        self._home.require()
         wanted = set(endpoints)
         if self._port is None:
             self._waiting_endpoints = wanted
@@ -107,6 +117,7 @@ class StreamSubscriber:
         return self
 
     async def __anext__(self) -> StreamRow:
+        self._home.require()
         if self._port is None and not self._rows:
             raise ActorStopped("the subscriber is not open; use `async with`")
         return await self._rows.get()

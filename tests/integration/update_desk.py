@@ -52,6 +52,9 @@ class UpdateDesk:
         self._updates[rid] = asyncio.create_task(self._update(ask.body, deadline_s))
         return rid, asyncio.ensure_future(self._ending_of(rid))
 
+    def require_home(self) -> None:
+        """Any loop will do."""
+
     def abort(self, rids: Sequence[str]) -> int:
         """Too late for those that are decided."""
         held = [rid for rid in rids if rid in self._updates and not self.decides.is_set()]
