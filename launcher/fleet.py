@@ -201,5 +201,6 @@ def up(on_event: EventHandler = _ignore, /, **options: Unpack[UpOptions]) -> Fle
 
     Raises:
         SettingsError: an option has no valid value.
+        TypeError: there is no such option; names the nearest one.
     """
     return Fleet(FleetSettings(**options), on_event)

@@ -1,24 +1,31 @@
 """What a local fleet is made of: one value, checked before anything starts."""
 
+import importlib
 import importlib.util
+import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from bus.endpoints import is_local
 from bus.errors import SettingsError
 from bus.settings import LeaseSettings
+from bus.strict_calls import nearest
 from engine_worker.engines.fake_settings import FakeSettings
 from engine_worker.engines.sglang.settings import SglangSettings
+from engine_worker.engines.sglang.split import named
 from engine_worker.engines.transformers_settings import TransformersSettings
 from engine_worker.settings import HostSettings
 
 EngineKind = Literal["transformers", "sglang", "fake"]
 Transport = Literal["ipc", "tcp"]
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""What a model of the Hugging Face hub is called; a path may look the same."""
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "transformers": ("torch", "transformers", "safetensors"),
     "sglang": ("sglang", "torch", "transformers", "safetensors"),
@@ -37,7 +44,7 @@ class UpOptions(TypedDict, total=False):
     policy: str
     store: bool
     weights_dir: str | os.PathLike[str]
-    save_targets: Mapping[str, str]
+    save_targets: Mapping[str, str | os.PathLike[str]]
     profile_dir: str | os.PathLike[str]
     transport: Transport
     address: str
@@ -60,7 +67,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What commands know the fleet by, unique among this user's on this machine; empty: `default`,
     or `default-2` and so on if that runs."""
     model: str | os.PathLike[str] = ""
-    """Directory with config.json, weights and tokenizer; the fake engine needs none."""
+    """Directory with config.json, weights and tokenizer, or the name of a model that lies in the
+    local Hugging Face cache; nothing is downloaded. The fake engine needs none."""
     workers: int = 2
     """They are named w0, w1, …"""
     engine: EngineKind = "transformers"
@@ -73,7 +81,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     weights_dir: str | os.PathLike[str] = ""
     """Every version is also written to files here, and outlives the fleet: the next one begins with
     the last version that was committed. Empty: versions end with the fleet."""
-    save_targets: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    save_targets: Mapping[str, str | os.PathLike[str]] = msgspec.field(
+        default_factory=dict[str, str | os.PathLike[str]]
+    )
     """Where `save_weights` may write: name -> directory, or an address that the engine knows."""
     profile_dir: str | os.PathLike[str] = ""
     """Directory that profiles are written into; empty: none are."""
@@ -105,8 +115,12 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Directory that gets every turn of the router, for `replay --core`; empty: none are kept."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.workers < 1:
             raise SettingsError("workers: at least 1 is needed")
+        for name in ("start_timeout_s", "sessions_per_slot"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise SettingsError(f"{name}: {getattr(self, name)} is not above 0 and finite")
         for value, kind in ((self.engine, EngineKind), (self.transport, Transport)):
             if value not in get_args(kind):
                 raise SettingsError(f"{value!r} is not one of {', '.join(get_args(kind))}")
@@ -115,16 +129,18 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         engine_options(self)
         if self.engine in _PACKAGES:
             _require_packages(self.engine)
+            msgspec.structs.force_setattr(self, "model", _model_directory(os.fspath(self.model)))
             # Other formats, and weights made up at the start, are for SGLang to judge.
-            has_format = "load_format" in self.engine_options.get("arguments", {})
+            has_format = "load_format" in named(self.engine_options.get("arguments", {}))
             _require_model(self.engine, os.fspath(self.model), needs_files=not has_format)
 
 
-def absolute_targets(targets: Mapping[str, str]) -> dict[str, str]:
+def absolute_targets(targets: Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:
     """The places of `save_targets`, for processes that may run elsewhere."""
+    places = {name: os.fspath(place) for name, place in targets.items()}
     return {
         name: place if "://" in place else str(Path(place).absolute())
-        for name, place in targets.items()
+        for name, place in places.items()
     }
 
 
@@ -146,6 +162,14 @@ def engine_options(settings: FleetSettings) -> dict[str, Any]:
             kind = TransformersSettings
             # Engines that each use all cores slow each other down many times over.
             options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // settings.workers))
+    known = [name for name in kind.__struct_fields__ if name != "model"]
+    for name in options.keys() - {"model", *known}:
+        meant = nearest(str(name), known)
+        raise SettingsError(
+            f"engine_options: {str(name)[:64]!r} is no option of the {settings.engine} engine; "
+            + (f"did you mean {meant}? " if meant else "")
+            + f"it has {', '.join(known)}"
+        )
     try:
         msgspec.convert(options, kind)
     except msgspec.ValidationError as error:
@@ -159,6 +183,44 @@ def _require_packages(engine: EngineKind) -> None:
         raise SettingsError(
             f"engine {engine} needs {', '.join(missing)}: pip install rolloutbus[{engine}]"
         )
+
+
+def _check_types(settings: FleetSettings) -> None:
+    """Structs do not look at what they are built from; here people build one."""
+    for name, annotation in get_type_hints(FleetSettings).items():
+        value = getattr(settings, name)
+        is_path = "PathLike" in str(annotation) and name != "save_targets"
+        is_none = value is None and type(None) in get_args(annotation)
+        if is_path and not is_none and not isinstance(value, str | os.PathLike):
+            raise SettingsError(f"{name}: {value!r} is not a path")
+        if is_path or get_origin(annotation) is Literal:
+            continue
+        try:
+            msgspec.convert(value, Mapping[str, Any] if name == "save_targets" else annotation)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"{name}: {value!r:.80}: {error}") from error
+    for name, place in dict[str, Any](settings.save_targets).items():
+        if not isinstance(place, str | os.PathLike):
+            raise SettingsError(f"save_targets: {name}: {place!r} is neither a path nor an address")
+
+
+def _model_directory(model: str) -> str:
+    """The directory of a model; of one that is named as on the Hugging Face hub, in its cache."""
+    if Path(model).exists() or HUB_NAME.fullmatch(model) is None:
+        return model
+    try:
+        hub: Any = importlib.import_module("huggingface_hub")
+    except ImportError:
+        hub = None
+    if hub is not None:
+        try:
+            return str(hub.snapshot_download(model, local_files_only=True))
+        except (OSError, ValueError):  # what it raises for one that is not there
+            pass
+    raise SettingsError(
+        f"model: {model} is not a directory, and not in the local Hugging Face cache: "
+        f"download it first (hf download {model}), or give the path of a directory"
+    )
 
 
 def _require_model(engine: EngineKind, model: str, *, needs_files: bool) -> None:

@@ -84,7 +84,12 @@ def edit_allow_list(path: Path, edit: Callable[[list[Principal]], Sequence[Princ
     Raises:
         SettingsError: what comes out is no list that could be used; nothing has changed.
     """
-    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    if not path.parent.is_dir():
+        raise SettingsError(f"{path}: there is no directory {path.parent}: make it first")
+    try:
+        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         edited = list(edit(read_allow_list(path) if path.exists() else []))

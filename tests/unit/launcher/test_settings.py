@@ -26,6 +26,17 @@ from launcher.settings import FleetSettings, UpOptions, absolute_targets, engine
         ),
         ({"engine": "sglang", "engine_options": {"arguments": {"tp": "two"}}}, "tp_size: 'two'"),
         ({"engine": "sglang", "engine_options": {"arguments": 5}}, "engine_options: .*object"),
+        ({"engine": "fake", "workers": "2"}, "workers: '2': Expected `int`"),
+        ({"engine": "fake", "workers": True}, "workers: True: Expected `int`"),
+        ({"engine": "fake", "start_timeout_s": -1}, "start_timeout_s: -1 is not above 0"),
+        ({"engine": "fake", "start_timeout_s": float("nan")}, "start_timeout_s: nan is not"),
+        ({"engine": "fake", "sessions_per_slot": 0}, "sessions_per_slot: 0 is not above 0"),
+        ({"engine": "fake", "weights_dir": 3}, "weights_dir: 3 is not a path"),
+        ({"engine": "fake", "save_targets": {"a": 3}}, "save_targets: a: 3 is neither a path"),
+        ({"engine": "fake", "engine_options": 5}, "engine_options: 5: Expected `object`"),
+        ({"engine": "fake", "engine_options": {"foo": 1}}, "'foo' is no .*; it has slots, max_con"),
+        ({"engine": "fake", "engine_options": {"slotz": 1}}, "did you mean slots"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "not in the local Hugging Face cache: download it first"),
         ({"engine": "fake", "address": "tcp://10.0.0.1:7777"}, "beyond this machine"),
     ],
 )
@@ -60,6 +71,29 @@ def test_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"has no \.safetensors file"):
         FleetSettings(model=tmp_path)
+
+
+def test_a_model_of_the_local_hub_cache_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").touch()
+    refs = tmp_path / "models--Qwen--Qwen3-0.6B" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    found = FleetSettings(model="Qwen/Qwen3-0.6B")
+
+    assert found.model == str(snapshot)
+    assert engine_options(found)["model"] == str(snapshot)
+
+
+def test_a_place_to_save_to_may_be_a_path(tmp_path: Path) -> None:
+    settings = FleetSettings(engine="fake", save_targets={"out": tmp_path, "hub": "s3://b"})
+    assert absolute_targets(settings.save_targets) == {"out": str(tmp_path), "hub": "s3://b"}
 
 
 def test_engines_share_the_cores_unless_told_otherwise(tmp_path: Path) -> None:
