@@ -160,6 +160,8 @@ class RolloutClient(EngineClient):
 
         A full router is waited for until the deadline. The first error ends the batch: it is
         raised, and what still runs is aborted. Without a `group` each prompt is one.
+        With a seed, row r of the batch (counted over all prompts and their samples) is drawn with
+        `seed + r`: no two rows alike, and the same batch again gives the same.
 
         Raises:
             As `generate`.

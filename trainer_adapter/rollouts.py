@@ -23,7 +23,7 @@ from bus.messages.generation import (
 from bus.messages.limits import MAX_TOKENS_BYTES
 from bus.outgoing import sealed, seconds_of
 from bus.strict_calls import Spelled
-from bus.validation import check_placement
+from bus.validation import MAX_SEED, MIN_SEED, check_placement
 from bus.versions import VERSIONS_TEXT, VERSIONS_WANTED
 from trainer_adapter import logit_processors
 from trainer_adapter.requests import Ask
@@ -156,26 +156,37 @@ def ask_of(
 def group_asks(
     prompts: Sequence[Prompt], sampling: Sampling, n: int, **options: Unpack[GenerateOptions]
 ) -> Iterator[Ask]:
-    """The n samples of each prompt: a group of its own, and seeds `seed + i` if one is given.
+    """The n samples of each prompt, in a group of its own unless one is named; see `row_seed`.
 
     Raises:
         Refused: as `ask_of`; `n` below 1.
     """
     if n < 1:
         raise Refused(bad_request("n", f"{n} samples were asked for; ask for at least one"))
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         group = options.get("group") or f"g-{secrets.token_hex(8)}"
         own: GenerateOptions = {**options, "group": group}
         first = ask_of(prompt, sampling, **own)
         for index in range(n):
-            yield sample_of(first, sampling, index)
+            yield _row_of(first, number * n + index)
 
 
-def sample_of(first: Ask, sampling: Sampling, index: int) -> Ask:
-    """Sample number `index` of the same prompt."""
+def row_seed(seed: int, row: int) -> int:
+    """Seed of row `row` of a batch: `seed + row`, within int64 (after 2**63 - 1 comes -2**63).
+
+    Rows are counted over the whole batch, so that a prompt that stands in it twice is sampled
+    differently; row 0 is sampled as one request with this seed would be.
+    """
+    return (seed + row - MIN_SEED) % (MAX_SEED - MIN_SEED + 1) + MIN_SEED
+
+
+def _row_of(first: Ask, row: int) -> Ask:
+    """The same prompt as a row of a batch."""
     body = first.body
-    if sampling.seed is not None and isinstance(body, Generate):
-        own = msgspec.structs.replace(sampling, seed=sampling.seed + index)
+    assert isinstance(body, Generate)
+    seed = body.sampling.seed
+    if seed is not None and MIN_SEED <= seed <= MAX_SEED:  # another one is refused by its name
+        own = msgspec.structs.replace(body.sampling, seed=row_seed(seed, row))
         body = msgspec.structs.replace(body, sampling=own)
     return Ask(first.kind, body, place=first.place, on_loss=first.on_loss, retries_busy=True)
 

@@ -23,7 +23,7 @@ from trainer_adapter.openai.refusals import by_body, refusal, unsupported
 from trainer_adapter.openai.sampling import options_of, sampling_of
 from trainer_adapter.openai.tool_formats import TOOL_FORMATS, ResponseTemplate
 from trainer_adapter.rollout import Rollout
-from trainer_adapter.rollouts import GenerateOptions, ask_of
+from trainer_adapter.rollouts import GenerateOptions, ask_of, row_seed
 
 Payload = Mapping[str, Any]
 """A request's body, or `{"json": body, "headers": …}`; headers are left alone."""
@@ -184,8 +184,8 @@ class OpenAIClient:
     async def _pieces(self, asked: _Asked) -> AsyncGenerator[Json]:
         head = _head(asked, asked.answers.chunk_name)
         streams = [
-            self._client.stream(prompt, _seeded(asked.sampling, i), **options)
-            for prompt, options in _grouped(asked)
+            self._client.stream(prompt, _seeded(asked.sampling, number * asked.n + i), **options)
+            for number, (prompt, options) in enumerate(_grouped(asked))
             for i in range(asked.n)
         ]
         choices = [asked.answers.stream(index) for index in range(len(streams))]
@@ -259,10 +259,11 @@ def _grouped(asked: _Asked) -> Iterator[tuple[list[int], GenerateOptions]]:
         yield prompt, {**asked.options, "group": group}
 
 
-def _seeded(sampling: Sampling, index: int) -> Sampling:
+def _seeded(sampling: Sampling, row: int) -> Sampling:
+    """As `RolloutClient.generate_batch` has it."""
     if sampling.seed is None:
         return sampling
-    return msgspec.structs.replace(sampling, seed=sampling.seed + index)
+    return msgspec.structs.replace(sampling, seed=row_seed(sampling.seed, row))
 
 
 @contextmanager

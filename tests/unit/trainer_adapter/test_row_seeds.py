@@ -1,0 +1,38 @@
+"""Seeds of a batch: no two rows draw the same, and the same batch again draws the same."""
+
+from typing import cast
+
+import pytest
+
+from bus.messages.generation import Generate, Sampling
+from trainer_adapter.rollouts import group_asks, row_seed
+
+
+def _seeds(prompts: list[list[int]], n: int, seed: int | None) -> list[int | None]:
+    asks = group_asks(prompts, Sampling(seed=seed), n)
+    return [cast("Generate", ask.body).sampling.seed for ask in asks]
+
+
+def test_prompt_that_stands_in_a_batch_twice_is_drawn_with_two_seeds() -> None:
+    assert _seeds([[1], [1], [1], [1]], 1, 40) == [40, 41, 42, 43]
+
+
+def test_rows_are_counted_over_all_prompts_and_samples() -> None:
+    assert _seeds([[1], [2], [1]], 2, 40) == [40, 41, 42, 43, 44, 45]
+    assert _seeds([[1], [2], [1]], 2, 40) == _seeds([[1], [2], [1]], 2, 40)
+
+
+def test_without_a_seed_there_is_none() -> None:
+    assert _seeds([[1], [2]], 2, None) == [None] * 4
+
+
+@pytest.mark.parametrize("seed", [0, -(2**63), 2**63 - 1, 2**63 - 3])
+def test_seeds_stay_int64_and_differ(seed: int) -> None:
+    seeds = [row_seed(seed, row) for row in range(8)]
+    assert seeds[0] == seed
+    assert len({*seeds}) == len(seeds)
+    assert all(-(2**63) <= each < 2**63 for each in seeds)
+
+
+def test_seed_that_is_none_is_not_made_one() -> None:
+    assert _seeds([[1], [2]], 1, 1 << 63) == [1 << 63] * 2, "its worker refuses it by name"
