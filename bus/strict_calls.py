@@ -4,7 +4,6 @@
 nearest right one; values are compared with the annotations of the parameters.
 """
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,35 +28,11 @@ from typing import (
 from bus.errors import BusError, Refused, SettingsError
 from bus.messages.endings import bad_request
 from bus.messages.generation import Sampling, Want
+from bus.near_names import MEANT, nearest
 
 T = TypeVar("T")
 
 MAX_SHOWN_CHARS = 60
-MIN_LIKENESS = 0.7
-"""Of a name that is taken for a misspelt one, as difflib counts."""
-MEANT: Mapping[str, str] = {
-    "adapter": "lora",
-    "inflight": "in_flight",
-    "input_ids": "prompt",
-    "lora_name": "lora",
-    "lora_path": "lora",
-    "max_completion_tokens": "max_new_tokens",
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "model": "policy",
-    "nccl": "collective",
-    "on_lost": "on_loss",
-    "prompt_ids": "prompt",
-    "prompt_token_ids": "prompt",
-    "sampling_params": "sampling",
-    "session_id": "session",
-    "softmax": "apply_softmax",
-    "stop_strings": "stop",
-    "timeout": "deadline_s",
-    "timeout_s": "deadline_s",
-    "weight_version": "versions",
-}
-"""What callers of other libraries say -> what it is called here, where that is no near miss."""
 ELSEWHERE: Mapping[str, str] = {
     "n": "several samples of a prompt are `generate_batch(prompts, sampling, n=...)`",
     "stream": "tokens as they come are `stream(prompt, sampling)`",
@@ -72,6 +47,16 @@ class Spelled:
     pattern: Pattern[str]
     wanted: str
     """The valid ones, for a person."""
+
+    def __repr__(self) -> str:
+        return self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """In `Annotated[T, Described(...)]`: what a T is, in the words of whoever calls."""
+
+    wanted: str
 
     def __repr__(self) -> str:
         return self.wanted
@@ -114,14 +99,6 @@ def strict(*, options: Callable[..., Any] | None = None) -> Callable[[T], T]:
         return thing
 
     return decorate
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The name that was meant; empty if none is near."""
-    known = list(names)
-    if MEANT.get(name) in known:
-        return MEANT[name]
-    return next(iter(difflib.get_close_matches(name, known, 1, MIN_LIKENESS)), "")
 
 
 def unknown_keyword(
@@ -220,8 +197,8 @@ def _described(function: FunctionType, signature: inspect.Signature, *, is_metho
 
 def _wrong_value(call: _Call, name: str, value: object) -> BusError:
     shown = repr(value)
-    if len(shown) > MAX_SHOWN_CHARS:
-        shown = f"a {type(value).__name__} {shown[:MAX_SHOWN_CHARS]}..."
+    if len(shown) > MAX_SHOWN_CHARS or shown.startswith("<"):
+        shown = f"a value of type {type(value).__name__}"
     message = f"{name} is {shown}; it must be {call.kinds[name].wanted}"
     if isinstance(value, str) and MEANT.get(value, "!") in call.kinds[name].wanted:
         message += f"; {value} is said as {MEANT[value]!r}"
@@ -242,15 +219,20 @@ def _kind_of(annotation: Any) -> _Kind | None:  # noqa: ANN401 - whatever stands
     if origin is Literal:
         return _Kind(functools.partial(_is_among, inner), _listed([str(each) for each in inner]))
     if origin is Annotated:
-        spelled = next((each for each in inner[1:] if isinstance(each, Spelled)), None)
-        if spelled is None:
-            return _kind_of(inner[0])
-        return _Kind(functools.partial(_is_spelled, spelled.pattern), spelled.wanted)
+        for each in inner[1:]:
+            if isinstance(each, Spelled):
+                return _Kind(functools.partial(_is_spelled, each.pattern), each.wanted)
+        kind = _kind_of(inner[0])
+        described = [each.wanted for each in inner[1:] if isinstance(each, Described)]
+        return kind._replace(wanted=described[0]) if kind is not None and described else kind
     if origin in (Union, UnionType):
         return _either([_kind_of(each) for each in inner])
     if origin in _LISTS:
         return _list_of(_kind_of(inner[0]) if get_origin(inner[0]) is Literal else None)
-    if isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
+    is_open = getattr(annotation, "_is_protocol", False)
+    if isinstance(annotation, type) and (
+        not is_open or getattr(annotation, "_is_runtime_protocol", False)
+    ):
         name = annotation.__name__
         article = "an" if name[0] in "AEIOaeio" else "a"
         return _Kind(functools.partial(_is_a, (annotation,)), f"{article} {name}")
@@ -307,7 +289,7 @@ _PLAIN: Mapping[object, _Kind] = {
     bool: _Kind(functools.partial(_is_a, (bool,)), "True or False"),
     int: _Kind(functools.partial(_is_number, Integral), "an integer"),
     float: _Kind(functools.partial(_is_number, Real), "a number"),
-    str: _Kind(functools.partial(_is_a, (str,)), "a text"),
+    str: _Kind(functools.partial(_is_a, (str,)), "a str"),
 }
 _FIELDS: Mapping[str, Collection[str]] = {
     "sampling": Sampling.__struct_fields__,

@@ -24,6 +24,9 @@ def save_weights(engine: Checkpointer, ask: SaveWeights, targets: Mapping[str, s
         address = f"{place.rstrip('/')}/{ask.name}"
         engine.save_weights(address, ask.kind)
         return Saved(address, [], 0)
+    if not Path(place).is_dir():
+        message = f"the directory of {ask.target!r} is not there; its operator has to make it"
+        raise _refusal("unsupported", message, "target")
     folder = Path(place) / ask.name
     if folder.is_symlink() or (folder.exists() and any(folder.iterdir())):
         raise _refusal("bad_request", f"{ask.name!r} is there already; choose another name", "name")

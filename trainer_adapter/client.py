@@ -17,7 +17,6 @@ from bus.messages.generation import (
     ListDetached,
     Media,
     Processor,
-    Sampling,
     Want,
 )
 from bus.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S, OpenSession
@@ -34,6 +33,8 @@ from trainer_adapter.rollout import MAX_NAMED, Delta, OnLoss, Rollout
 from trainer_adapter.rollouts import (
     DEFAULT_DEADLINE_S,
     Prompt,
+    SamplingLike,
+    SessionName,
     VersionsRule,
     ask_of,
     group_asks,
@@ -58,10 +59,10 @@ class RolloutClient(EngineClient):
     async def generate(
         self,
         prompt: Prompt,
-        sampling: Sampling,
+        sampling: SamplingLike,
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
-        session: str = "",
+        session: SessionName = "",
         group: str = "",
         versions: VersionsRule = "any",
         policy: str = "default",
@@ -80,7 +81,7 @@ class RolloutClient(EngineClient):
 
         Args:
             prompt: token ids, int32 [n_prompt_tokens], at least one.
-            sampling: how tokens are drawn.
+            sampling: how tokens are drawn, or a dict of its fields.
             deadline_s: seconds from now for the whole request, queueing included.
             session: requests of one session stay on one worker.
             group: requests of one group share a worker's prefix cache.
@@ -137,11 +138,11 @@ class RolloutClient(EngineClient):
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        sampling: Sampling,
+        sampling: SamplingLike,
         *,
         n: int = 1,
         deadline_s: float = DEFAULT_DEADLINE_S,
-        session: str = "",
+        session: SessionName = "",
         group: str = "",
         versions: VersionsRule = "any",
         policy: str = "default",
@@ -204,10 +205,10 @@ class RolloutClient(EngineClient):
     def stream(
         self,
         prompt: Prompt,
-        sampling: Sampling,
+        sampling: SamplingLike,
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
-        session: str = "",
+        session: SessionName = "",
         group: str = "",
         versions: VersionsRule = "any",
         policy: str = "default",

@@ -5,6 +5,7 @@ messenger of every ref that a client gives out.
 """
 
 import asyncio
+import os
 import random
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from bus.actor import Actor, one_by_one
 from bus.clock import BootClock, Clock
 from bus.effects import Connect, Send
 from bus.entry import Entry
-from bus.errors import ActorStopped, BusError, MailboxFull, PeerLost
+from bus.errors import ActorStopped, BusError, LocalProtocolError, MailboxFull, PeerLost
 from bus.home_loop import HomeLoop
 from bus.mailbox import Mailbox
 from bus.messages.generation import Generate
@@ -75,6 +76,10 @@ def ports_of(dialer: Dialer | None) -> Ports:
 
 ProgressListener = Callable[[UpdateProgress], None]
 
+FORKED = (
+    "the client belongs to process {pid}, of which this one is a fork: connect a client of its own "
+    "here"
+)
 SPARE_DELTAS = 4
 """A stream has at most one delta per token, and an empty last one."""
 
@@ -101,6 +106,9 @@ class Connection:
         self._listeners: dict[str, ProgressListener] = {}
         self._actor: Actor[Effect] | None = None
         self._welcome: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self._pid = 0
+        """Of the process that opened it: a forked child has neither its loop nor its sockets."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -123,8 +131,14 @@ class Connection:
         Raises:
             PeerLost: no router answered in time.
             WrongEventLoop: it is open on another loop.
+            LocalProtocolError: it is open, or was closed.
         """
+        self.require_home()
+        if self._actor is not None or self._is_closed:
+            what = "was closed" if self._is_closed else "is open already"
+            raise LocalProtocolError(f"the client {what}; a client opens once: connect another one")
         self._home.settle()
+        self._pid = os.getpid()
         self._welcome = asyncio.get_running_loop().create_future()
         try:
             self._streams = self._ports.subscription(self._on_stream, [self.settings.name])
@@ -156,9 +170,12 @@ class Connection:
         Raises:
             WrongEventLoop: it was opened on another loop, where it is still open.
         """
+        if self._pid not in (0, os.getpid()):
+            return  # its sockets are the parent's
         self.require_home()
         if self._actor is not None:
             self._actor.feed(self._core.close)
+            self._is_closed = True
         self._shut()
 
     def tell(self, command: Command | Ask, deadline_s: float) -> None:
@@ -265,16 +282,20 @@ class Connection:
 
         Raises:
             WrongEventLoop: this is another loop, or none.
+            ActorStopped: this is another process.
         """
+        if self._pid not in (0, os.getpid()):
+            raise ActorStopped(FORKED.format(pid=self._pid))
         self._home.require()
 
     def _at_home(self) -> Actor[Effect]:
-        self._home.require()
+        self.require_home()
         return self._running()
 
     def _running(self) -> Actor[Effect]:
         if self._actor is None:
-            raise ActorStopped("the client is not open; use `async with`")
+            how = "not open; use `async with`, or `open()` and `close()`"
+            raise ActorStopped(f"the client is {'closed' if self._is_closed else how}")
         return self._actor
 
     def _on_batch(self, entries: list[Entry]) -> None:

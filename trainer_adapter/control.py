@@ -52,10 +52,23 @@ class FleetClient:
         self.connection = Connection(settings, ports, clock)
 
     async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> Self:
+        """Connect, for whom an `async with` is too short; `close` ends it.
+
+        Raises:
+            PeerLost: no router answered in time.
+            LocalProtocolError: it is open, or was closed: a client opens once.
+        """
         await self.connection.open()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
+        """Leave: what is open is stopped, and its callers get ActorStopped. Once is enough."""
         self.connection.close()
 
     @property

@@ -1,6 +1,7 @@
 """Tensors with names, from whatever a trainer has: a module, a state dict, or pairs."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, Protocol, cast
 
@@ -96,11 +97,27 @@ def are_held(tensors: Tensors) -> bool:
 
 def renamed(tensors: Tensors, rename: Rename | None) -> Generator[tuple[str, torch.Tensor]]:
     """What is to be published of them, under the engine's names, as it is asked for."""
-    for name, tensor in _pairs(tensors):
+    for pair in _pairs(tensors):
+        name, tensor = _checked(pair)
+        del pair
         published = name if rename is None else rename(name)
         if published is not None:
             yield published, tensor
         del tensor  # or it would be held while the next one is made
+
+
+def require_tensors(tensors: object) -> None:
+    """Check that names and tensors can come out of it.
+
+    Raises:
+        SettingsError: it is a path, or nothing of the kind.
+    """
+    if isinstance(tensors, str | bytes | os.PathLike):
+        what = "a path: load it first, e.g. with safetensors.torch.load_file"
+        raise SettingsError(f"tensors are published, not {what}")
+    if not isinstance(tensors, torch.nn.Module | Iterable):
+        what = f"a value of type {type(tensors).__name__}"
+        raise SettingsError(f"a module, a state dict or (name, tensor) pairs, not {what}")
 
 
 def _pairs(tensors: Tensors) -> Pairs:
@@ -114,6 +131,26 @@ def _pairs(tensors: Tensors) -> Pairs:
 def published_dtype(tensor: torch.Tensor, wanted: torch.dtype | None) -> torch.dtype:
     """What the tensor is published as: `wanted` applies to floating-point tensors only."""
     return wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
+
+
+PAIR = len(("name", "tensor"))
+
+
+def _checked(pair: object) -> tuple[str, torch.Tensor]:
+    """A pair, of whatever an iterator gives.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    kind = type(pair).__name__
+    is_pair = isinstance(pair, tuple | list) and len(cast("Sequence[object]", pair)) == PAIR
+    name, tensor = cast("Sequence[object]", pair) if is_pair else (None, None)
+    if isinstance(name, str) and isinstance(tensor, torch.Tensor):
+        return name, tensor
+    what = f"a value of type {kind} where (name, tensor) belongs"
+    if isinstance(name, str):
+        what = f"{name!r} is no tensor"
+    raise SettingsError(f"a module, a state dict or (name, tensor) pairs are published: {what}")
 
 
 def require_publishable(name: str, tensor: torch.Tensor) -> None:

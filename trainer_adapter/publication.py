@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 import torch
@@ -88,6 +88,7 @@ class Courier(Protocol):
         ...
 
 
+@runtime_checkable
 class Publishing(Protocol):
     """What a publisher needs of a client."""
 

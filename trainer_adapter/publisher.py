@@ -6,16 +6,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from bus.errors import BusError, LocalProtocolError, RequestCancelled, SettingsError
 from bus.messages.endings import Problem
 from bus.messages.weights import InFlight, TransportChoice, UpdateMode
-from bus.strict_calls import strict
+from bus.strict_calls import Described, strict
 from trainer_adapter.lora import LoraConfig, PublishedLora, publish_adapter
-from trainer_adapter.named_tensors import Rename, Tensors, are_held
+from trainer_adapter.named_tensors import Rename, Tensors, are_held, require_tensors
 from trainer_adapter.offers.collective import CollectiveOffering
 from trainer_adapter.offers.cuda_ipc import CudaIpcOffering
 from trainer_adapter.offers.offering import Offering
@@ -37,6 +37,8 @@ Publishable = Tensors | HeldTensors | StreamedTensors | ShardedSource
 """A module (its parameters), a state dict, (name, tensor) pairs, or what several ranks hold.
 
 Pairs that come out of an iterator are copied one by one, each before the next one is asked for."""
+
+_CLIENT = "a RolloutClient, of connect(); SyncWeightPublisher takes one of connect_sync()"
 
 
 @strict()
@@ -85,7 +87,7 @@ class WeightPublisher:
 
     def __init__(
         self,
-        client: Publishing,
+        client: Annotated[Publishing, Described(_CLIENT)],
         policy: str = "default",
         *,
         dtype: torch.dtype | None = None,
@@ -381,12 +383,13 @@ def source_of(
     """What is read of them; a source stays what it is.
 
     Raises:
-        SettingsError: a source has its own layout.
+        SettingsError: they are no tensors; or a source has its own layout.
     """
     if isinstance(tensors, HeldTensors | StreamedTensors | ShardedSource):
         if layout is not None:
             raise SettingsError("layout is for an iterator of (name, tensor) pairs")
         return tensors
+    require_tensors(tensors)
     if layout is not None or not are_held(tensors):
         return StreamedTensors(tensors, rename, layout)
     return HeldTensors(tensors, rename)

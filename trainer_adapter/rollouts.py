@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypedDict, Unpack
 
 import msgspec
@@ -22,7 +22,7 @@ from bus.messages.generation import (
 )
 from bus.messages.limits import MAX_TOKENS_BYTES
 from bus.outgoing import sealed, seconds_of
-from bus.strict_calls import Spelled
+from bus.strict_calls import Described, Spelled
 from bus.validation import MAX_SEED, MIN_SEED, check_placement
 from bus.versions import VERSIONS_TEXT, VERSIONS_WANTED
 from trainer_adapter import logit_processors
@@ -33,8 +33,15 @@ Prompt = Sequence[int] | np.ndarray[tuple[Any, ...], np.dtype[Any]]
 """Token ids, at least one; an int32 array is sent without conversion."""
 
 DEFAULT_DEADLINE_S = 600.0
+OFF_ELSEWHERE = -1
+"""A `top_k` that is off, as other libraries say it."""
 
 
+SamplingLike = Sampling | Mapping[str, Any]
+"""How tokens are drawn; a dict has the fields of `Sampling`."""
+SessionName = Annotated[
+    str, Described("the name of one session; for one each, call `generate` once for each prompt")
+]
 VersionsRule = Annotated[str, Spelled(VERSIONS_TEXT, VERSIONS_WANTED)]
 
 
@@ -62,16 +69,16 @@ class TurnOptions(TypedDict, total=False):
 class GenerateOptions(TurnOptions, total=False):
     """All keyword parameters of `RolloutClient.generate`, to hand them on as one."""
 
-    session: str
+    session: SessionName
     policy: str
 
 
 def ask_of(
     prompt: Prompt,
-    sampling: Sampling,
+    sampling: SamplingLike,
     *,
     deadline_s: float = DEFAULT_DEADLINE_S,
-    session: str = "",
+    session: SessionName = "",
     group: str = "",
     versions: VersionsRule = "any",
     policy: str = "default",
@@ -91,7 +98,7 @@ def ask_of(
 
     Args:
         prompt: token ids, int32 [n_prompt_tokens], at least one.
-        sampling: how tokens are drawn.
+        sampling: how tokens are drawn, or a dict of its fields. A `top_k` of -1 is off, too.
         deadline_s: seconds from now for the whole request, queueing included.
         session: requests of one session stay on one worker.
         group: requests of one group share a worker's prefix cache.
@@ -117,7 +124,7 @@ def ask_of(
         Refused: the prompt or an option is no valid value; `.field` names it.
     """
     deadline_s = seconds_of(deadline_s)
-    sampling, _ = sealed(sampling, Sampling, field="sampling")
+    sampling, _ = sealed(sampling_of(sampling), Sampling, field="sampling")
     if not 0 < deadline_s < math.inf:
         message = f"a deadline is a number of seconds above 0, not {deadline_s}"
         raise Refused(bad_request("deadline_s", message))
@@ -154,7 +161,7 @@ def ask_of(
 
 
 def group_asks(
-    prompts: Sequence[Prompt], sampling: Sampling, n: int, **options: Unpack[GenerateOptions]
+    prompts: Sequence[Prompt], sampling: SamplingLike, n: int, **options: Unpack[GenerateOptions]
 ) -> Iterator[Ask]:
     """The n samples of each prompt, in a group of its own unless one is named; see `row_seed`.
 
@@ -191,19 +198,45 @@ def _row_of(first: Ask, row: int) -> Ask:
     return Ask(first.kind, body, place=first.place, on_loss=first.on_loss, retries_busy=True)
 
 
+def sampling_of(given: SamplingLike) -> Sampling:
+    """What other libraries have for it as ours: a dict, and -1 for a `top_k` that is off.
+
+    Raises:
+        Refused: it is neither, or has a field that does not exist.
+    """
+    if isinstance(given, Mapping):
+        try:
+            given = Sampling(**given)
+        except TypeError as error:
+            raise Refused(bad_request("sampling", str(error))) from error
+    if not isinstance(given, Sampling):  # pyright: ignore[reportUnnecessaryIsInstance] - callers
+        message = f"a Sampling or a dict of its fields, not a value of type {type(given).__name__}"
+        raise Refused(bad_request("sampling", message))
+    return msgspec.structs.replace(given, top_k=0) if given.top_k == OFF_ELSEWHERE else given
+
+
 def tokens_of(prompt: Prompt) -> Int32s:
     """int32 [n_prompt_tokens], little endian, contiguous.
 
     Raises:
         Refused: empty, not one-dimensional, or not integers that fit int32.
     """
+    if isinstance(prompt, str | bytes):
+        message = "token ids, not text: TextClient(client, tokenizer) takes text"
+        raise Refused(bad_request("prompt", f"a prompt is a list of {message}"))
+    if isinstance(prompt, Mapping):
+        message = "not what a tokenizer returns: give its ['input_ids']"
+        raise Refused(bad_request("prompt", f"a prompt is a list of token ids, {message}"))
     try:
         array = np.asarray(prompt)
     except (ValueError, TypeError) as error:
         raise Refused(bad_request("prompt", f"a prompt is a list of token ids: {error}")) from error
     if array.ndim != 1 or array.size == 0:
         raise Refused(
-            bad_request("prompt", f"a prompt has one dimension and a token: {array.shape}")
+            bad_request(
+                "prompt",
+                f"a prompt is one list of token ids, at least one, not an array {array.shape}",
+            )
         )
     if not np.issubdtype(array.dtype, np.integer):
         raise Refused(bad_request("prompt", f"token ids are integers, not {array.dtype}"))

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Unpack
 
 from bus.errors import Refused
 from bus.messages.endings import Problem
-from bus.messages.generation import Sampling
 from bus.messages.session import OpenSession
 from bus.strict_calls import strict
 from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.rollouts import GenerateOptions, Prompt, TurnOptions, ask_of
+from trainer_adapter.rollouts import GenerateOptions, Prompt, SamplingLike, TurnOptions, ask_of
 from trainer_adapter.session_place import SessionPlace
 from trainer_adapter.transcript import Transcript
 
@@ -42,15 +41,17 @@ class Session(SessionPlace):
         self._is_sampling = False
 
     async def generate(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[TurnOptions]
+        self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[TurnOptions]
     ) -> Rollout:
         """A request of the session; arguments and errors as of `RolloutClient.generate`."""
+        self._require_open()
         return await self._client.generate(prompt, sampling, **self._own(options))
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[TurnOptions]
+        self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[TurnOptions]
     ) -> AsyncGenerator[Delta]:
         """The same, streamed; arguments and errors as of `RolloutClient.stream`."""
+        self._require_open()
         return self._client.stream(prompt, sampling, **self._own(options))
 
     def append(self, tokens: Prompt) -> int:
@@ -62,7 +63,7 @@ class Session(SessionPlace):
         self._check_idle()
         return self.transcript.append(tokens)
 
-    async def sample(self, sampling: Sampling, **options: Unpack[TurnOptions]) -> Rollout:
+    async def sample(self, sampling: SamplingLike, **options: Unpack[TurnOptions]) -> Rollout:
         """Sample the next turn after the whole transcript, and add it.
 
         Raises:
@@ -71,7 +72,7 @@ class Session(SessionPlace):
         return await self.replace(len(self.transcript.turns), sampling, **options)
 
     async def sample_stream(
-        self, sampling: Sampling, **options: Unpack[TurnOptions]
+        self, sampling: SamplingLike, **options: Unpack[TurnOptions]
     ) -> AsyncGenerator[Delta]:
         """Sample the next turn, streamed; it is added with the last delta.
 
@@ -91,7 +92,7 @@ class Session(SessionPlace):
                 yield delta
 
     async def replace(
-        self, turn: int, sampling: Sampling, **options: Unpack[TurnOptions]
+        self, turn: int, sampling: SamplingLike, **options: Unpack[TurnOptions]
     ) -> Rollout:
         """Sample a turn anew: it and all after it are forgotten once the new one is there.
 
@@ -159,6 +160,7 @@ class Session(SessionPlace):
 
     @contextmanager
     def _sampling(self) -> Generator[None]:
+        self._require_open()
         self._check_idle()
         self._is_sampling = True
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from bus.errors import ActorStopped, MailboxFull, Refused
+from bus.messages.endings import bad_request
 from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
 from bus.strict_calls import strict
 
@@ -30,6 +31,7 @@ class SessionPlace:
         self._client = client
         self._asked = asked
         self._wait_s = wait_s
+        self._is_open = self._was_open = False
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -73,14 +75,16 @@ class SessionPlace:
         except BaseException:
             self.close()  # it may have been opened all the same
             raise
+        self._is_open = self._was_open = True
         return self
 
     async def renew(self) -> None:
         """Let lease and grace begin anew: what runs outside takes longer than thought.
 
         Raises:
-            Refused: the place was free, and has gone to another session.
+            Refused: the place was free, and has gone to another session; or this one is not open.
         """
+        self._require_open()
         await self._ask()
 
     def close(self) -> None:
@@ -88,10 +92,24 @@ class SessionPlace:
 
         Nobody waits for the answer: who leaves because the router is away is not held up.
         """
+        self._is_open = False
         deadline_s = self._client.connection.settings.control_deadline_s
         # A client that is closed has freed the place with its goodbye; else the lease will.
         with suppress(ActorStopped, MailboxFull):
             self._client.ref().tell(CloseSession(self.name), deadline_s=deadline_s)
+
+    def _require_open(self) -> None:
+        """Check that it has a place.
+
+        Raises:
+            Refused: it has none yet, or none any more.
+        """
+        if self._is_open:
+            return
+        why = "is closed" if self._was_open else "is not open yet"
+        way = "branch from it" if self._was_open else "enter it"
+        message = f"session {self.name[:64]!r} {why}: {way} by `async with` or `with`, or `open()`"
+        raise Refused(bad_request("session", message))
 
     async def _admitted(self) -> None:
         loop = asyncio.get_running_loop()

@@ -4,13 +4,19 @@ from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Unpack
 
-from bus.messages.generation import DetachedRequest, Sampling
+from bus.messages.generation import DetachedRequest
 from bus.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S
 from bus.ref import FLEET
 from bus.strict_calls import strict
 from trainer_adapter.client import WEIGHTS_DEADLINE_S, settings_for
 from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.rollouts import DEFAULT_DEADLINE_S, GenerateOptions, Prompt, ask_of
+from trainer_adapter.rollouts import (
+    DEFAULT_DEADLINE_S,
+    GenerateOptions,
+    Prompt,
+    SamplingLike,
+    ask_of,
+)
 from trainer_adapter.sync_engine_surface import SyncEngineClient
 from trainer_adapter.sync_session import SyncSession, read_blocking
 from trainer_adapter.weight_queries import ActiveTensor
@@ -22,7 +28,7 @@ class SyncRolloutClient(SyncEngineClient):
     """Blocking rollouts; see `RolloutClient` for what each method promises. A context manager."""
 
     def generate(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[GenerateOptions]
     ) -> Rollout:
         """Sample one continuation of `prompt`, int32 [n_prompt_tokens]."""
         return self.run(self.async_client.generate(prompt, sampling, **options))
@@ -30,7 +36,7 @@ class SyncRolloutClient(SyncEngineClient):
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        sampling: Sampling,
+        sampling: SamplingLike,
         *,
         n: int = 1,
         **options: Unpack[GenerateOptions],
@@ -39,7 +45,7 @@ class SyncRolloutClient(SyncEngineClient):
         return self.run(self.async_client.generate_batch(prompts, sampling, n=n, **options))
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[GenerateOptions]
     ) -> Generator[Delta]:
         """Stream tokens; leaving the iterator early aborts the request."""
         yield from read_blocking(self, self.async_client.stream(prompt, sampling, **options))

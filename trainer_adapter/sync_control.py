@@ -5,18 +5,19 @@ waiting call, aborts its request, and leaves the client usable.
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
 
-from bus.errors import ActorStopped
+from bus.errors import ActorStopped, LocalProtocolError
 from bus.messages.control import DEVICE, CacheTier, FleetStatus, MemoryTag, PauseMode
 from bus.ref import FLEET
 from bus.strict_calls import strict
 from trainer_adapter.client import RolloutClient
+from trainer_adapter.connection import FORKED
 from trainer_adapter.rollout import FleetResult
 from trainer_adapter.settings import ClientSettings
 
@@ -24,18 +25,34 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in a thread of its own, from `start` to `stop`."""
 
     def __init__(self, name: str) -> None:
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        """Whose thread it is: a forked child has none."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything can be waited for."""
+        is_here = self._pid == os.getpid()
+        return is_here and self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin."""
+        self._loop, self._pid = uvloop.new_event_loop(), os.getpid()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._loop,), name=self._name, daemon=True
+        )
         self._thread.start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there and wait for it; an interrupt cancels it first."""
-        if not self._thread.is_alive():
+        if self._loop is None or not self.is_running:
             coroutine.close()
-            raise ActorStopped("the client is closed")
+            raise ActorStopped(self._why_not())
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -45,17 +62,25 @@ class LoopThread:
 
     def stop(self) -> None:
         """End the loop and its thread; idempotent."""
-        if self._thread.is_alive():
+        if self._loop is not None and self._thread is not None and self.is_running:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    def _why_not(self) -> str:
+        if self._thread is None:
+            return "the client is not open; use `with`, or `open()` and `close()`"
+        if self._pid != os.getpid():
+            return FORKED.format(pid=self._pid)
+        return "the client is closed"
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
         try:
-            self._loop.run_forever()
+            loop.run_forever()
         finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
 
 
 @strict()
@@ -67,26 +92,37 @@ class SyncFleetClient:
         self._client = RolloutClient(settings)
 
     def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> Self:
+        """Connect, for whom a `with` is too short; `close` ends it. See `FleetClient.open`."""
+        if self._thread.is_running:
+            raise LocalProtocolError("the client is open already; a client opens once")
+        self._thread.start()
         try:
-            self._thread.wait(self._client.__aenter__())
+            self._thread.wait(self._client.open())
         except BaseException:
             self._thread.stop()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self._thread.wait(self._client.__aexit__(kind, error, trace))
-        finally:
-            self._thread.stop()
+    def close(self) -> None:
+        """Leave: what is open is stopped. Once is enough."""
+        if self._thread.is_running:
+            try:
+                self._thread.wait(self._client.close())
+            finally:
+                self._thread.stop()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run anything else that uses `async_client` on its loop, e.g. what its refs are asked."""
+        """Run anything else that uses `async_client` on its loop, e.g. what its refs are asked.
+
+        Raises:
+            ActorStopped: the client is not open, or was opened before this process was forked.
+        """
         return self._thread.wait(coroutine)
 
     @property

@@ -1,11 +1,12 @@
 """Publishing weights from a plain script: `WeightPublisher`, blocking."""
 
 from collections.abc import Generator
+from typing import Annotated
 
 import torch
 
 from bus.messages.weights import InFlight, TransportChoice, UpdateMode
-from bus.strict_calls import strict
+from bus.strict_calls import Described, strict
 from trainer_adapter.lora import PublishedLora
 from trainer_adapter.named_tensors import Rename, Tensors
 from trainer_adapter.published import (
@@ -19,6 +20,8 @@ from trainer_adapter.soundness import WeightCheck
 from trainer_adapter.sync_control import SyncFleetClient
 from trainer_adapter.tensor_source import Layout
 from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
+
+_CLIENT = "a SyncRolloutClient, of connect_sync(); WeightPublisher takes one of connect()"
 
 
 @strict()
@@ -67,7 +70,7 @@ class SyncWeightPublisher:
 
     def __init__(
         self,
-        client: SyncFleetClient,
+        client: Annotated[SyncFleetClient, Described(_CLIENT)],
         policy: str = "default",
         *,
         dtype: torch.dtype | None = None,

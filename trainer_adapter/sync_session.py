@@ -3,10 +3,9 @@
 from collections.abc import AsyncGenerator, Generator
 from typing import Self, TypeVar, Unpack
 
-from bus.messages.generation import Sampling
 from bus.strict_calls import strict
 from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.rollouts import Prompt, TurnOptions, ask_of
+from trainer_adapter.rollouts import Prompt, SamplingLike, TurnOptions, ask_of
 from trainer_adapter.session import Session
 from trainer_adapter.sync_control import SyncFleetClient
 from trainer_adapter.transcript import Transcript
@@ -27,10 +26,18 @@ class SyncSession:
         """Where it is, and how often it moved."""
 
     def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> Self:
+        """Take a place, for whom a `with` is too short; `close` gives it back."""
         self._client.run(self.session.open())
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Give the place back; what runs goes on."""
         self._client.run(self.session.__aexit__(None, None, None))
 
     @property
@@ -39,7 +46,7 @@ class SyncSession:
         return self.session.transcript
 
     def generate(
-        self, prompt: Prompt, sampling: Sampling, **options: Unpack[TurnOptions]
+        self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[TurnOptions]
     ) -> Rollout:
         """A request of the session."""
         return self._client.run(self.session.generate(prompt, sampling, **options))
@@ -48,15 +55,17 @@ class SyncSession:
         """Add tokens that no model chose."""
         return self.session.append(tokens)
 
-    def sample(self, sampling: Sampling, **options: Unpack[TurnOptions]) -> Rollout:
+    def sample(self, sampling: SamplingLike, **options: Unpack[TurnOptions]) -> Rollout:
         """Sample the next turn after the whole transcript, and add it."""
         return self._client.run(self.session.sample(sampling, **options))
 
-    def sample_stream(self, sampling: Sampling, **options: Unpack[TurnOptions]) -> Generator[Delta]:
+    def sample_stream(
+        self, sampling: SamplingLike, **options: Unpack[TurnOptions]
+    ) -> Generator[Delta]:
         """Sample the next turn, streamed; it is added with the last delta."""
         yield from read_blocking(self._client, self.session.sample_stream(sampling, **options))
 
-    def replace(self, turn: int, sampling: Sampling, **options: Unpack[TurnOptions]) -> Rollout:
+    def replace(self, turn: int, sampling: SamplingLike, **options: Unpack[TurnOptions]) -> Rollout:
         """Sample a turn anew; it and all after it are forgotten."""
         return self._client.run(self.session.replace(turn, sampling, **options))
 

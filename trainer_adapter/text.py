@@ -6,17 +6,17 @@ transformers have it.
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Unpack
+from typing import Annotated, Any, Protocol, Unpack
 
-from bus.messages.generation import Sampling
-from bus.strict_calls import strict
+from bus.strict_calls import Described, strict
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import Int32s, Rollout
-from trainer_adapter.rollouts import GenerateOptions, ask_of
+from trainer_adapter.rollouts import GenerateOptions, SamplingLike, ask_of
 from trainer_adapter.text_pieces import TextPieces
 
 Message = Mapping[str, str]
 """`role` and `content`."""
+_CLIENT = "a RolloutClient, of connect(): there is no blocking TextClient"
 
 
 class Tokenizer(Protocol):
@@ -50,26 +50,31 @@ class TextRollout:
 class TextClient:
     """Generates from text and from conversations through a RolloutClient."""
 
-    def __init__(self, client: RolloutClient, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, client: Annotated[RolloutClient, Described(_CLIENT)], tokenizer: Tokenizer
+    ) -> None:
         self._client = client
         self._tokenizer = tokenizer
 
     async def generate(
-        self, text: str, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self, text: str, sampling: SamplingLike, **options: Unpack[GenerateOptions]
     ) -> TextRollout:
         """Continue `text`; raises as `RolloutClient.generate`."""
         prompt = self._tokenizer.encode(text, add_special_tokens=True)
         return self._said(await self._client.generate(prompt, sampling, **options))
 
     async def chat(
-        self, messages: Sequence[Message], sampling: Sampling, **options: Unpack[GenerateOptions]
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingLike,
+        **options: Unpack[GenerateOptions],
     ) -> TextRollout:
         """Answer a conversation; raises as `RolloutClient.generate`."""
         prompt = self.chat_prompt(messages)
         return self._said(await self._client.generate(prompt, sampling, **options))
 
     async def stream(
-        self, text: str, sampling: Sampling, **options: Unpack[GenerateOptions]
+        self, text: str, sampling: SamplingLike, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[str]:
         """Stream the continuation of `text` in pieces that join to the whole.
 

@@ -3,7 +3,7 @@
 Spec: docs/protocol.md, "Generation".
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -30,6 +30,7 @@ from bus.messages.limits import (
     Text,
     VersionRuns,
 )
+from bus.near_names import nearest
 
 FinishReason = Literal["stop", "length", "abort"]
 DetachedState = Literal["waiting", "running", "ended"]
@@ -45,7 +46,22 @@ Numbers = Annotated[list[int | float], msgspec.Meta(max_length=MAX_PARAM_ITEMS)]
 Params = Annotated[dict[Short, bool | int | float | Numbers], msgspec.Meta(max_length=MAX_PARAMS)]
 
 
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _Told(msgspec.StructMeta):
+    """Of what callers make themselves: a field that does not exist is told the nearest one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805 - of a class
+        for name in kwargs:
+            if name not in cls.__struct_fields__:
+                meant = nearest(name, cls.__struct_fields__)
+                fields = ", ".join(cls.__struct_fields__)
+                hint = f"did you mean {meant}=?" if meant else f"there are {fields}"
+                raise TypeError(f"{cls.__name__} has no field {name!r}; {hint}")
+        return super().__call__(*args, **kwargs)
+
+
+class Sampling(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, metaclass=_Told
+):
     """How tokens are drawn. Limits are checked by `bus.validation`."""
 
     max_new_tokens: int = 128
@@ -71,7 +87,9 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """Token id -> what is added to its logit."""
 
 
-class Want(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Want(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, metaclass=_Told
+):
     """What to tell besides tokens and logprobs; it comes in `Generated.arrays`."""
 
     top_logprobs: int = 0
@@ -91,7 +109,7 @@ class Want(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """How much of its input the engine found in its prefix cache."""
 
 
-class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_Told):
     """What the output must match."""
 
     kind: GrammarKind
@@ -99,14 +117,16 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At most 64 KiB of UTF-8."""
 
 
-class Processor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Processor(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, metaclass=_Told
+):
     """Changes logits before sampling: a name that the engine's operator has registered."""
 
     name: Short
     params: Params = {}
 
 
-class Media(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Media(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_Told):
     """What placeholder tokens in the prompt stand for."""
 
     kind: MediaKind

@@ -1,6 +1,7 @@
 """The client's shells over real sockets, against a router and a worker played by the test."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,9 +14,9 @@ import xxhash
 
 from bus.codec import pack, topic_of, unpack
 from bus.entry import Entry
-from bus.errors import ActorStopped, PeerLost, Refused
+from bus.errors import ActorStopped, LocalProtocolError, PeerLost, Refused
 from bus.ids import Attempt, Peer
-from bus.messages.control import FleetOutcome, FleetStatus, WorkerOutcome
+from bus.messages.control import FleetOutcome, FleetStatus, Status, WorkerOutcome
 from bus.messages.delivery import Accepted
 from bus.messages.endings import Done
 from bus.messages.generation import Abort, Aborted, Generate, Generated, Sampling
@@ -292,6 +293,67 @@ async def test_leaving_the_client_ends_its_callers_and_says_goodbye(fleet: Prete
             await client.generate([5], Sampling())
 
 
+async def test_a_session_samples_between_its_opening_and_its_closing(client: RolloutClient) -> None:
+    session = client.session("conversation")
+    session.append([5])
+    with pytest.raises(Refused, match="not open yet"):
+        await session.sample(Sampling(max_new_tokens=2))
+    async with session:
+        await session.sample(Sampling(max_new_tokens=2))
+    for late in (
+        lambda: session.sample(Sampling()),
+        lambda: session.generate([5], Sampling()),
+        lambda: anext(session.sample_stream(Sampling())),
+        session.renew,
+    ):
+        with pytest.raises(Refused, match="is closed: branch from it") as caught:
+            await late()
+        assert caught.value.field == "session"
+    async with session.branch("another") as other:
+        assert other.transcript.tokens.tolist() == [5, 5, 6]
+
+
+async def test_a_client_opens_and_closes_without_a_block(fleet: PretendFleet) -> None:
+    client = await connect(fleet.address).open()
+    with pytest.raises(LocalProtocolError, match="open already"):
+        await client.open()
+    assert (await client.generate([5], Sampling(max_new_tokens=1))).tokens.tolist() == [5]
+    session = await client.session("conversation").open()
+    session.close()
+    await client.close()
+    await client.close()
+    async with asyncio.timeout(DEADLINE_S):
+        await fleet.goodbye.wait()
+    with pytest.raises(ActorStopped, match="the client is closed"):
+        await client.status()
+    with pytest.raises(LocalProtocolError, match="connect another one"):
+        await client.open()
+
+
+async def test_a_forked_child_is_told_whose_client_it_has(fleet: PretendFleet) -> None:
+    plain = await asyncio.to_thread(connect_sync(fleet.address).open)
+    async with connect(fleet.address) as client:
+        theirs, ours = os.pipe()
+        child = os.fork()
+        if child == 0:
+            for call in (plain.status, lambda: client.ref().tell(Status(), deadline_s=1.0)):
+                try:
+                    call()
+                except ActorStopped as error:
+                    os.write(ours, f"{error}\n".encode())
+            plain.close()
+            client.connection.close()
+            os._exit(0)
+        os.close(ours)
+        with open(theirs, encoding="utf-8") as told:  # noqa: ASYNC230, PTH123 - a pipe
+            lines = await asyncio.to_thread(told.readlines)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        assert [f"belongs to process {os.getpid()}" in line for line in lines] == [True, True]
+        assert (await client.status()).router_epoch == 1
+        await asyncio.to_thread(plain.status)
+    await asyncio.to_thread(plain.close)
+
+
 async def test_without_a_router_connecting_fails_in_time(tmp_path: Path) -> None:
     settings = ClientSettings(name="c", router=f"ipc://{tmp_path}/none", connect_timeout_s=0.3)
     with pytest.raises(PeerLost, match="no router answered"):
@@ -356,8 +418,18 @@ def test_a_plain_script_uses_the_same_names(tmp_path: Path) -> None:
             with client.session("conversation") as session:
                 rollout = session.generate([5], Sampling(max_new_tokens=3))
                 assert (rollout.tokens.tolist(), session.session.worker) == ([5, 6, 7], "w0")
-        with pytest.raises(ActorStopped):
+        with pytest.raises(ActorStopped, match="the client is closed"):
             client.generate([5], Sampling())
+        again = connect_sync(address[0]).open()
+        with pytest.raises(LocalProtocolError, match="open already"):
+            again.open()
+        place = again.session("conversation").open()
+        assert place.generate([5], {"max_new_tokens": 1}).tokens.tolist() == [5]
+        place.close()
+        with pytest.raises(Refused, match="is closed"):
+            place.sample(Sampling())
+        again.close()
+        again.close()
     finally:
         stop[0]()
         thread.join()

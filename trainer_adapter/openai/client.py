@@ -5,13 +5,13 @@ import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import msgspec
 
 from bus.errors import EngineFailed, Refused, SettingsError
 from bus.messages.generation import Sampling, Want
-from bus.strict_calls import strict
+from bus.strict_calls import Described, strict
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.openai.answer_reader import AnswerReader
 from trainer_adapter.openai.answers import Answers, ChatAnswers, CompletionAnswers, token_texts
@@ -29,6 +29,7 @@ Payload = Mapping[str, Any]
 """A request's body, or `{"json": body, "headers": …}`; headers are left alone."""
 
 DEFAULT_MAX_TOKENS = 1024
+_CLIENT = "a RolloutClient, of connect(); SyncOpenAIClient takes one of connect_sync()"
 UNREAD = "none"
 """The format of tool calls that are left in the content."""
 
@@ -61,7 +62,7 @@ class OpenAIClient:
 
     def __init__(
         self,
-        client: RolloutClient,
+        client: Annotated[RolloutClient, Described(_CLIENT)],
         tokenizer: ChatTokenizer,
         *,
         tool_format: str | ResponseTemplate = "",

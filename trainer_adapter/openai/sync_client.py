@@ -1,9 +1,9 @@
 """OpenAI's bodies and responses for plain scripts; blocking."""
 
 from collections.abc import Generator
-from typing import Unpack
+from typing import Annotated, Unpack
 
-from bus.strict_calls import strict
+from bus.strict_calls import Described, strict
 from trainer_adapter.openai.bodies import Json
 from trainer_adapter.openai.client import DEFAULT_MAX_TOKENS, OpenAIClient, Payload
 from trainer_adapter.openai.prompts import ChatTokenizer
@@ -12,6 +12,8 @@ from trainer_adapter.rollouts import GenerateOptions, ask_of
 from trainer_adapter.sync_client import SyncRolloutClient
 from trainer_adapter.sync_session import read_blocking
 
+_CLIENT = "a SyncRolloutClient, of connect_sync(); OpenAIClient takes one of connect()"
+
 
 @strict(options=ask_of)
 class SyncOpenAIClient:
@@ -19,7 +21,7 @@ class SyncOpenAIClient:
 
     def __init__(
         self,
-        client: SyncRolloutClient,
+        client: Annotated[SyncRolloutClient, Described(_CLIENT)],
         tokenizer: ChatTokenizer,
         *,
         tool_format: str | ResponseTemplate = "",

@@ -1,0 +1,38 @@
+"""Which name was meant: for calls and values that are given one which does not exist."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+MIN_LIKENESS = 0.7
+"""Of a name that is taken for a misspelt one, as difflib counts."""
+MEANT: Mapping[str, str] = {
+    "adapter": "lora",
+    "inflight": "in_flight",
+    "input_ids": "prompt",
+    "lora_name": "lora",
+    "lora_path": "lora",
+    "max_completion_tokens": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "model": "policy",
+    "nccl": "collective",
+    "on_lost": "on_loss",
+    "prompt_ids": "prompt",
+    "prompt_token_ids": "prompt",
+    "sampling_params": "sampling",
+    "session_id": "session",
+    "softmax": "apply_softmax",
+    "stop_strings": "stop",
+    "timeout": "deadline_s",
+    "timeout_s": "deadline_s",
+    "weight_version": "versions",
+}
+"""What callers of other libraries say -> what it is called here, where that is no near miss."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name that was meant; empty if none is near."""
+    known = list(names)
+    if MEANT.get(name) in known:
+        return MEANT[name]
+    return next(iter(difflib.get_close_matches(name, known, 1, MIN_LIKENESS)), "")

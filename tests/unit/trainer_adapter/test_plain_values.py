@@ -1,0 +1,138 @@
+"""What a newcomer writes is accepted, or told in a sentence: never a traceback from the inside."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from bus.errors import ActorStopped, BusError, Refused, SettingsError
+from bus.messages.generation import Generate, Sampling, Want
+from rolloutbus import (
+    OpenAIClient,
+    RolloutClient,
+    SyncOpenAIClient,
+    SyncRolloutClient,
+    SyncWeightPublisher,
+    TextClient,
+    WeightPublisher,
+    connect,
+    connect_sync,
+)
+from trainer_adapter.publisher import source_of
+from trainer_adapter.rollouts import ask_of, group_asks
+
+ADDRESS = "tcp://127.0.0.1:1"
+"""Never connected to."""
+
+
+def client() -> RolloutClient:
+    return connect(ADDRESS)
+
+
+def sync_client() -> SyncRolloutClient:
+    return connect_sync(ADDRESS)
+
+
+def wrong(value: object) -> Any:  # noqa: ANN401 - so that a type checker lets it through
+    return value
+
+
+def sampling_in(given: object) -> Sampling:
+    body = ask_of([1], wrong(given)).body
+    assert isinstance(body, Generate)
+    return body.sampling
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "told"),
+    [
+        (lambda: client().generate([1], Sampling(), deadline_s=wrong(None)), Refused, "a number"),
+        (lambda: client().generate([1], Sampling(), versions=wrong(7)), Refused, "exact:V"),
+        (lambda: client().generate(wrong("hello"), Sampling()), Refused, "TextClient"),
+        (lambda: client().generate(wrong({"input_ids": [1]}), Sampling()), Refused, "input_ids"),
+        (lambda: client().generate([1], {"max_tokens": 3}), Refused, "max_new_tokens"),
+        (lambda: client().generate([1], wrong(None)), Refused, "a Sampling or a dict"),
+        (
+            lambda: client().generate_batch([[1]], Sampling(), session=wrong(["a"])),
+            Refused,
+            "once for each prompt",
+        ),
+        (lambda: client().sleep(wrong(None)), Refused, "weights, kv_cache or cuda_graph"),
+        (lambda: client().sleep(wrong("weights")), Refused, "a list of weights"),
+        (lambda: sync_client().generate([1], {}, deadline_s=wrong("3")), Refused, "a number"),
+        (
+            lambda: WeightPublisher(client()).start({}, transport=wrong("nccl")),
+            Refused,
+            "nccl is said as 'collective'",
+        ),
+        (lambda: WeightPublisher(wrong(sync_client())), SettingsError, "SyncWeightPublisher"),
+        (lambda: SyncWeightPublisher(wrong(client())), SettingsError, "WeightPublisher takes"),
+        (lambda: WeightPublisher(client(), check=wrong("of")), SettingsError, "finite or off"),
+        (lambda: WeightPublisher(client(), dtype=wrong("bfloat16")), SettingsError, "a dtype"),
+        (lambda: OpenAIClient(wrong(sync_client()), wrong(None)), SettingsError, "SyncOpenAI"),
+        (lambda: SyncOpenAIClient(wrong(client()), wrong(None)), SettingsError, "OpenAIClient t"),
+        (lambda: TextClient(wrong(sync_client()), wrong(None)), SettingsError, "a RolloutClient"),
+        (lambda: source_of(wrong("/path")), SettingsError, "load it first"),
+        (lambda: source_of(wrong(Path("/path"))), SettingsError, "load it first"),
+        (lambda: source_of(wrong(None)), SettingsError, "a state dict"),
+        (lambda: source_of(wrong({"model": {}})), SettingsError, "'model' is no tensor"),
+        (lambda: source_of(wrong([torch.zeros(1)])), SettingsError, "(name, tensor) belongs"),
+    ],
+)
+async def test_a_plain_mistake_is_told_in_a_sentence(
+    call: Callable[[], Any], kind: type[BusError], told: str
+) -> None:
+    async def called() -> None:
+        await call()
+
+    with pytest.raises(kind) as caught:
+        await called()
+    assert told in str(caught.value)
+
+
+def test_a_dict_is_as_good_as_a_sampling() -> None:
+    given = {"max_new_tokens": 3, "temperature": 0.5}
+    assert sampling_in(given) == Sampling(max_new_tokens=3, temperature=0.5)
+    asks = group_asks([[1]], {**given, "seed": 7}, 2)
+    assert [cast("Generate", each.body).sampling.seed for each in asks] == [7, 8]
+
+
+def test_a_top_k_of_minus_one_is_off_and_no_other_negative_one() -> None:
+    assert sampling_in(Sampling(top_k=-1)) == Sampling()
+    assert sampling_in({"top_k": -1}) == Sampling()
+    assert sampling_in(Sampling(top_k=-2)).top_k == -2  # which a worker refuses
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "told"),
+    [
+        (Sampling, "max_tokens", "did you mean max_new_tokens=?"),
+        (Sampling, "temprature", "did you mean temperature=?"),
+        (Sampling, "best_of", "there are max_new_tokens,"),
+        (Want, "top_logprob", "did you mean top_logprobs=?"),
+    ],
+)
+def test_a_field_that_does_not_exist_is_told_the_nearest(kind: type, field: str, told: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        kind(**{field: 1})
+    assert told in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    ask = ask_of(
+        np.array([1, 2]), Sampling(), deadline_s=float(np.float32(3)), priority=wrong(np.int64(4))
+    )
+    assert ask.place is not None
+    assert ask.place.priority == 4
+
+
+async def test_a_client_that_was_not_opened_says_how() -> None:
+    with pytest.raises(ActorStopped, match="not open; use `async with`"):
+        await client().status()
+    with pytest.raises(ActorStopped, match="not open; use `with`"):
+        sync_client().status()
+    sync_client().close()  # as often as one likes
+    await client().close()
