@@ -29,8 +29,11 @@ class LeaseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recovery_s: float = 3.5
     """A restarted router parks re-sent requests for this long."""
     resend_first_s: float = 1.0
+    """Until a command or an ending that nobody has confirmed is sent again."""
     resend_factor: float = 1.5
+    """By which that wait grows each time."""
     resend_max_s: float = 5.0
+    """The longest such wait."""
     reconnect_first_s: float = 0.1
     reconnect_max_s: float = 1.0
     """Also how late a peer may notice that its router is back."""
@@ -46,3 +49,9 @@ class LeaseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SettingsError("recovery_s must be at least lease_s + beat_s")
         if not self.beat_s < self.silence_s < self.holder_s:
             raise SettingsError("silence_s must lie between beat_s and holder_s")
+
+    def resend_after(self, n_sent: int) -> float:
+        """How long to wait for an answer to what was sent so many times, in seconds."""
+        # Beyond 32 times it is the longest wait, and larger powers would overflow.
+        grown = self.resend_first_s * self.resend_factor ** min(n_sent - 1, 32)
+        return min(grown, self.resend_max_s)

@@ -1,4 +1,7 @@
-"""Lists the limit of every field on the wire, from its type, in docs/protocol.md: `make docs`."""
+"""Writes the numbers of docs/protocol.md, from where the code has them: `make docs`.
+
+That is the limit of every field on the wire, from its type, and the table of times, from settings.
+"""
 
 import re
 import sys
@@ -9,14 +12,35 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from bus import bulk as bulk_ports
 from bus.entry import Entry, Placement
 from bus.messages import KINDS, RESULTS
 from bus.messages.control import FleetOutcome
+from bus.outbox import MAX_AGE_S
+from bus.over import OVER_S
+from bus.settings import LeaseSettings
+from bus.zmq_sockets import GONE_MS
+from engine_worker import actor as worker_actor
+from engine_worker import host as engine_host
+from engine_worker.prefix_news import PACE_S
+from engine_worker.settings import HostSettings, StreamSettings
+from engine_worker.weights.relay_core import PARK_S
+from router import actor as router_actor
+from router.detached import UNHEARD_S
+from router.sessions import PATIENCE_S
+from router.settings import RouterSettings
+from trainer_adapter.request_book import MUTE_S
+from trainer_adapter.settings import TICK_S as CLIENT_TICK_S
+from trainer_adapter.settings import ClientSettings
+from trainer_adapter.store import actor as store_actor
 
 NATURAL = "0 to uint64"
 PAGE = Path(__file__).with_name("protocol.md")
 BEGIN = "<!-- fields by limit: made by `make docs` -->\n"
 END = "<!-- end of fields by limit -->\n"
+BEGIN_TIMES = "<!-- timing: made by `make docs` -->\n"
+END_TIMES = "<!-- end of timing -->\n"
+HOUR_S = 3600.0
 
 CHECKED_BY_VALUE = {
     "Placement.cost",
@@ -48,11 +72,82 @@ ATTEMPT = re.compile(r"(\.attempt\[\]|\.attempts\[\]\[\]|\.(items|running|outbox
 """The same holds for the two numbers of an attempt."""
 
 
-def page_with(rows: str, page: str) -> str:
+def page_with(rows: str, page: str, begin: str = BEGIN, end: str = END) -> str:
     """The page with the list between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{rows}{END}{after}"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}{rows}{end}{after}"
+
+
+def times() -> str:
+    """The table of times, as settings and constants have them."""
+    lease, host, stream = LeaseSettings(), HostSettings(), StreamSettings()
+    resend = (
+        f"{seconds(lease.resend_first_s)}, growing by {lease.resend_factor:g}, "
+        f"at most {seconds(lease.resend_max_s)}"
+    )
+    backoff = (
+        "random from 0 to a bound that doubles from "
+        f"{seconds(lease.reconnect_first_s)} to {seconds(lease.reconnect_max_s)}"
+    )
+    wedged = (
+        f"{seconds(host.wedged_s)}; {seconds(host.phase_s)} while weights or memory move; "
+        f"{seconds(host.start_timeout_s)} at the start"
+    )
+    bulk = (
+        f"{seconds(bulk_ports.ANSWER_S)}; that makes it leave a worker for another source "
+        f"{seconds(bulk_ports.SILENT_S)}"
+    )
+    table = {
+        "beat": seconds(lease.beat_s),
+        "lease, at the holder from sending": seconds(lease.holder_s),
+        "lease, at the router from receipt": seconds(lease.lease_s),
+        "silence that makes a peer reconnect": seconds(lease.silence_s),
+        "wait before reconnecting": backoff,
+        "re-sending of commands, and of endings": resend,
+        "re-sending of an unaccepted command by the router": resend,
+        "re-sending of an abort by a client": seconds(lease.resend_first_s),
+        "silence about a running request, after which its client sends it again": seconds(MUTE_S),
+        "tick of the router (`queued`, expiry), of a worker, of a client": ", ".join(
+            seconds(each) for each in (router_actor.TICK_S, worker_actor.TICK_S, CLIENT_TICK_S)
+        ),
+        "tick of a weight store": seconds(store_actor.TICK_S),
+        "a tick so late means that the process was stopped": seconds(lease.late_tick_s),
+        "recovery of a restarted router": seconds(lease.recovery_s),
+        "a silent client is gone": seconds(default_of(RouterSettings, "client_grace_s")),
+        "a session's turn waits for its worker": seconds(PATIENCE_S),
+        "memory of ended and aborted executions": seconds(lease.tombstone_s),
+        "unacknowledged endings": seconds(MAX_AGE_S),
+        "what ended at the router of detached requests": seconds(UNHEARD_S),
+        "detached requests that are acknowledged": seconds(OVER_S),
+        "idle beat of a stream": seconds(stream.idle_s),
+        "deltas of a request that is not streamed": (
+            f"each {stream.coarse_tokens} tokens or {seconds(stream.coarse_s)}"
+        ),
+        "beat of an engine host": seconds(engine_host.BEAT_S),
+        "between two `prefixes` of a worker, at least": seconds(PACE_S),
+        "silence of an engine host that keeps new requests away": seconds(host.silent_s),
+        "silence or standstill of an engine host that ends it": wedged,
+        "silence of a host, or no room for what it is sent, after which the system ends a TCP "
+        "connection": seconds(GONE_MS / 1000),
+        "overtime of a client beyond a deadline": seconds(default_of(ClientSettings, "overtime_s")),
+        "silence of a bulk socket that makes a puller ask anew": bulk,
+        "wait of a question for bytes that have not arrived at a worker yet": seconds(PARK_S),
+    }
+    rows = [f"| {what} | {value} |" for what, value in table.items()]
+    return "\n".join(["| what | value |", "|---|---|", *rows, ""])
+
+
+def default_of(struct: type[msgspec.Struct], name: str) -> float:
+    """Of one setting, in seconds."""
+    return next(each.default for each in msgspec.structs.fields(struct) if each.name == name)
+
+
+def seconds(value: float) -> str:
+    """As people write it."""
+    if value >= HOUR_S and value % HOUR_S == 0:
+        return f"{value / HOUR_S:g} h"
+    return f"{value:g} s"
 
 
 def rows() -> str:
@@ -147,7 +242,7 @@ def _own_limit(name: str, info: Any) -> str:  # noqa: ANN401 - each kind of type
 
 if __name__ == "__main__":
     text = PAGE.read_text()
-    listed = page_with(rows(), text)
+    listed = page_with(rows(), page_with(times(), text, BEGIN_TIMES, END_TIMES))
     if sys.argv[1:] == ["--check"]:
-        sys.exit(0 if text == listed else "docs/protocol.md lists other limits: run `make docs`")
+        sys.exit(0 if text == listed else "docs/protocol.md has other numbers: run `make docs`")
     PAGE.write_text(listed)

@@ -166,8 +166,8 @@ class Dispatcher:
         for request in [r for r in sent.values() if r.resend_at <= now]:
             member = self._context.members.named(request.worker)
             if member is not None:
-                request.resend_at = now + self._table.resend_first_s * 1.5 ** min(request.n_sent, 4)
                 request.n_sent += 1
+                request.resend_at = now + self._context.settings.leases.resend_after(request.n_sent)
                 self._send(request, member, now)
 
     def recovered(self, now: float) -> None:

@@ -174,9 +174,8 @@ class Fleet:
                 self._blame(part, member, now)
                 self._settle(part, member, None, now)
             elif not part.is_accepted and part.resend_at <= now:
-                first_s = self._context.settings.leases.resend_first_s
-                part.resend_at = now + first_s * 1.5 ** min(part.n_sent, 4)
                 part.n_sent += 1
+                part.resend_at = now + self._context.settings.leases.resend_after(part.n_sent)
                 self._context.out.send(member.peer, part.entry)
         while self._done and next(iter(self._done.values()))[0] <= now:
             del self._done[next(iter(self._done))]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from bus.codec import MAX_BATCH_BYTES
 from bus.messages.limits import (
     CHUNK_BYTES,
@@ -13,9 +15,11 @@ from bus.messages.limits import (
     MAX_RID_CHARS,
 )
 from bus.security.zmq_turnstile import MAX_ASKED
+from bus.settings import LeaseSettings
 from bus.validation import MAX_NAME_BYTES, MAX_RID_BYTES
 from router.offences import OFFENCES, SHUNNED_S, WINDOW_S
 from tests.architecture.source_tree import ROOT
+from trainer_adapter.request_book import MUTE_S
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -46,6 +50,37 @@ def test_the_protocol_states_the_limits_of_frames_and_names() -> None:
         f"silent for\n{SHUNNED_S:.0f} s",
     ):
         assert row in page
+
+
+def test_what_the_protocol_says_of_times_is_what_its_table_says() -> None:
+    page = " ".join((ROOT / "docs/protocol.md").read_text(encoding="utf-8").split())
+    lease = LeaseSettings()
+    resend = (
+        f"after {lease.resend_first_s:g} s, then after waits that grow by "
+        f"{lease.resend_factor:g} up to {lease.resend_max_s:g} s"
+    )
+    for sentence in (
+        f"A member beats every {lease.beat_s:g} s with a growing `seq`",
+        f"The member's lease runs for {lease.holder_s:g} s **from",
+        f"view of it runs for {lease.lease_s:g} s from receipt",
+        f"no answer to its beats for {lease.silence_s:g} s, or whose link",
+        f"doubles from {lease.reconnect_first_s:g} s to {lease.reconnect_max_s:g} s. 6.",
+        f"itself stopped for more than {lease.late_tick_s:g} s",
+        f"nothing was heard for {MUTE_S:g} s is sent again",
+        f"A client repeats the abort each {lease.resend_first_s:g} s",
+        f"For {lease.recovery_s:g} s the router is *recovering*",
+    ):
+        assert sentence in page, sentence
+    assert page.count(resend) == 3, "client, router and worker send again alike"
+
+
+@pytest.mark.parametrize("n_sent", [1, 2, 3, 5, 100, 1_000_000])
+def test_the_router_sends_again_as_the_protocol_says(n_sent: int) -> None:
+    lease = LeaseSettings()
+    waits = [lease.resend_first_s]
+    while len(waits) < min(n_sent, 50):
+        waits.append(min(waits[-1] * lease.resend_factor, lease.resend_max_s))
+    assert lease.resend_after(n_sent) == pytest.approx(waits[-1])
 
 
 def test_a_share_of_the_longest_rid_fits() -> None:
