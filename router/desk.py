@@ -120,13 +120,17 @@ class Desk:
 
     def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Pass a command to one member or to all workers."""
-        problem = check_rid(entry.rid, client=client.name) or check_deadline(entry)
-        if problem is not None:  # first of all: the answers that are kept are their owners'
-            self._context.refuse(client.name, entry.rid, problem)
+        stranger = check_rid(entry.rid, client=client.name)
+        if stranger is not None:  # first of all: the answers that are kept are their owners'
+            self._context.refuse(client.name, entry.rid, stranger)
             return
         if entry.rid in self._awaiting or self._fleet.is_known(client.name, entry.rid):
             return
         unpack(entry)  # a body that breaks its type is refused here, once, naming the field
+        problem = check_deadline(entry)
+        if problem is not None:
+            self._context.refuse(client.name, entry.rid, problem)
+            return
         targets = self._targets(entry.route)
         if targets is None and self._waits_for_store(entry):
             deadline_at = now + entry.deadline_ms / 1000
