@@ -49,13 +49,13 @@ def rng(seed: int) -> random.Random:
 
 
 @pytest.fixture
-def full_disk() -> Callable[[], AbstractContextManager[None]]:
-    """A context in which this process can add nothing to any file, as on a disk that is full."""
+def full_disk() -> Callable[..., AbstractContextManager[None]]:
+    """A context in which no file of this process may grow beyond so many bytes: a full disk."""
 
     @contextmanager
-    def fill() -> Generator[None]:
+    def fill(size_bytes: int = 1) -> Generator[None]:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -87,6 +88,12 @@ class StoreHarness:
         assert self._process is not None
         self._process.terminate()
         return await self._process.wait()
+
+    def limit_files(self, size_bytes: int) -> None:
+        """No file of the store may grow beyond: a disk that is full, or has room again."""
+        assert self._process is not None
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (size_bytes, hard))
 
     async def kill(self) -> None:
         assert self._process is not None

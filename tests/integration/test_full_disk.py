@@ -1,18 +1,25 @@
-"""A disk that is full ends a recording, and a router's journal; the bus goes on."""
+"""A full disk ends a recording; fleets go on, without a journal and without new weights."""
 
 import asyncio
+import resource
 import shlex
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+import torch
 
 import rolloutbus
+from bus.errors import EngineFailed, Refused
 from launcher.plan import environment
 from launcher.settings import UpOptions
 from replay.journal.reader import Journal
 from rolloutbus import RolloutClient
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.store_harness import store_harness
+from trainer_adapter.publisher import WeightPublisher
 from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -85,3 +92,30 @@ async def test_a_router_whose_journal_has_no_room_says_so_and_goes_on(tmp_path: 
         "the router goes on without it, and tries again every 10 s\n"
     )
     assert process.returncode == 0
+
+
+SMALL = {"a": torch.arange(64.0)}
+MANY = {f"layer.{number}.weight": torch.ones(1) for number in range(4_000)}
+"""Their names and digests take more room than a ledger has to spare."""
+
+
+async def test_a_store_on_a_full_disk_refuses_to_publish_and_lives_until_there_is_room(
+    tmp_path: Path, full_disk: Callable[..., AbstractContextManager[None]]
+) -> None:
+    async with store_harness(tmp_path) as harness, asyncio.timeout(2 * DEADLINE_S):
+        publisher = WeightPublisher(harness)
+        assert (await publisher.publish(SMALL)).version == 1
+        size_bytes = (tmp_path / "store/versions.ledger").stat().st_size
+        harness.limit_files(size_bytes)
+        with pytest.raises((Refused, EngineFailed), match=r"File too large; make room"):
+            await publisher.publish(MANY)
+        await harness.kill()
+        with full_disk(size_bytes):
+            await harness.start()
+        assert harness.hello is not None
+        assert harness.hello.store is not None
+        assert harness.hello.store.committed == {"default": 1}
+        with pytest.raises((Refused, EngineFailed), match=r"File too large; make room"):
+            await publisher.publish(MANY)
+        harness.limit_files(resource.RLIM_INFINITY)
+        assert (await publisher.publish(MANY)).version == 2

@@ -25,10 +25,6 @@ from bus.messages.weights import (
     PullDelta,
     PullManifest,
     PushChunk,
-    RecordCommit,
-    ReserveVersion,
-    RestoreVersion,
-    SealVersion,
 )
 from bus.ports import LAST_WORDS_MS
 from bus.security.principals import BULK_KINDS_OF, Principal
@@ -37,7 +33,7 @@ from bus.security.zmq_guard import Doorway, guard_of
 from bus.settings import LeaseSettings
 from bus.zmq_ports import DealerPort, RouterPort
 from trainer_adapter.store.askers import Asker, BulkAsker, MemberAsker
-from trainer_adapter.store.core import StoreCore
+from trainer_adapter.store.core import MemberCommand, StoreCore
 from trainer_adapter.store.effect_runner import EffectRunner
 from trainer_adapter.store.settings import StoreSettings
 from trainer_adapter.store.shelf import Shelf
@@ -190,8 +186,8 @@ class StoreActor:
             problem = Problem(code="bad_request", message=str(error), outcome="not_started")
             self._end("refused", key, problem)
             return
-        if isinstance(command, ReserveVersion | SealVersion | RestoreVersion | RecordCommit):
-            self._effects.run(self._core.handle(MemberAsker(key), command, self._clock.now()))
+        if isinstance(command, MemberCommand):
+            self._effects.handle(MemberAsker(key), command)
         elif entry.kind == "shutdown":
             self._end("finished", key, Done())
             self.stop()

@@ -1,6 +1,7 @@
 """Carries the store core's effects out: what waits for a disk or for hashing, in threads."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,9 +14,10 @@ from bus.clock import Clock
 from bus.manifest import Bytes, first_mismatch
 from bus.messages.endings import Done
 from bus.messages.weights import Chunk
-from bus.process import complain
+from bus.process import complain, warn
+from trainer_adapter.store import problems
 from trainer_adapter.store.askers import Asker
-from trainer_adapter.store.core import StoreCore
+from trainer_adapter.store.core import MemberCommand, StoreCore
 from trainer_adapter.store.effects import (
     Allocate,
     Answer,
@@ -32,6 +34,7 @@ from trainer_adapter.store.effects import (
     WriteChunk,
     WriteFiles,
 )
+from trainer_adapter.store.records import Record, Retired
 from trainer_adapter.store.segments import StoreFull
 from trainer_adapter.store.shelf import Shelf
 from trainer_adapter.store.versions import DeltaKey
@@ -88,6 +91,38 @@ class EffectRunner:
     def collect(self) -> None:
         """Look after segments that readers have let go."""
         self._tasks.create_task(self._on_disk(self._shelf.pool.collect))
+        if self._shelf.trouble:
+            self._tasks.create_task(self._look_for_room())
+
+    def handle(self, asker: Asker, command: MemberCommand) -> None:
+        """Have the core decide on a command, as soon as there is room to write that down.
+
+        What was decided and not written down would be forgotten by the next store.
+        """
+        self._tasks.create_task(self._handle(asker, command))
+
+    async def _handle(self, asker: Asker, command: MemberCommand) -> None:
+        try:
+            await self._on_disk(self._shelf.make_room, self._shelf.record_bytes(command))
+        except OSError:
+            self._tell(asker, "failed", problems.unwritable(self._shelf.trouble))
+            return
+        self.run(self._core.handle(asker, command, self._clock.now()))
+
+    async def _look_for_room(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._on_disk(self._shelf.make_room)
+
+    async def _persist(self, record: Record) -> None:
+        try:
+            await self._on_disk(self._shelf.ledger.append, record)
+        except OSError as error:
+            if isinstance(record, Retired):
+                warn(f"{self._shelf.ledger.path}: {error.strerror}")
+                return  # the next store finds that its bytes are gone
+            # Others must not act on it, and it may be there all the same: the next store reads.
+            complain(f"{self._shelf.ledger.path}: {error.strerror}")
+            raise
 
     def run(self, effects: Sequence[StoreEffect]) -> None:
         """Carry them out in order; returns before the slow ones are done."""
@@ -131,7 +166,7 @@ class EffectRunner:
         for effect in effects:
             match effect:
                 case Persist(record):
-                    await self._on_disk(self._shelf.ledger.append, record)
+                    await self._persist(record)
                 case Release(segment, is_reusable):
                     await self._on_disk(partial(pool.retire, segment, is_reusable=is_reusable))
                 case Allocate(key, size_bytes):
@@ -168,7 +203,7 @@ class EffectRunner:
             at = await self._among_files(files.write, ask.key, ask.tensors, content)
         except OSError as error:
             # The version lives without them: files are a second way to it.
-            complain(f"version {ask.key[1]} of policy {ask.key[0]!r} is not on disk: {error}")
+            warn(f"version {ask.key[1]} of policy {ask.key[0]!r} is not on disk: {error}")
             at = ""
         self.run(self._core.files_written(at))
 

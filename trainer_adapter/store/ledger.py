@@ -1,7 +1,8 @@
 r"""The store's durable record: checksummed lines, appended and synced before anyone acts on them.
 
 A line is `<crc32 as 8 hex digits> <JSON>\n`. A crash can only tear the last line, which then never
-happened; damage anywhere else means lost decisions, and the ledger refuses to open.
+happened; damage anywhere else means lost decisions, and the ledger refuses to open. Zeros behind
+the last line are room that was taken beforehand: a full disk shows before anything is decided.
 """
 
 import fcntl
@@ -16,6 +17,10 @@ from bus.errors import SettingsError
 from trainer_adapter.store.records import Record
 
 _CRC_DIGITS = 8
+SPARE_BYTES = 64 * 1024
+"""Of room that is kept for what must be written down whatever happens."""
+_GRAIN_BYTES = 256 * 1024
+"""Room is taken in such portions."""
 
 
 class Ledger:
@@ -38,25 +43,69 @@ class Ledger:
             os.close(self._lock_fd)
             raise
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._fd, n_good)
-        os.lseek(self._fd, 0, os.SEEK_END)
+        self._size_bytes, self._room_bytes = n_good, len(content)
+        """Of the records, and of the file."""
+        self._cut()
         _sync_dir(path.parent)
 
-    def append(self, record: Record) -> None:
-        """Write one record; returns when it would survive a power cut."""
-        _write_all(self._fd, _line(record))
-        os.fdatasync(self._fd)
+    def append(self, *records: Record) -> None:
+        """Write records; returns when they would survive a power cut.
+
+        Raises:
+            OSError: none of them is there; or nobody knows, until the ledger is read again.
+        """
+        content = b"".join(map(_line, records))
+        try:
+            _write_all(self._fd, content, self._size_bytes)
+            os.fdatasync(self._fd)
+        except OSError:
+            self._cut()
+            raise
+        self._size_bytes += len(content)
+        self._room_bytes = max(self._room_bytes, self._size_bytes)
+
+    def make_room(self, size_bytes: int) -> None:
+        """Take room for so many bytes of records, and some to spare, before they are decided on.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        missing = self._size_bytes + size_bytes + SPARE_BYTES - self._room_bytes
+        if missing > 0:
+            portion = -(-missing // _GRAIN_BYTES) * _GRAIN_BYTES
+            os.posix_fallocate(self._fd, self._room_bytes, portion)
+            self._room_bytes += portion
 
     def rewrite(self, records: Iterable[Record]) -> None:
-        """Replace the whole file by these records, all or nothing."""
+        """Replace the whole file by these records, all or nothing, with room for more.
+
+        Raises:
+            OSError: the disk is full; the old file is as it was.
+        """
+        content = b"".join(map(_line, records))
         temporary = self.path.with_suffix(".new")
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        _write_all(fd, b"".join(map(_line, records)))
-        os.fsync(fd)
-        temporary.rename(self.path)
+        try:
+            _write_all(fd, content, 0)
+            os.posix_fallocate(fd, len(content), _GRAIN_BYTES)
+            os.fsync(fd)
+            temporary.rename(self.path)
+        except OSError:
+            os.close(fd)
+            temporary.unlink(missing_ok=True)
+            raise
         _sync_dir(self.path.parent)
         os.close(self._fd)
-        self._fd = fd
+        self._fd, self._size_bytes = fd, len(content)
+        self._room_bytes = len(content) + _GRAIN_BYTES
+
+    def _cut(self) -> None:
+        """Put zeros over what was not written whole: it never happened. Its room stays taken."""
+        left_bytes = os.fstat(self._fd).st_size - self._size_bytes
+        left = os.pread(self._fd, left_bytes, self._size_bytes)
+        if left.strip(b"\0"):
+            _write_all(self._fd, bytes(len(left)), self._size_bytes)
+            os.fdatasync(self._fd)
 
     def close(self) -> None:
         """Let another store use it."""
@@ -83,6 +132,7 @@ def _read(path: Path, content: bytes) -> tuple[list[Record], int]:
     """The records, and how many bytes hold them; a torn last line is left out."""
     records: list[Record] = []
     n_good = 0
+    content = content.rstrip(b"\0")
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         record = _parse(line)
         if record is None:
@@ -105,10 +155,10 @@ def _parse(line: bytes) -> Record | None:
     return msgspec.json.decode(text, type=Record)
 
 
-def _write_all(fd: int, content: bytes) -> None:
+def _write_all(fd: int, content: bytes, offset: int) -> None:
     written = 0
     while written < len(content):
-        written += os.write(fd, content[written:])
+        written += os.pwrite(fd, content[written:], offset + written)
 
 
 def _sync_dir(path: Path) -> None:

@@ -32,6 +32,12 @@ def store_full(reason: str) -> Problem:
     return Problem(code="store_full", message=message, outcome="not_started")
 
 
+def unwritable(reason: str) -> Problem:
+    """A full disk: what cannot be written down is not decided."""
+    message = f"the store cannot write versions down: {reason}; make room on that disk"
+    return Problem(code="store_full", message=message[:2000], outcome="not_started")
+
+
 def wrong_bytes(tensor: str) -> Problem:
     """A tensor's bytes are not those that its digest was made of."""
     message = f"tensor {tensor!r} does not have the bytes that its digest was made of"

@@ -7,17 +7,24 @@ shared memory is empty, and the last committed version of each policy is read ba
 
 from pathlib import Path
 
+import msgspec
+
 from bus.errors import BusError
 from bus.host import SHM_DIR
 from bus.manifest import first_mismatch
-from bus.messages.weights import Offer
-from bus.process import complain
+from bus.messages.weights import Offer, ReserveVersion, RestoreVersion, SealVersion
+from bus.process import warn
 from bus.shm import SegmentGone
 from trainer_adapter.store.files import WeightFiles, place_of
 from trainer_adapter.store.ledger import Ledger
-from trainer_adapter.store.records import Opened, Retired
+from trainer_adapter.store.records import Opened, Record, Retired
 from trainer_adapter.store.segments import SegmentPool, StoreFull, sweep
-from trainer_adapter.store.versions import StoredVersion, VersionTable
+from trainer_adapter.store.versions import StoredVersion, VersionKey, VersionTable
+
+_LINE_BYTES = 4096
+"""Of all that a record has beside its tensors."""
+_DIGEST_BYTES = 32
+"""More, of each tensor, once its bytes are known."""
 
 
 class Shelf:
@@ -33,13 +40,64 @@ class Shelf:
         self.table = VersionTable()
         self.table.restore(self.ledger.records)
         self.pool = SegmentPool(shm_dir)
+        self._dropped: list[VersionKey] = []
+        """Versions of the ledger whose bytes are gone."""
         self.files = WeightFiles(Path(disk), self.pool.owner) if disk else None
         predecessors = [each.owner for each in self.ledger.records if isinstance(each, Opened)]
         if self.files is not None:
             self._tidy(self.files, predecessors)
         self._adopt_all()
-        self.ledger.rewrite([Opened(self.pool.owner), *self.table.snapshot()])
+        self.trouble = ""
+        """Why nothing can be written down; empty: it can."""
+        self._taken_over: list[Record] = [Opened(self.pool.owner), *self.table.snapshot()]
+        """What the ledger does not say yet."""
+        try:
+            self._record()
+        except OSError as error:
+            self._in_trouble(error)
         sweep(shm_dir, dead_owners=frozenset(predecessors))
+
+    def make_room(self, size_bytes: int = 0) -> None:
+        """Be sure that so many bytes of records can be written down, before they are decided on.
+
+        Raises:
+            OSError: the disk is full; `trouble` says so until this succeeds.
+        """
+        try:
+            self._record()
+            self.ledger.make_room(size_bytes)
+        except OSError as error:
+            self._in_trouble(error)
+            raise
+        if self.trouble:
+            self.trouble = ""
+            warn("there is room for the record of weight versions again: they can be published")
+
+    def record_bytes(self, command: msgspec.Struct) -> int:
+        """At least the size of what a command has written down."""
+        tensors = command.tensors if isinstance(command, ReserveVersion) else []
+        if isinstance(command, SealVersion | RestoreVersion):
+            stored = self.table.by_key.get((command.policy, command.version))
+            tensors = stored.tensors if stored is not None else []
+        return _LINE_BYTES + len(msgspec.json.encode(tensors)) + _DIGEST_BYTES * len(tensors)
+
+    def _record(self) -> None:
+        """Write down what was taken over, unless that has been done."""
+        if not self._taken_over:
+            return
+        try:
+            self.ledger.rewrite(self._taken_over)
+        except OSError:
+            # No room for another file; in this one some may be left.
+            gone = [Retired(*key) for key in self._dropped]
+            self.ledger.append(*self._taken_over, *gone)
+        self._taken_over = []
+
+    def _in_trouble(self, error: OSError) -> None:
+        reason = f"{self.ledger.path}: {error.strerror}"
+        if reason != self.trouble:
+            self.trouble = reason
+            warn(f"weight versions cannot be written down, so none is published: {reason}")
 
     def close(self) -> None:
         """Give all shared memory back: the versions are gone, their numbers stay taken."""
@@ -77,7 +135,7 @@ class Shelf:
         try:
             segment = self.pool.take(stored.size_bytes)
         except StoreFull as error:
-            complain(f"version {stored.number} stays on disk: {error}")
+            warn(f"version {stored.number} stays on disk: {error}")
             return ""
         try:
             content = self.pool.content(segment)
@@ -87,7 +145,7 @@ class Shelf:
         except (BusError, OSError) as error:
             why = str(error)
         if why:
-            complain(f"version {stored.number} of {stored.policy!r} cannot be read back: {why}")
+            warn(f"version {stored.number} of {stored.policy!r} cannot be read back: {why}")
             self.pool.retire(segment, is_reusable=False)
             return ""
         self.pool.freeze(segment)
@@ -95,6 +153,7 @@ class Shelf:
 
     def _drop(self, stored: StoredVersion) -> None:
         del self.table.by_key[stored.key]
+        self._dropped.append(stored.key)
         is_last = self.table.committed.get(stored.policy) == stored.number
         # Damaged files of the version in use are left to a person.
         if self.files is not None and not is_last:

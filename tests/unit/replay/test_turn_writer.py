@@ -217,7 +217,7 @@ async def test_a_disk_that_is_too_slow_is_told_once_and_stops_no_router(tmp_path
 
 
 async def test_a_full_disk_costs_turns_and_the_journal_goes_on_when_there_is_room(
-    tmp_path: Path, full_disk: Callable[[], AbstractContextManager[None]]
+    tmp_path: Path, full_disk: Callable[..., AbstractContextManager[None]]
 ) -> None:
     news = asyncio.Queue[str]()
 

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,33 @@ def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
         Ledger(tmp_path / "ledger")
     first.close()
     Ledger(tmp_path / "ledger").close()
+
+
+def test_an_append_that_fails_leaves_nothing_and_room_that_was_taken_is_there(
+    tmp_path: Path, full_disk: Callable[..., AbstractContextManager[None]]
+) -> None:
+    path = tmp_path / "ledger"
+    ledger = Ledger(path)
+    ledger.append(*RECORDS[:2])
+    size_bytes = path.stat().st_size
+    with full_disk(size_bytes + 10):
+        with pytest.raises(OSError, match="File too large"):
+            ledger.make_room(1000)
+        with pytest.raises(OSError, match="File too large"):
+            ledger.append(RECORDS[2])  # ten bytes of it were written
+    ledger.close()
+    ledger = Ledger(path)
+    assert ledger.records == RECORDS[:2]
+    ledger.make_room(1000)
+    with full_disk(path.stat().st_size):
+        ledger.append(RECORDS[2])
+        with pytest.raises(OSError, match="File too large"):
+            ledger.rewrite(RECORDS * 10_000)
+        ledger.append(*RECORDS[3:])
+    ledger.close()
+    ledger = Ledger(path)
+    assert ledger.records == RECORDS
+    ledger.rewrite(RECORDS[:1])
+    ledger.append(RECORDS[1])
+    ledger.close()
+    assert Ledger(path).records == RECORDS[:2]

@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -165,3 +166,33 @@ def test_what_a_crashed_store_was_writing_is_deleted(host: Host, seed: int) -> N
     host.crash()
     host.start()
     assert [each.name for each in host.disk.iterdir()] == ["p"]
+
+
+def test_a_store_that_starts_on_a_full_disk_serves_what_was_and_says_so(
+    host: Host,
+    seed: int,
+    full_disk: Callable[..., AbstractContextManager[None]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    host.publish(1, seed)
+    host.crash()
+    with full_disk():
+        shelf = host.start()
+        assert (host.held(), shelf.table.committed) == ([1], {"p": 1})
+        assert "File too large" in shelf.trouble
+        with pytest.raises(OSError, match="File too large"):
+            shelf.make_room(100)
+    assert capsys.readouterr().err.count("cannot be written down, so none is published") == 1
+
+    shelf.make_room(100)
+
+    assert shelf.trouble == ""
+    assert "there is room" in capsys.readouterr().err
+    host.publish(2, seed)
+    host.crash()
+    with full_disk(shelf.ledger.path.stat().st_size):
+        host.start()  # room for what the next store takes over was taken beforehand
+        assert (host.held(), host.shelf.trouble) == ([1, 2], "")
+        host.crash()
+    host.start()
+    assert (host.held(), host.shelf.table.committed) == ([1, 2], {"p": 2})
