@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 MAX_SHOWN_CHARS = 60
 ELSEWHERE: Mapping[str, str] = {
-    "n": "several samples of a prompt are `generate_batch(prompts, sampling, n=...)`",
-    "stream": "tokens as they come are `stream(prompt, sampling)`",
+    "n": "several samples of a prompt are `RolloutClient.generate_batch`",
+    "stream": "tokens as they come are the method `stream`",
 }
-"""Keywords that belong to another call."""
+"""Keywords of what samples that belong to another call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def unknown_keyword(
         if holder in names and (meant := name if name in fields else nearest(name, fields)):
             kind = holder.capitalize()
             return TypeError(f"{begin}; say it in {holder}={kind}({meant}=...)")
-    if name in ELSEWHERE:
+    if name in ELSEWHERE and "sampling" in names:
         return TypeError(f"{begin}: {ELSEWHERE[name]}")
     return TypeError(f"{begin}; there are {', '.join(sorted(names)) or 'none'}")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self, cast
 
 from bus.codec import unpack
 from bus.entry import Entry
-from bus.errors import RemoteProtocolError, SettingsError
+from bus.errors import LocalProtocolError, RemoteProtocolError, SettingsError
 from bus.messages.membership import Welcome
 from bus.ports import BatchHandler, DownHandler, LinkPort, SubscriptionPort, TopicBatchHandler
 from bus.security.zmq_dialer import dialer_of
@@ -81,6 +81,7 @@ class Recorder:
         self._instance = ""
         self._tick: asyncio.TimerHandle | None = None
         self._n_before = 0
+        self._has_begun = self._is_recording = False
         self._own_rids = f"{client.name}/"
         self._is_asking = False
         self._answered = self._echoed = ""
@@ -90,30 +91,45 @@ class Recorder:
         """Of whom something has come."""
 
     async def __aenter__(self) -> Self:
-        """Begin.
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> Self:
+        """Begin, for whom an `async with` is too short; `close` ends it.
 
         Raises:
             PeerLost: no router answers.
             SettingsError: the directory cannot be used.
             JournalError: the journal that is there cannot be continued.
+            LocalProtocolError: it has begun already.
         """
+        if self._has_begun:
+            raise LocalProtocolError("this recorder has begun already; make another one")
+        self._has_begun = True
         await self.journal.__aenter__()
         self._n_before = self.journal.next_seq
+        self._is_recording = True
         try:
-            await self.client.__aenter__()
+            await self.client.open()
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.close()
             raise
         self._on_tick()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
+        """Close the journal: what was heard until now is durable then. Once is enough."""
         self.client.connection.require_home()
+        if not self._is_recording:
+            return
+        self._is_recording = False
         if self._tick is not None:
             self._tick.cancel()
         if self._tap is not None:
             self._tap.close()
-        await self.client.__aexit__(None, None, None)
+        await self.client.close()
         await self.journal.__aexit__(None, None, None)
 
     @property

@@ -15,7 +15,7 @@ from bus.clock import BootClock
 from bus.codec import unpack
 from bus.endpoints import require_reachable
 from bus.entry import Entry
-from bus.errors import BusError, Refused, RemoteProtocolError, SettingsError
+from bus.errors import BusError, LocalProtocolError, Refused, RemoteProtocolError, SettingsError
 from bus.messages.generation import Repaired
 from bus.messages.membership import Members, Welcome
 from bus.ports import (
@@ -98,12 +98,21 @@ class Subscriber:
         """Connections that broke, as far as they were told."""
 
     async def __aenter__(self) -> Self:
-        """Connect.
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> Self:
+        """Connect, for whom an `async with` is too short; `close` ends it.
 
         Raises:
             PeerLost: no router answers.
             SettingsError: sessions or policies are asked for, and the router has no tap.
+            LocalProtocolError: it was opened already.
         """
+        if self._actor is not None:
+            raise LocalProtocolError("this subscriber was opened already; make another one")
         self._actor = Actor(
             one_by_one(self._ask),
             clock=BootClock(),
@@ -113,22 +122,23 @@ class Subscriber:
             on_crash=self._fail,
         )
         try:
-            await self.client.__aenter__()
+            await self.client.open()
             self._require_tap()
         except BaseException:
-            await self.__aexit__()
+            await self.close()
             raise
         self._actor.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
+        """End the iteration and leave. Once is enough."""
         self.client.connection.require_home()
         if self._actor is not None:
             self._actor.stop("closed")
         if self._tap is not None:
             self._tap.close()
             self._tap = None
-        await self.client.__aexit__()
+        await self.client.close()
         self._news.set()
 
     @property

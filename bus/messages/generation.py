@@ -3,7 +3,8 @@
 Spec: docs/protocol.md, "Generation".
 """
 
-from typing import Annotated, Any, Literal
+import functools
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -47,7 +48,7 @@ Params = Annotated[dict[Short, bool | int | float | Numbers], msgspec.Meta(max_l
 
 
 class _Told(msgspec.StructMeta):
-    """Of what callers make themselves: a field that does not exist is told the nearest one."""
+    """Of what callers make themselves: a field or a choice that does not exist is told."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805 - of a class
         for name in kwargs:
@@ -56,7 +57,20 @@ class _Told(msgspec.StructMeta):
                 fields = ", ".join(cls.__struct_fields__)
                 hint = f"did you mean {meant}=?" if meant else f"there are {fields}"
                 raise TypeError(f"{cls.__name__} has no field {name!r}; {hint}")
-        return super().__call__(*args, **kwargs)
+        made = super().__call__(*args, **kwargs)
+        for name, choices in _choices_of(cls):
+            value = getattr(made, name)
+            if value not in choices:
+                known = ", ".join(each or "''" for each in choices)
+                raise ValueError(f"{cls.__name__}: {name} is {value!r}; it must be among {known}")
+        return made
+
+
+@functools.cache
+def _choices_of(struct: type) -> list[tuple[str, tuple[str, ...]]]:
+    """The fields that take one of few texts, and those texts."""
+    fields = struct.__annotations__.items()
+    return [(name, get_args(kind)) for name, kind in fields if get_origin(kind) is Literal]
 
 
 class Sampling(

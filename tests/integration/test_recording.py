@@ -13,6 +13,7 @@ import pytest
 import rolloutbus
 from bus.codec import encode_batch, topic_of
 from bus.entry import Entry
+from bus.errors import LocalProtocolError
 from launcher.plan import environment
 from launcher.settings import UpOptions
 from replay.journal.index import named_in
@@ -168,6 +169,17 @@ async def test_a_recording_that_has_caught_up_has_each_rollout_from_the_first_to
         await recorder.caught_up(DEADLINE_S)
     rows = {row.rid: row.output_ids.tolist() for row in Trajectories(Journal(tmp_path / "j"))}
     assert rows == {each.rid: each.tokens.tolist() for each in rollouts}
+
+
+async def test_it_opens_and_closes_without_a_block(fleet: Fleet, tmp_path: Path) -> None:
+    recorder = rolloutbus.record(fleet.address, tmp_path / "journal")
+    await recorder.close()  # it has not begun
+    await recorder.open()
+    with pytest.raises(LocalProtocolError, match="begun already"):
+        await recorder.open()
+    await recorder.close()
+    await recorder.close()
+    assert recorder.progress.problem == ""
 
 
 async def test_only_what_a_filter_names_is_kept(fleet: Fleet, tmp_path: Path) -> None:

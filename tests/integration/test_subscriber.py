@@ -8,6 +8,7 @@ import pytest
 
 import rolloutbus
 from bus.entry import Entry
+from bus.errors import LocalProtocolError
 from bus.ports import SubscriptionPort, TopicBatchHandler
 from bus.security.settings import SecuritySettings
 from bus.security.zmq_dialer import dialer_of
@@ -297,6 +298,15 @@ async def test_who_is_sent_away_for_good_is_told_so(tmp_path: Path) -> None:
                 await anext(subscriber)
             with pytest.raises(PeerLost, match="not you"):
                 await forwarder.stopped()
+
+
+async def test_it_opens_and_closes_without_a_block(fleet: Fleet) -> None:
+    subscriber = await rolloutbus.subscribe(fleet.address).open()
+    with pytest.raises(LocalProtocolError, match="opened already"):
+        await subscriber.open()
+    await subscriber.close()
+    await subscriber.close()
+    assert [event async for event in subscriber if isinstance(event, Finished)] == []
 
 
 async def test_the_iterator_ends_with_its_context(fleet: Fleet) -> None:

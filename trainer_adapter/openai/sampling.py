@@ -8,7 +8,7 @@ from bus.messages.generation import Grammar, Sampling
 from bus.validation import check_sampling
 from trainer_adapter.openai.bodies import Body, ChatBody, texts_in
 from trainer_adapter.openai.refusals import by_body, refusal
-from trainer_adapter.rollouts import GenerateOptions
+from trainer_adapter.rollouts import OFF_ELSEWHERE, GenerateOptions
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def sampling_of(body: Body, default_max_tokens: int) -> Sampling:
         min_new_tokens=_or(body.min_tokens, 0),
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
-        top_k=max(_or(body.top_k, 0), 0),  # -1 is off elsewhere
+        top_k=0 if body.top_k == OFF_ELSEWHERE else _or(body.top_k, 0),
         min_p=_or(body.min_p, 0.0),
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bus.errors import ActorStopped, BusError, Refused, SettingsError
-from bus.messages.generation import Generate, Sampling, Want
+from bus.messages.generation import Generate, Grammar, Media, Sampling, Want
 from rolloutbus import (
     OpenAIClient,
     RolloutClient,
@@ -119,6 +119,21 @@ def test_a_field_that_does_not_exist_is_told_the_nearest(kind: type, field: str,
     with pytest.raises(TypeError) as caught:
         kind(**{field: 1})
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Grammar(wrong("jsonschema"), "{}"), "json_schema, regex, ebnf, structural_tag"),
+        (lambda: Media(wrong("picture"), b"x"), "image, video, audio"),
+        (lambda: Want(hidden_states=wrong("all")), "'', last, full"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_told_where_it_is_made(
+    make: Callable[[], object], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        make()
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
