@@ -22,7 +22,7 @@ from bus.errors import RemoteProtocolError
 from bus.holder import LeaseHolder
 from bus.ids import AttemptKey, Epoch
 from bus.life import following
-from bus.member_effects import Execute, Forget, MemberEffect, StopWork
+from bus.member_effects import Execute, Forget, Heed, MemberEffect, StopWork
 from bus.member_life import HOLDING, LINKED, MEMBER_LINK, UNLINKED_TRYING, LinkEvent, LinkState
 from bus.messages import COMMANDS, ENDINGS, KINDS
 from bus.messages.delivery import Accepted, Ack, Fenced
@@ -32,6 +32,7 @@ from bus.messages.membership import (
     Dismissed,
     Goodbye,
     Hello,
+    Intent,
     Lease,
     Rejected,
     StoreFacts,
@@ -90,7 +91,9 @@ class MemberCore:
         chance: Chance,
         vitals: Callable[[], Vitals] = Vitals,
         outbox_limit_bytes: int = MAX_BYTES,
+        intent: Intent | None = None,
     ) -> None:
+        """`intent`: what an earlier process was told, if there is a record of it."""
         self.identity = identity
         self.counters = MemberCounters()
         self.deliveries = Deliveries(settings, outbox_limit_bytes)
@@ -101,6 +104,10 @@ class MemberCore:
         self._backoff = Backoff(settings.reconnect_first_s, settings.reconnect_max_s, chance)
         self._facts: WorkerFacts | StoreFacts | None = None
         self._state: LinkState = "away"
+        self._intent = intent
+        """What the router wants of the fleet, as it told last."""
+        self._named_by = ""
+        """Instance of the router that told the fleet's identity; empty: none of this process's."""
         self._has_rejected = False
         """The link leads to a second router: nothing that comes over it counts."""
         self.greeted_at = 0.0
@@ -228,6 +235,8 @@ class MemberCore:
             case Fenced(items):
                 stopped = self.deliveries.fence(items, now)
                 return [Forget(stopped)] if stopped else []
+            case Intent() as intent:
+                return self._told(intent)
             case Dismissed(code):
                 return self._dismissed(code, now)
             case _:
@@ -244,6 +253,15 @@ class MemberCore:
         self._has_rejected = True
         self._lose_link(now)
         return [self._send("rejected", Rejected(holder.router_epoch, holder.instance))]
+
+    def _told(self, intent: Intent) -> list[MemberEffect]:
+        known, self._intent = self._intent, intent
+        if intent == known:
+            return []
+        former = known.fleet if known is not None and known.fleet != intent.fleet else ""
+        is_renamed = self._named_by == self._holder.instance  # it has learnt of an older name
+        self._named_by = self._holder.instance
+        return [Heed(intent, "" if is_renamed else former)]
 
     def _unknown(self, entry: Entry, now: float) -> list[MemberEffect]:
         self.counters.malformed += 1
@@ -306,14 +324,15 @@ class MemberCore:
         if self._state not in HOLDING:
             # The router may have taken an earlier hello, and given that lease up since.
             self._holder.renounce()
-        hello = _hello(self.identity, self._facts, self._holder)
+        hello = _hello(self.identity, self._facts, self._holder, self._intent)
         return [self._send("hello", hello), self._beat(now, is_first=True)]
 
     def _beat(self, now: float, *, is_first: bool = False) -> Send:
         """`is_first`: the router may know nothing of what earlier ones were told."""
         self._beat_at = now + self._settings.beat_s
         seq = self._holder.next_beat(now)
-        beat = _beat_of(seq, self._vitals(), self.deliveries)
+        stamp = (0, 0) if self._intent is None else self._intent.stamp
+        beat = _beat_of(seq, self._vitals(), self.deliveries, stamp)
         if is_first:
             beat = msgspec.structs.replace(
                 beat, over=list(self.deliveries.over), suspects=self.crashes.listed(now)
@@ -338,7 +357,10 @@ class MemberCore:
 
 
 def _hello(
-    who: MemberIdentity, facts: WorkerFacts | StoreFacts | None, holder: LeaseHolder
+    who: MemberIdentity,
+    facts: WorkerFacts | StoreFacts | None,
+    holder: LeaseHolder,
+    intent: Intent | None,
 ) -> Hello:
     return Hello(
         role=who.role,
@@ -349,6 +371,7 @@ def _hello(
         router_instance=holder.instance,
         worker=facts if isinstance(facts, WorkerFacts) else None,
         store=facts if isinstance(facts, StoreFacts) else None,
+        intent=intent,
     )
 
 
@@ -357,7 +380,7 @@ def _unknown_kind(kind: str) -> Problem:
     return Problem("unknown_message", sentence, "not_started")
 
 
-def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries) -> Beat:
+def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries, intent: tuple[int, int]) -> Beat:
     return Beat(
         seq=seq,
         version=vitals.version,
@@ -369,4 +392,5 @@ def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries) -> Beat:
         n_tokens=vitals.n_tokens,
         stalled_ms=vitals.stalled_ms,
         detached=deliveries.detached_list(),
+        intent=intent,
     )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from bus.effects import Connect, Send, Stop
 from bus.entry import Entry
 from bus.ids import AttemptKey
+from bus.messages.membership import Intent
 
 
 class Execute(NamedTuple):
@@ -31,4 +32,13 @@ class Forget:
     keys: list[AttemptKey]
 
 
-MemberEffect = Send | Connect | Stop | Execute | StopWork | Forget
+@dataclass(frozen=True, slots=True)
+class Heed:
+    """The router has told another intent: keep it beyond this process, if there is a place."""
+
+    intent: Intent
+    former_fleet: str
+    """Identity of the fleet known before, if this is another one; else empty."""
+
+
+MemberEffect = Send | Connect | Stop | Execute | StopWork | Forget | Heed

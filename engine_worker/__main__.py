@@ -18,6 +18,12 @@ async def serve(settings: WorkerSettings) -> ActorExit:
     if reason == "forbidden":
         complain("the router does not let this key be this worker")
         return ActorExit.FORBIDDEN
+    if reason == "other-fleet":
+        complain(
+            "the weights of this worker are of another fleet than the router's, whose versions are "
+            "not these; a process that starts anew takes this fleet's"
+        )
+        return ActorExit.FAILED
     return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
 
 

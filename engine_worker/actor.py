@@ -12,7 +12,9 @@ from bus.clock import BootClock
 from bus.effects import Connect, Publish, Send, Stop
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
+from bus.member_effects import Heed
 from bus.ports import LAST_WORDS_MS
+from bus.process import warn
 from bus.security.zmq_dialer import dialer_of
 from bus.security.zmq_guard import Doorway, guard_of
 from bus.zmq_ports import DealerPort
@@ -107,6 +109,9 @@ class WorkerActor:
                     self._host.kill()
             case Stop(reason):
                 self._actor.stop(reason)
+            case Heed(intent, former_fleet):
+                if former_fleet:
+                    warn(f"this is fleet {intent.fleet}; before it was fleet {former_fleet}")
 
     def _connect(self) -> None:
         if self._router is not None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from bus.effects import Connect, Publish, Send, Stop
 from bus.entry import Entry
+from bus.member_effects import Heed
 
 
 class ToHost(NamedTuple):
@@ -25,4 +26,4 @@ class KillHost:
     reason: str
 
 
-WorkerEffect = Send | Publish | Connect | Stop | ToHost | StartHost | KillHost
+WorkerEffect = Send | Publish | Connect | Stop | ToHost | StartHost | KillHost | Heed

@@ -10,6 +10,7 @@ from bus.entry import NO_BODY, Entry
 from bus.ids import Attempt
 from bus.messages.endings import Problem
 from bus.messages.limits import MAX_POLICIES
+from bus.messages.membership import Intent
 from router.clients import Clients
 from router.detached import Detached
 from router.expected import ExpectedWorkers
@@ -46,6 +47,10 @@ class Context:
     """Of the first tick, seconds; None before it."""
     superseded: str = ""
     """Who told that another router holds the fleet; this one must exit. Else empty."""
+    intent: Intent = field(default_factory=Intent)
+    """What the fleet is to be: its identity, and who is to be paused."""
+    knows_intent: bool = False
+    """Whether those who could tell what an earlier router was asked for have done so."""
     committed: dict[str, int] = field(default_factory=dict[str, int])
     """Last committed version per policy."""
     in_waves: dict[str, Waves] = field(default_factory=dict[str, Waves])
@@ -96,7 +101,14 @@ class Context:
             and worker.beat.state in SERVING
             and worker.version >= self.committed_of(worker.policy)
             and not (worker.is_tripped or worker.is_cut_off or worker.awaits_adapters)
+            and not self.is_held(worker)
         )
+
+    def is_held(self, worker: MemberRecord) -> bool:
+        """Whether it is to be paused, or might be: it is new, as this router is."""
+        if not self.knows_intent and worker.hello.intent is None:
+            return True
+        return bool(self.intent.pause_of(worker.name))
 
     def is_serving(self, worker: MemberRecord) -> bool:
         """Whether it takes any request."""

@@ -32,6 +32,7 @@ from router.express import Express
 from router.expulsion import Expulsion
 from router.fleet import Fleet, is_share
 from router.health import Health, told_reason
+from router.intents import Intents
 from router.members import MemberRecord
 from router.membership import Membership
 from router.outgoing import Effect
@@ -100,7 +101,8 @@ class RouterCore:
         self._fleet = Fleet(self.context, self._health.worker_failed)
         self._updates = Updates(self.context, self._fleet, self._dispatcher.refresh_worker)
         self._catch_ups = CatchUps(self.context, self._updates, self._fleet)
-        self._membership = Membership(self.context, self._on_beat, self._on_lost)
+        self._intents = Intents(self.context, self._fleet, self._refresh_workers)
+        self._membership = Membership(self.context, self._intents, self._on_beat, self._on_lost)
         self._publications = Publications(self.context, self._updates)
         self._reattachment = Reattachment(self.context)
         self._desk = Desk(
@@ -110,6 +112,7 @@ class RouterCore:
             self._fleet,
             self._publications,
             self._sessions,
+            intents=self._intents,
         )
         self._expulsion = Expulsion(self.context, self._membership, self._client_goodbye)
         self._offences = self._expulsion.offences
@@ -192,6 +195,7 @@ class RouterCore:
         if context.is_recovering and now >= self._recovered_at:
             context.is_recovering = False
             self._dispatcher.recovered(now)
+        self._intents.tick(now)
         n_dropped = context.detached.tick(now)
         if n_dropped:
             context.count("detached_uncollected", n_dropped)

@@ -3,13 +3,14 @@
 Spec: docs/protocol.md, "Commands".
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
 from bus.codec import pack, unpack
 from bus.entry import Entry
-from bus.messages.control import FleetStatus, WorkerStatus
+from bus.messages.control import FleetStatus, Pause, Resume, WorkerStatus
 from bus.messages.endings import Problem
 from bus.messages.generation import Abort, Aborted
 from bus.messages.session import CloseSession, OpenedSession, OpenSession
@@ -19,6 +20,7 @@ from router.clients import ClientRecord
 from router.context import Context, check_deadline, refusal
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
+from router.intents import Intents
 from router.members import MemberRecord
 from router.publications import Publications
 from router.sessions import Sessions
@@ -31,6 +33,8 @@ MAX_AWAITING = 64
 """Commands that wait for a store."""
 FOR_THE_STORE = frozenset({"reserve_version", "seal_version", "restore_version"})
 """Commands of a publisher that wait for a store which is not there."""
+READING = frozenset({"score", "embed", "rerank"})
+"""Commands that compute with the model, as `generate` does."""
 MAX_SESSION_S = 86_400.0
 """A lease or a grace of a session lasts a day at most."""
 
@@ -55,6 +59,8 @@ class Desk:
         fleet: Fleet,
         publications: Publications,
         sessions: Sessions,
+        *,
+        intents: Intents,
     ) -> None:
         self._context = context
         self._table = table
@@ -62,6 +68,7 @@ class Desk:
         self._fleet = fleet
         self._publications = publications
         self._sessions = sessions
+        self._intents = intents
         self._awaiting: dict[str, _Awaiting] = {}
         """By rid."""
 
@@ -126,7 +133,7 @@ class Desk:
             return
         if entry.rid in self._awaiting or self._fleet.is_known(client.name, entry.rid):
             return
-        unpack(entry)  # a body that breaks its type is refused here, once, naming the field
+        body = unpack(entry)  # one that breaks its type is refused here, once, naming the field
         problem = check_deadline(entry)
         if problem is not None:
             self._context.refuse(client.name, entry.rid, problem)
@@ -143,6 +150,13 @@ class Desk:
         elif not self._fleet.has_room(len(targets)):
             problem = refusal("busy", "too many commands are under way", retry_after_ms=1000)
             self._context.refuse(client.name, entry.rid, problem)
+        elif entry.kind in READING and (held := self._held(targets)):
+            problem = refusal("not_ready", f"{held} is paused; send resume first", "route", 250)
+            self._context.refuse(client.name, entry.rid, problem)
+        elif isinstance(body, Pause | Resume):
+            if self._intents.may_be_asked:  # else its client asks again
+                self._intents.asked(body, entry.route, now)
+                self._fleet.ask(client.name, entry, targets, now)
         else:
             self._fleet.ask(client.name, entry, targets, now)
 
@@ -167,7 +181,14 @@ class Desk:
             self._sessions.counts(),
             dict(context.troubled),
             self._publications.under_way(now),
+            context.intent.fleet,
+            context.intent.pause,
+            dict(context.intent.workers),
         )
+
+    def _held(self, targets: Iterable[MemberRecord]) -> str:
+        """Name of one that is to be paused, or might be; empty if none is."""
+        return next((each.name for each in targets if self._context.is_held(each)), "")
 
     def _targets(self, route: str) -> list[MemberRecord] | None:
         members = self._context.members
@@ -190,7 +211,10 @@ class Desk:
         return WorkerStatus(
             worker.name,
             worker.epoch,
-            worker.shown_state(self._context.committed_of(worker.policy)),
+            worker.shown_state(
+                self._context.committed_of(worker.policy),
+                self._context.intent.pause_of(worker.name),
+            ),
             worker.policy,
             worker.version,
             facts.engine if facts else "",

@@ -3,7 +3,7 @@
 Spec: docs/protocol.md, "Commands to members".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -89,6 +89,11 @@ class Fleet:
     def has_room(self, n_members: int) -> bool:
         """Whether a command to so many members may be begun."""
         return len(self._parts) + n_members <= MAX_SHARES
+
+    def is_asked(self, member: MemberRecord, kinds: Collection[str]) -> bool:
+        """Whether a command of one of these kinds is under way to this member."""
+        parts = (self._parts.get(rid) for rid in member.commands)
+        return any(part is not None and part.command.kind in kinds for part in parts)
 
     def is_known(self, client: str, rid: str) -> bool:
         """Whether this rid, which must be the client's own, is under way or done.

@@ -34,10 +34,12 @@ class MemberRecord:
         "commands",
         "epoch",
         "expires_at",
+        "fleet",
         "free_index",
         "hello",
         "is_catching_up",
         "is_cut_off",
+        "is_foreign",
         "is_set_aside",
         "is_tripped",
         "marks",
@@ -51,6 +53,7 @@ class MemberRecord:
         "refused_adapters",
         "requests",
         "retry_adapters_at",
+        "retry_pause_at",
         "retry_update_at",
         "role",
         "state",
@@ -84,6 +87,10 @@ class MemberRecord:
         self.is_catching_up = False
         self.is_cut_off = False
         """It could not be sent something since its last beat."""
+        self.fleet = hello.intent.fleet if hello.intent else ""
+        """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
+        self.is_foreign = False
+        """They are another fleet's, whose versions are not this one's."""
         self.is_set_aside = False
         """Kept for a request that must run alone."""
         self.is_tripped = False
@@ -95,6 +102,7 @@ class MemberRecord:
         self.awaits_adapters = False
         """It has joined without adapters that the store keeps, and they have not all been tried."""
         self.retry_adapters_at = 0.0
+        self.retry_pause_at = 0.0
         self.retry_update_at = 0.0
         self.marks: set[int] = set()
         """Of the beginnings of prompts that it has cached, or is expected to have soon."""
@@ -114,24 +122,26 @@ class MemberRecord:
         self.state = following(MEMBER_LIFE, self.state, event, f"member {self.name}")
         return self.state
 
-    def public(self, committed: int) -> Member:
-        """What clients are told."""
+    def public(self, committed: int, pause: str = "") -> Member:
+        """What clients are told; `pause`: how it is to be paused, if it is."""
         return Member(
             name=self.name,
             epoch=self.epoch,
             stream=self.hello.worker.stream if self.hello.worker else "",
-            state=self.shown_state(committed),
+            state=self.shown_state(committed, pause),
             version=self.version,
             policy=self.policy,
             gpus=self.hello.worker.gpus if self.hello.worker else [],
         )
 
-    def shown_state(self, committed: int) -> str:
+    def shown_state(self, committed: int, pause: str = "") -> str:
         """One word for people: the worker's own state unless the router knows better."""
         if self.state == "joining":
             return "joining"
         if self.role == "worker" and self.version < committed and self.beat.state in SERVING:
             return "stale"
+        if pause and self.beat.state in SERVING:
+            return "paused"
         if self.is_tripped and self.beat.state in SERVING:
             return "tripped"
         return self.beat.state

@@ -27,6 +27,7 @@ from bus.security.principals import Principal
 from bus.validation import check_name
 from router.clients import ClientRecord
 from router.context import Context
+from router.intents import Intents
 from router.members import MemberRecord
 from router.store_record import lacking, note_record
 
@@ -52,8 +53,11 @@ OnBeat = Callable[[MemberRecord, bool, float], None]
 class Membership:
     """Keeps the tables of members and clients true."""
 
-    def __init__(self, context: Context, on_beat: OnBeat, on_lost: OnLost) -> None:
+    def __init__(
+        self, context: Context, intents: Intents, on_beat: OnBeat, on_lost: OnLost
+    ) -> None:
         self._context = context
+        self._intents = intents
         self._on_beat = on_beat
         self._on_lost = on_lost
         self._last_tick_at: float | None = None
@@ -81,8 +85,11 @@ class Membership:
             self.dismiss(peer, "bad-hello", "a store, and only a store, brings store facts")
         elif self._is_renamed(peer, hello):
             self.dismiss(peer, "bad-hello", "this connection belongs to another name")
+        elif problem_of_fleet := self._intents.problem_of(hello):
+            self.dismiss(peer, "other-fleet", problem_of_fleet)
         else:
             self._outrank(hello)
+            self._intents.greeted(hello)
             if hello.role == "client":
                 self._client_hello(peer, hello, now, principal)
             else:
@@ -95,6 +102,12 @@ class Membership:
         if entry.epoch != member.epoch or beat.seq <= member.beat.seq:
             context.count("stale_beats")
             return
+        if member.is_foreign:
+            if beat.version:
+                self._turn_away(member, now)
+                return
+            member.fleet, member.is_foreign = "", False
+        self._intents.heard(member, beat)
         has_changed = (
             member.version != beat.version
             or member.beat.state != beat.state
@@ -112,6 +125,13 @@ class Membership:
             self._on_beat(member, has_changed, now)
             if has_changed:
                 self._tell_members(now)
+
+    def _turn_away(self, member: MemberRecord, now: float) -> None:
+        """Its weights were committed by another fleet: its version number means nothing here."""
+        self._context.count("foreign_members")
+        why = "its weights are of another fleet"
+        self._lose(member, "goodbye", why, now)
+        self.dismiss(member.peer, "other-fleet", f"{why}; start it anew")
 
     def client_beat(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """A client lives."""
@@ -191,6 +211,7 @@ class Membership:
         context = self._context
         if hello.router_instance != context.instance and hello.router_epoch >= context.router_epoch:
             context.router_epoch = min(hello.router_epoch + 1, MAX_ROUTER_EPOCH)
+            self._intents.outranked()
 
     def _client_hello(
         self, peer: Peer, hello: Hello, now: float, principal: Principal | None
@@ -208,7 +229,7 @@ class Membership:
     def _member_hello(self, peer: Peer, hello: Hello, now: float) -> None:
         context = self._context
         expires_at = now + context.settings.leases.lease_s
-        known = context.members.named(hello.name)
+        known, joined = context.members.named(hello.name), None
         if known is not None and _has_given_up(hello, lease_number(known.epoch), known.boot):
             # It lay unread in an older connection of this process: the newer lease stands.
             context.count("stale_hellos")
@@ -227,14 +248,18 @@ class Membership:
         else:
             if known is not None:
                 self._replace(known, peer, hello, now)
-            member = MemberRecord(peer, hello, expires_at)
-            member.awaits_adapters = bool(lacking(context, member))
-            context.members.add(member)
-            context.expected.joined(member.name)
+            joined = MemberRecord(peer, hello, expires_at)
+            joined.awaits_adapters = bool(lacking(context, joined))
+            context.members.add(joined)
+            context.expected.joined(joined.name)
             context.count("joins")
         if hello.store is not None:
             note_record(context, hello.store)
         self._welcome(peer, [], now)
+        if joined is not None:
+            self._intents.joined(joined, now)
+        elif known is not None:
+            self._intents.tell(known)
         self._tell_members(now)
 
     def _forget_ended(self, before: float) -> None:
@@ -278,6 +303,7 @@ class Membership:
         welcome = Welcome(
             *(epoch, instance, PROTOCOL_VERSION, members, self._bulk(), up_ms, context.tap),
             marks=context.wants_marks,
+            fleet=context.intent.fleet,
         )
         context.out.send(peer, Entry("welcome", body=pack(welcome)))
 
@@ -290,14 +316,19 @@ class Membership:
         if not context.has_member_news or now - self._told_at < TELL_EVERY_S:
             return
         context.has_member_news, self._told_at = False, now
-        body = pack(Members(self._public_members(), self._bulk(), context.wants_marks))
+        body = pack(
+            Members(self._public_members(), self._bulk(), context.wants_marks, context.intent.fleet)
+        )
         for client in context.clients:
             context.out.send(client.peer, Entry("members", body=body))
 
     def _public_members(self) -> list[Member]:
         context = self._context
         workers = context.members.workers()
-        return [worker.public(context.committed_of(worker.policy)) for worker in workers]
+        return [
+            worker.public(context.committed_of(worker.policy), context.intent.pause_of(worker.name))
+            for worker in workers
+        ]
 
     def _bulk(self) -> str:
         store = self._context.members.store()

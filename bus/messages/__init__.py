@@ -29,6 +29,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "client_beat": membership.ClientBeat,
     "lease": membership.Lease,
     "goodbye": membership.Goodbye,
+    "intent": membership.Intent,
     "rejected": membership.Rejected,
     # what engines have cached
     "prefixes": prefixes.Prefixes,

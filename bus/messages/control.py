@@ -24,6 +24,9 @@ from bus.messages.limits import (
 from bus.messages.weights import UpdateStatus
 
 PauseMode = Literal["abort", "in_place", "retract", "drain"]
+Paused = Literal["", "abort", "in_place", "retract", "drain"]
+"""A pause mode; empty: not paused."""
+PausesByWorker = Annotated[dict[Short, Paused], msgspec.Meta(max_length=MAX_MEMBERS)]
 MemoryTag = Literal["weights", "kv_cache", "cuda_graph"]
 CacheTier = Literal["device", "host", "storage"]
 DEVICE: CacheTier = "device"
@@ -170,3 +173,9 @@ class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Workers that fail too much to be given work, gone ones too -> what failed last."""
     updates: Annotated[list[UpdateStatus], msgspec.Meta(max_length=MAX_MEMBERS)] = []
     """Weight updates under way."""
+    fleet: Short = ""
+    """Random identity of the fleet."""
+    pause: Paused = ""
+    """Mode in which the fleet is to be paused, whoever joins; empty: it is not."""
+    paused: PausesByWorker = msgspec.field(default_factory=dict[str, Paused])
+    """The same for single workers; empty: it goes on although the fleet is paused."""

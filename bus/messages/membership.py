@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from bus.messages.control import Paused, PausesByWorker
 from bus.messages.limits import (
     MAX_MEMBERS,
     Claims,
@@ -76,6 +77,23 @@ class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """`<policy>.<adapter>` -> version that all workers of the policy are to have."""
 
 
+class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the fleet is to be, as the router says; members keep a copy for the next router."""
+
+    stamp: tuple[RouterEpoch, Natural] = (0, 0)
+    """(router epoch, n) of the last change; later intents compare greater."""
+    fleet: Short = ""
+    """Random identity of the fleet; empty: nobody has named it yet."""
+    pause: Paused = ""
+    """Mode in which every worker is paused; empty: none is."""
+    workers: PausesByWorker = msgspec.field(default_factory=dict[str, Paused])
+    """Name -> the same for single workers, before `pause`; empty: it goes on all the same."""
+
+    def pause_of(self, worker: str) -> Paused:
+        """Mode in which this worker is to be paused; empty if it is not."""
+        return self.workers.get(worker, self.pause)
+
+
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """First message on a new connection; the name's older connection, if any, is dismissed."""
 
@@ -93,6 +111,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Lowest and highest protocol version spoken."""
     worker: WorkerFacts | None = None
     store: StoreFacts | None = None
+    intent: Intent | None = None
+    """Of a member: what a router told it last, or what its record says."""
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -131,6 +151,8 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """To clients: where the router publishes what it routes; empty: nowhere."""
     marks: bool = False
     """To clients: put marks into the placements; workers tell what they have cached."""
+    fleet: Short = ""
+    """Identity of the fleet; empty while a restarted router waits for who knows it."""
 
 
 class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,6 +161,7 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members: MemberList
     bulk: HeaderText = ""
     marks: bool = False
+    fleet: Short = ""
 
 
 class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,7 +169,7 @@ class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     code: Short
     """`unknown-peer` (say hello again), `replaced`, `protocol`, `bad-hello`, `forbidden`,
-    `shutting-down`."""
+    `other-fleet`, `shutting-down`."""
     message: Sentence
 
 
@@ -178,6 +201,8 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     suspects: Suspects = msgspec.field(default_factory=list[tuple[str, int, int]])
     """After a hello only: (rid, n, k) of requests under which this worker's engine died n times,
     k of them while nothing else ran."""
+    intent: tuple[RouterEpoch, Natural] = (0, 0)
+    """Stamp of the intent that it knows."""
 
 
 class ClientBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

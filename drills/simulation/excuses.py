@@ -31,7 +31,7 @@ MANY_RUNS = 2
 """Whoever has begun so often may run out of 60 s: a slow engine lets a request wait for 16 s and
 samples for 16 s, each time."""
 LONG_FREEZE_S = 15.0
-"""So may one whose engine stood still for so long."""
+"""So may one whose engine stood still, or whose fleet was paused, for so long."""
 EARLY_S = 0.01
 """Deadlines travel as whole milliseconds."""
 POISON_CODES = ("poison", "engine_crashed")
@@ -80,7 +80,8 @@ def _is_loss(outcome: object) -> bool:
 
 def _was_unlucky(world: "World", rid: str) -> bool:
     n_runs = len(world.oracles.runs.get(rid, ()))
-    return n_runs >= MANY_RUNS or world.frozen_s[rid] >= LONG_FREEZE_S
+    held_up_s = world.frozen_s[rid] + world.pauses.lasted_s
+    return n_runs >= MANY_RUNS or held_up_s >= LONG_FREEZE_S
 
 
 def _lacks_weights(world: "World", rid: str, case: Case) -> bool:
@@ -91,7 +92,7 @@ def _lacks_weights(world: "World", rid: str, case: Case) -> bool:
         case "exact:0":
             return recorded_at is not None and recorded_at < case.ended_at
         case "min:1" | "exact:1":
-            needs_s = LATE_WEIGHTS_S + world.frozen_s[rid] + case.behind_s
+            needs_s = LATE_WEIGHTS_S + world.frozen_s[rid] + world.pauses.lasted_s + case.behind_s
             return published_at is None or published_at > case.deadline_at - needs_s
         case _:
             return False

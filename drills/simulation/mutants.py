@@ -16,7 +16,7 @@ from bus.ids import NO_ATTEMPT
 from bus.member import MemberCore
 from bus.messages import COMMANDS
 from drills.simulation.process import Process
-from drills.simulation.scenario import BLINKING, DESERTED, FORSAKEN, HAUNTED, Scenario
+from drills.simulation.scenario import BARRIER, BLINKING, DESERTED, FORSAKEN, HAUNTED, Scenario
 from drills.simulation.sim_client import ClientNode
 from drills.simulation.sim_router import RouterNode
 from drills.simulation.sim_store import StoreNode
@@ -281,6 +281,28 @@ def without_over(process: Process) -> None:
         process.core.context.detached.over.add = _nothing
 
 
+def without_intent(process: Process) -> None:
+    """A router pauses those who are here, and nobody who comes."""
+    if isinstance(process, RouterNode):
+        process.core._intents.asked = _nothing
+
+
+def without_copies_of_the_intent(process: Process) -> None:
+    """A router believes nobody who tells what an earlier one was asked for."""
+    if isinstance(process, RouterNode):
+        intents = process.core._intents
+        joined = intents.joined
+
+        def joined_unheard(member: Any, now: float) -> None:  # noqa: ANN401 - as wrapped
+            told = member.hello.intent
+            if told is not None:
+                told = replace(told, pause="", workers={})
+                member.hello = replace(member.hello, intent=told)
+            joined(member, now)
+
+        intents.joined = joined_unheard
+
+
 MUTANTS: dict[str, Callable[[Process], None]] = {
     "fencing": without_fencing,
     "retry": without_retry,
@@ -302,6 +324,8 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
     "session_news_once": with_doubled_session_news,
     "detached_requeue": without_requeue,
     "detached_over": without_over,
+    "intent": without_intent,
+    "intent_copies": without_copies_of_the_intent,
 }
 """Protection -> how it is switched off."""
 SCENARIOS: dict[str, Scenario] = {
@@ -311,6 +335,8 @@ SCENARIOS: dict[str, Scenario] = {
     "short_window": BLINKING,
     "detached_requeue": DESERTED,
     "detached_over": FORSAKEN,
+    "intent": BARRIER,
+    "intent_copies": BARRIER,
 }
 """Where protections are looked for that are seldom needed, or that others stand in front of (a
 fresh connection for each lease, beats that tell the truth)."""

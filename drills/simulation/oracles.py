@@ -104,6 +104,7 @@ class Oracles:
         if (rid, entry.attempt) in self._executed:
             self.broken("executed_once", rid, f"{where} was begun before")
         self._executed.add((rid, entry.attempt))
+        self._world.pauses.began(worker.name, entry)
         self._owns_alone(worker, rid, where)
         self._in_time(worker, rid, where)
         self._is_current(rid, entry, where)

@@ -50,6 +50,8 @@ class Scenario:
     """Of requests: they go on without the client that asked."""
     fault: tuple[str, float] | None = None
     """Without a swarm: the only fault, and when."""
+    pause_s: tuple[float, float] | None = None
+    """The fleet is paused once within this interval, and goes on at its end at the latest."""
     publication: PublishVersion | None = None
     """How the weights are published; None: each run draws its own."""
 
@@ -72,6 +74,16 @@ FORSAKEN = Scenario(
     detached_share=0.8,
 )  # fmt: skip
 """Workers come back with work that others have ended since, to routers and clients that are new."""
+BARRIER = Scenario(
+    kinds=("kill_worker", "kill_worker", "kill_host", "restart_router", "blink_router",
+           "cut_worker", "restart_store"),
+    n_faults=(12, 24),
+    faults_s=40.0,
+    pause_s=(5.0, 35.0),
+    deadline_s=65.0,
+    echoes=0.0,
+)  # fmt: skip
+"""A trainer pauses the fleet, and whoever is told of it dies, routers included."""
 SMALL = Scenario(
     n_workers=2,
     n_clients=1,

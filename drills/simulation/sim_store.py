@@ -6,10 +6,10 @@ from bus.codec import unpack
 from bus.effects import Connect, Send, Stop
 from bus.entry import Entry
 from bus.member import MemberCore, MemberIdentity
-from bus.member_effects import Execute, MemberEffect
+from bus.member_effects import Execute, Heed, MemberEffect
 from bus.memory_ports import MemoryNet
 from bus.messages.endings import Done
-from bus.messages.membership import StoreFacts
+from bus.messages.membership import Intent, StoreFacts
 from bus.messages.weights import RecordCommit
 from bus.settings import LeaseSettings
 from drills.simulation.peeks import is_idle_member
@@ -26,6 +26,8 @@ class Record:
 
     committed: dict[str, int] = field(default_factory=dict[str, int])
     waves: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+
+    intent: Intent | None = None
 
     def write(self, body: RecordCommit) -> None:
         """As a real store does."""
@@ -51,7 +53,7 @@ class StoreNode(Process):
         self._record = record
         chance = self.time.chance(f"store/{boot}")
         identity = MemberIdentity("store", "store", f"5{boot:031x}")
-        self.member = MemberCore(identity, LeaseSettings(), chance)
+        self.member = MemberCore(identity, LeaseSettings(), chance, intent=record.intent)
         bulk = "ipc:///sim/bulk"
         facts = StoreFacts(bulk, record.committed, STORES_HOST, waves=record.waves)
         self._apply(self.member.online(facts, self.time.now))
@@ -78,6 +80,8 @@ class StoreNode(Process):
                     self._link.send(entry)
                 case Connect():
                     self._link.connect()
+                case Heed(intent):
+                    self._record.intent = intent
                 case Stop():
                     self.kill()
                 case _:

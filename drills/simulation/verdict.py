@@ -19,7 +19,7 @@ from drills.simulation.sim_client import Case, ClientNode
 from drills.simulation.sim_router import RouterNode
 from drills.simulation.sim_tokens import expected
 from drills.simulation.sim_worker import WorkerNode
-from trainer_adapter.rollout import Rollout, RolloutCancelled
+from trainer_adapter.rollout import FleetResult, Rollout, RolloutCancelled
 
 if TYPE_CHECKING:
     from drills.simulation.world import World
@@ -92,7 +92,7 @@ def _judge(world: "World", report: Report, rid: str, case: Case) -> None:
     outcome = case.outcomes[0]
     if case.ask.kind != "generate":
         is_whim = isinstance(outcome, RequestCancelled) and case.was_aborted
-        if not is_whim and not isinstance(outcome, (msgspec.Struct, *CONTROL_ERRORS)):
+        if not is_whim and not isinstance(outcome, (msgspec.Struct, FleetResult, *CONTROL_ERRORS)):
             broken("right_outcome", rid, f"{case.ask.kind} ended with {outcome!r}")
         report.sometimes[f"{case.ask.kind}_failed"] += isinstance(outcome, CONTROL_ERRORS)
         report.sometimes[f"{case.ask.kind}_called_off"] += is_whim

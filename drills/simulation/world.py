@@ -13,6 +13,7 @@ from drills.simulation.faults import FAULTS
 from drills.simulation.fleet_oracles import FleetOracles
 from drills.simulation.health import Health
 from drills.simulation.oracles import Oracles
+from drills.simulation.pauses import Pauses
 from drills.simulation.process import Process
 from drills.simulation.routers import SPLIT_AFTERMATH_S, Routers
 from drills.simulation.scenario import SWARM, Scenario
@@ -77,6 +78,7 @@ class World:
         self.clients = {name: self._new_client(name) for name in self._names("c")}
         self.dead: list[Process] = []
         self.workload = Workload(self, self._chance)
+        self.pauses = Pauses(self, self.time.chance("pauses"))
 
     @property
     def elapsed_s(self) -> float:
@@ -91,6 +93,8 @@ class World:
     def start(self) -> None:
         """Plan everything; it happens when time passes."""
         self.workload.plan()
+        if self.scenario.pause_s is not None:
+            self.pauses.plan(self.scenario.pause_s)
         self._plan_faults()
 
     def later(self, delay_s: float, action: Callable[[], object]) -> None:

@@ -85,6 +85,7 @@ OFFER = weights.Offer(
     BOOT,
 )
 MEMBER = membership.Member("w0", EPOCH, STREAM, "ready", VERSION, POLICY, ["GPU-4f"])
+INTENT = membership.Intent((3, 8), INSTANCE, "in_place", {"w1": "", "w2": "drain"})
 PROBLEM = endings.Problem(
     "bad_request", "top_p is 2; it must be at most 1", "not_started", "sampling.top_p", 250
 )
@@ -103,11 +104,14 @@ _EVENTS: dict[str, msgspec.Struct] = {
         ),
         store=membership.StoreFacts(BULK, {POLICY: VERSION}, "host-1", has_files=True),
         router_instance=INSTANCE,
+        intent=INTENT,
     ),
     "welcome": membership.Welcome(
-        *(3, INSTANCE, 1, [MEMBER], BULK, 1500, "ipc:///run/bus/tap"), marks=True
+        *(3, INSTANCE, 1, [MEMBER], BULK, 1500, "ipc:///run/bus/tap"),
+        marks=True,
+        fleet=INSTANCE,
     ),
-    "members": membership.Members([MEMBER], BULK, marks=True),
+    "members": membership.Members([MEMBER], BULK, marks=True, fleet=INSTANCE),
     "prefixes": prefixes.Prefixes(7, MARKS, struct.pack("<Q", 2**64 - 2)),
     "dismissed": membership.Dismissed("unknown-peer", "say hello again"),
     "beat": membership.Beat(
@@ -123,11 +127,13 @@ _EVENTS: dict[str, msgspec.Struct] = {
         detached=[(RID, "prompt-9")],
         over=["trainer/5"],
         suspects=[(RID, 2, 1)],
+        intent=(3, 8),
     ),
     "client_beat": membership.ClientBeat(900),
     "lease": membership.Lease(3, INSTANCE, 900),
     "goodbye": membership.Goodbye("engine_crashed"),
     "rejected": membership.Rejected(3, INSTANCE),
+    "intent": INTENT,
     "queued": delivery.Queued([RID]),
     "accepted": delivery.Accepted([(RID, ATTEMPT)]),
     "ack": delivery.Ack([(RID, ATTEMPT)], [RID]),
@@ -271,6 +277,9 @@ _FLEET_STATUS = control.FleetStatus(
     sessions={"w0": 3},
     troubled={"w2": "engine_failed: the engine host was ended by SIGABRT"},
     updates=[weights.UpdateStatus(POLICY, VERSION, "committing", 1500, 4, 3, 1, is_catch_up=True)],
+    fleet=INSTANCE,
+    pause="in_place",
+    paused={"w1": "", "w2": "drain"},
 )
 
 _RESULTS: dict[str, msgspec.Struct] = {

@@ -30,6 +30,8 @@ FOUND_BY = {
     "session_news_once": 0,
     "detached_requeue": 38,
     "detached_over": 0,
+    "intent": 0,
+    "intent_copies": 3,
 }
 """Mutant -> a seed that finds it."""
 SEARCHED = 600

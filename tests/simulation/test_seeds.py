@@ -4,7 +4,15 @@ import pytest
 
 from drills.simulation.campaign import MAX_EXECUTIONS_PER_REQUEST, run_seeds
 from drills.simulation.runs import run_seed
-from drills.simulation.scenario import BLINKING, DESERTED, FORSAKEN, HAUNTED, SWARM, Scenario
+from drills.simulation.scenario import (
+    BARRIER,
+    BLINKING,
+    DESERTED,
+    FORSAKEN,
+    HAUNTED,
+    SWARM,
+    Scenario,
+)
 
 N_SEEDS, CHUNK = 300, 30
 EVENTFUL_SEEDS = 60
@@ -56,6 +64,15 @@ def test_detached_requests_end_once_though_old_executions_of_them_come_back() ->
 
     assert [(each.seed, each.violations) for each in summary.failing_seeds] == []
     assert summary.sometimes["detached_collected"] > CHUNK
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(120)
+def test_nobody_begins_anything_while_the_fleet_is_paused_whoever_dies() -> None:
+    summary = run_seeds(0, 2 * CHUNK, BARRIER)
+
+    assert [(each.seed, each.violations) for each in summary.failing_seeds] == []
+    assert summary.sometimes["pauses"] > CHUNK
 
 
 @pytest.mark.simulation

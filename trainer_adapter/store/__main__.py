@@ -26,6 +26,9 @@ async def serve(settings: StoreSettings) -> ActorExit:
     if reason == "forbidden":
         complain("the router does not let this key be this store")
         return ActorExit.FORBIDDEN
+    if reason == "other-fleet":
+        complain("the router holds a fleet with another store's record; this one is not used")
+        return ActorExit.FAILED
     return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
 
 

@@ -16,7 +16,7 @@ from bus.errors import RemoteProtocolError
 from bus.host import host_id
 from bus.ids import AttemptKey, Peer, RequestId
 from bus.member import MemberCore, MemberIdentity
-from bus.member_effects import Execute, MemberEffect
+from bus.member_effects import Execute, Heed, MemberEffect
 from bus.messages.endings import Done, Problem
 from bus.messages.limits import MAX_BULK_IN_BYTES
 from bus.messages.membership import StoreFacts
@@ -27,6 +27,7 @@ from bus.messages.weights import (
     PushChunk,
 )
 from bus.ports import LAST_WORDS_MS
+from bus.process import warn
 from bus.security.principals import BULK_KINDS_OF, Principal
 from bus.security.zmq_dialer import dialer_of
 from bus.security.zmq_guard import Doorway, guard_of
@@ -61,7 +62,9 @@ class StoreActor:
         self._clock = clock
         self._core = StoreCore(settings, host_id(), shelf.table)
         identity = MemberIdentity("store", settings.name, secrets.token_hex(16))
-        self._member = MemberCore(identity, LeaseSettings(), random.SystemRandom())
+        self._member = MemberCore(
+            identity, LeaseSettings(), random.SystemRandom(), intent=shelf.table.intent
+        )
         self._link: DealerPort | None = None
         self._dialer = dialer_of(settings.security)
         self._guard = guard_of(settings.security)
@@ -161,6 +164,10 @@ class StoreActor:
                 )
             case Execute(entry):
                 self._execute(entry)
+            case Heed(intent, former_fleet):
+                if former_fleet:
+                    warn(f"this is fleet {intent.fleet}; before it was fleet {former_fleet}")
+                self._effects.run(self._core.heed(intent))
             case Stop(reason):
                 self._actor.stop(reason)
             case _:

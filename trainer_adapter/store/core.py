@@ -10,6 +10,7 @@ import msgspec
 
 from bus.manifest import check_tensors
 from bus.messages.endings import Done, Problem
+from bus.messages.membership import Intent
 from bus.messages.weights import (
     DeltaPart,
     Manifest,
@@ -40,7 +41,7 @@ from trainer_adapter.store.effects import (
     Verify,
     WriteChunk,
 )
-from trainer_adapter.store.records import Assigned, Retired, Sealed
+from trainer_adapter.store.records import Assigned, Intended, Retired, Sealed
 from trainer_adapter.store.settings import StoreSettings
 from trainer_adapter.store.versions import DeltaKey, StoredVersion, VersionKey, VersionTable
 
@@ -75,6 +76,11 @@ class StoreCore:
     def adapters(self) -> dict[str, int]:
         """`<policy>.<adapter>` -> version that all workers are to have."""
         return self._table.adapters
+
+    def heed(self, intent: Intent) -> list[StoreEffect]:
+        """A router tells what the fleet is to be: it is written down for the next one."""
+        self._table.intent = intent
+        return [Persist(Intended(intent))]
 
     def opened(self) -> list[StoreEffect]:
         """Once, at the start: versions in use that were not yet written to files."""

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from bus.messages.membership import Intent
 from bus.messages.weights import Tensor
 
 
@@ -49,4 +50,10 @@ class Retired(msgspec.Struct, frozen=True, tag="retired"):
     version: int
 
 
-Record = Opened | Assigned | Sealed | Committed | Retired
+class Intended(msgspec.Struct, frozen=True, tag="intended"):
+    """What the fleet is to be, as the router told last: its identity, and who is paused."""
+
+    intent: Intent
+
+
+Record = Opened | Assigned | Sealed | Committed | Retired | Intended

@@ -8,9 +8,18 @@ import msgspec
 
 from bus.life import following
 from bus.manifest import total_bytes
+from bus.messages.membership import Intent
 from bus.messages.weights import Offer, Tensor
 from trainer_adapter.store.askers import Asker
-from trainer_adapter.store.records import Assigned, Committed, Opened, Record, Retired, Sealed
+from trainer_adapter.store.records import (
+    Assigned,
+    Committed,
+    Intended,
+    Opened,
+    Record,
+    Retired,
+    Sealed,
+)
 
 VersionState = Literal["reserving", "reserved", "verifying", "sealed", "committed", "retired"]
 VersionEvent = Literal[
@@ -111,6 +120,8 @@ class VersionTable:
         """Policies whose last commit is not at all workers yet -> (version before it, floor)."""
         self.adapters: dict[str, int] = {}
         """`<policy>.<adapter>` -> version that all workers are to have."""
+        self.intent: Intent | None = None
+        """What the fleet is to be, as a router told last."""
 
     def restore(self, records: Iterable[Record]) -> None:
         """Become what earlier processes wrote down."""
@@ -133,6 +144,8 @@ class VersionTable:
                         stored.is_adapter = record.is_adapter
                 case Retired():
                     self.by_key.pop((record.policy, record.version), None)
+                case Intended(intent):
+                    self.intent = intent
                 case Opened():
                     pass
 
@@ -148,6 +161,8 @@ class VersionTable:
         forgotten = {each.policy: 0 for each in self.pullable() if each.is_adapter}
         for policy, version in {**forgotten, **self.adapters}.items():
             records.append(Committed(policy, version, is_adapter=True))
+        if self.intent is not None:
+            records.append(Intended(self.intent))
         return records
 
     def note_adapter(self, record: Committed) -> None:

@@ -15,12 +15,20 @@ from bus.ids import NO_ATTEMPT, Attempt, Peer
 from bus.messages.control import FleetOutcome
 from bus.messages.delivery import Accepted, Ack
 from bus.messages.endings import Problem
-from bus.messages.membership import Beat, ClientBeat, Hello, StoreFacts, WorkerFacts
+from bus.messages.membership import (
+    Beat,
+    ClientBeat,
+    Hello,
+    Intent,
+    StoreFacts,
+    WorkerFacts,
+)
 from router.core import RouterCore
 from router.outgoing import Effect
 from router.settings import RouterSettings
 
 TICK_S = 0.25
+INSTANCE = "router-a"
 
 
 class Bus:
@@ -37,7 +45,7 @@ class Bus:
         settings = RouterSettings(
             "ipc:///r/front", "ipc:///r/back", queue_limit=queue_limit, **settings_
         )
-        self.core = RouterCore(settings, "router-a", Random(seed))
+        self.core = RouterCore(settings, INSTANCE, Random(seed))
         self.now = 1000.0
         self.peers: dict[Peer, SimPeer] = {}
         self.reachable: set[Peer] = set()
@@ -88,20 +96,27 @@ class Bus:
         *,
         slots: int = 4,
         version: int = 0,
+        intent: Intent | None = None,
         **facts: Any,  # noqa: ANN401 - fields of WorkerFacts
     ) -> "SimWorker":
-        """A worker that has said hello and beaten once."""
-        return SimWorker(self, name, slots, version, facts)
+        """A worker that has said hello and beaten once.
+
+        At a recovering router it is one that knew the router before, and was told nothing.
+        """
+        if intent is None and self.core.context.is_recovering:
+            intent = Intent(fleet=INSTANCE)
+        return SimWorker(self, name, slots, version, facts, intent)
 
     def store(
         self,
         committed: dict[str, int] | None = None,
         host: str = "",
+        intent: Intent | None = None,
         **facts: Any,  # noqa: ANN401 - fields of StoreFacts
     ) -> "SimStore":
         """A weight store that has said hello and beaten once."""
         bulk = facts.pop("bulk", "tcp://127.0.0.1:9")
-        return SimStore(self, StoreFacts(bulk, committed or {}, host, **facts))
+        return SimStore(self, StoreFacts(bulk, committed or {}, host, **facts), intent)
 
 
 class SimPeer:
@@ -281,10 +296,17 @@ class SimWorker(SimMember):
     """A worker."""
 
     def __init__(
-        self, bus: Bus, name: str, slots: int, version: int, facts: dict[str, Any]
+        self,
+        bus: Bus,
+        name: str,
+        slots: int,
+        version: int,
+        facts: dict[str, Any],
+        intent: Intent | None,
     ) -> None:
         super().__init__(bus, name)
         self.slots = slots
+        self.intent = intent
         self.facts = facts
         self.version = version
         self.hello()
@@ -304,6 +326,7 @@ class SimWorker(SimMember):
             router_epoch,
             router_instance,
             worker=facts,
+            intent=self.intent,
         )
         self.say(Entry("hello", body=pack(hello)))
 
@@ -311,9 +334,8 @@ class SimWorker(SimMember):
 class SimStore(SimMember):
     """A weight store."""
 
-    def __init__(self, bus: Bus, facts: StoreFacts) -> None:
+    def __init__(self, bus: Bus, facts: StoreFacts, intent: Intent | None) -> None:
         super().__init__(bus, "store")
-        self.say(
-            Entry("hello", body=pack(Hello("store", "store", self.boot, self.epoch, store=facts)))
-        )
+        hello = Hello("store", "store", self.boot, self.epoch, store=facts, intent=intent)
+        self.say(Entry("hello", body=pack(hello)))
         self.beat()

@@ -28,9 +28,9 @@ from tests.unit.router.harness import Bus, SimPeer
 WORKER_KEY = "ee" * 32
 SAID_BY_ROUTERS_STORES_AND_HOSTS = {
     "abort_update", "chunk", "commit_update", "delta", "deltas", "dismissed", "engine_beat",
-    "engine_failed", "engine_ready", "extras", "fenced", "idle", "lease", "lost", "manifest",
-    "members", "prepare_update", "queued", "record_commit", "session_moved", "update_progress",
-    "welcome",
+    "engine_failed", "engine_ready", "extras", "fenced", "idle", "intent", "lease", "lost",
+    "manifest", "members", "prepare_update", "queued", "record_commit", "session_moved",
+    "update_progress", "welcome",
 }  # fmt: skip
 SAID_TO_BULK_SOCKETS = {"pull_chunk", "pull_delta", "pull_manifest", "push_chunk"}
 

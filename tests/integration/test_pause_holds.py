@@ -1,0 +1,56 @@
+"""A paused fleet of real processes stays paused, whoever is killed and comes back."""
+
+import pytest
+
+from launcher.settings import UpOptions
+from rolloutbus import Fleet, RolloutClient
+from tests.integration.drills import (
+    DEADLINE_S,
+    Streamed,
+    assert_fake_rollout,
+    fake_sampling,
+    status_when,
+    worker_in,
+)
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+FLEET: UpOptions = {"workers": 2, "engine": "fake"}
+PROMPT, N_TOKENS = [1, 2, 3], 20
+
+
+async def test_pause_holds_through_deaths_of_a_worker_and_the_router(
+    fleet: Fleet, client: RolloutClient
+) -> None:
+    before = await client.status()
+    (await client.pause()).check()
+    w0 = worker_in(before, "w0")
+    assert w0 is not None
+    fleet.kill("w0")
+    back = await status_when(
+        client, lambda status: (now := worker_in(status, "w0")) is not None and now.pid != w0.pid
+    )
+    assert [worker.state for worker in back.workers] == ["paused", "paused"]
+    assert (back.pause, back.fleet) == ("in_place", before.fleet)
+
+    streamed = Streamed(client, PROMPT, fake_sampling(N_TOKENS))
+    await status_when(client, lambda status: status.n_queued == 1)
+    fleet.kill_router()
+    fleet.kill("w1")
+    after = await status_when(
+        client,
+        lambda status: (
+            status.instance != before.instance and not status.recovering and len(status.workers) > 1
+        ),
+    )
+    assert (after.pause, after.fleet) == ("in_place", before.fleet)
+    assert [worker.state for worker in after.workers] == ["paused", "paused"]
+    assert (after.n_queued, after.n_running) == (1, 0)
+
+    (await client.resume(deadline_s=DEADLINE_S)).check()
+    assert_fake_rollout(PROMPT, await streamed.rollout(), N_TOKENS)
+    assert (await client.status()).pause == ""
