@@ -38,6 +38,25 @@ class BusError(Exception):
         super().__init__(message)
         self.outcome: Outcome = outcome or self.default_outcome
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Plain state, so that it gets out of a process pool as it is."""
+        return restored, (type(self), self.args, dict(self.__dict__))
+
+
+def restored(kind: type[BusError], args: tuple[object, ...], fields: dict[str, object]) -> BusError:
+    """An error as it was in another process of the same program."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
+
+
+def cannot_be_pickled(what: object, instead: str) -> TypeError:
+    """What `__reduce__` raises for what is bound to its process; `instead` is what to pass."""
+    return TypeError(
+        f"a {type(what).__name__} cannot be pickled or copied: its sockets belong to this process; "
+        f"pass {instead}"
+    )
+
 
 class ProtocolError(BusError):
     """Someone broke docs/protocol.md."""

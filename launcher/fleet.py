@@ -6,9 +6,9 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Self, Unpack
+from typing import NoReturn, Self, Unpack
 
-from bus.errors import SettingsError
+from bus.errors import SettingsError, cannot_be_pickled
 from bus.strict_calls import strict
 from bus.supervisor import (
     EventHandler,
@@ -73,6 +73,9 @@ class Fleet:
         """Holds sockets and logs while the fleet runs."""
         self.key_file = ""
         """Key of an admin, for `connect`; empty unless the fleet is guarded."""
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(self, "its `address`, and connect there")
 
     async def __aenter__(self) -> Self:
         """Bring everything up; returns when every worker can be asked.

@@ -9,11 +9,11 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, NoReturn, Self, cast
 
 from bus.codec import unpack
 from bus.entry import Entry
-from bus.errors import LocalProtocolError, RemoteProtocolError, SettingsError
+from bus.errors import LocalProtocolError, RemoteProtocolError, SettingsError, cannot_be_pickled
 from bus.messages.membership import Welcome
 from bus.ports import BatchHandler, DownHandler, LinkPort, SubscriptionPort, TopicBatchHandler
 from bus.security.zmq_dialer import dialer_of
@@ -89,6 +89,11 @@ class Recorder:
         self._news = asyncio.Event()
         self.workers_heard: set[str] = set()
         """Of whom something has come."""
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the address {self.client.connection.settings.router!r} and record there"
+        )
 
     async def __aenter__(self) -> Self:
         return await self.open()

@@ -8,14 +8,21 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 from bus.actor import Actor, one_by_one
 from bus.clock import BootClock
 from bus.codec import unpack
 from bus.endpoints import require_reachable
 from bus.entry import Entry
-from bus.errors import BusError, LocalProtocolError, Refused, RemoteProtocolError, SettingsError
+from bus.errors import (
+    BusError,
+    LocalProtocolError,
+    Refused,
+    RemoteProtocolError,
+    SettingsError,
+    cannot_be_pickled,
+)
 from bus.messages.generation import Repaired
 from bus.messages.membership import Members, Welcome
 from bus.ports import (
@@ -96,6 +103,11 @@ class Subscriber:
         self._error: Exception | None = None
         self._n_broken = 0
         """Connections that broke, as far as they were told."""
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the address {self.client.connection.settings.router!r} and subscribe there"
+        )
 
     async def __aenter__(self) -> Self:
         return await self.open()

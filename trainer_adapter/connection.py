@@ -11,13 +11,20 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from bus.actor import Actor, one_by_one
 from bus.clock import BootClock, Clock
 from bus.effects import Connect, Send
 from bus.entry import Entry
-from bus.errors import ActorStopped, BusError, LocalProtocolError, MailboxFull, PeerLost
+from bus.errors import (
+    ActorStopped,
+    BusError,
+    LocalProtocolError,
+    MailboxFull,
+    PeerLost,
+    cannot_be_pickled,
+)
 from bus.home_loop import HomeLoop
 from bus.mailbox import Mailbox
 from bus.messages.generation import Generate
@@ -109,6 +116,9 @@ class Connection:
         self._is_closed = False
         self._pid = 0
         """Of the process that opened it: a forked child has neither its loop nor its sockets."""
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(self, f"the address {self.settings.router!r} and connect there")
 
     @property
     def members(self) -> tuple[Member, ...]:

@@ -1,11 +1,12 @@
 """Control of the fleet: one method per command, one result per worker."""
 
 from collections.abc import Sequence
-from typing import Self, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 import msgspec
 
 from bus.clock import Clock
+from bus.errors import cannot_be_pickled
 from bus.messages.control import (
     DEVICE,
     CacheTier,
@@ -50,6 +51,11 @@ class FleetClient:
         self, settings: ClientSettings, ports: Ports | None = None, clock: Clock | None = None
     ) -> None:
         self.connection = Connection(settings, ports, clock)
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the address {self.connection.settings.router!r} and connect there"
+        )
 
     async def __aenter__(self) -> Self:
         return await self.open()

@@ -6,11 +6,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import torch
 
-from bus.errors import BusError, LocalProtocolError, RequestCancelled, SettingsError
+from bus.errors import (
+    BusError,
+    LocalProtocolError,
+    RequestCancelled,
+    SettingsError,
+    cannot_be_pickled,
+)
 from bus.messages.endings import Problem
 from bus.messages.weights import InFlight, TransportChoice, UpdateMode
 from bus.strict_calls import Described, strict
@@ -118,6 +124,11 @@ class WeightPublisher:
         self._check: WeightCheck = check
         self._adapters: dict[str, Soundness] = {}
         self._turn = asyncio.Lock()
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, "the router's address, and make a client and a publisher there"
+        )
 
     @property
     def policy(self) -> str:

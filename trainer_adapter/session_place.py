@@ -5,11 +5,11 @@ Spec: docs/protocol.md, "Sessions".
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import msgspec
 
-from bus.errors import ActorStopped, MailboxFull, Refused
+from bus.errors import ActorStopped, MailboxFull, Refused, cannot_be_pickled
 from bus.messages.endings import bad_request
 from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
 from bus.strict_calls import strict
@@ -32,6 +32,11 @@ class SessionPlace:
         self._asked = asked
         self._wait_s = wait_s
         self._is_open = self._was_open = False
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the router's address and the name {self.name!r}, and open it there"
+        )
 
     async def __aenter__(self) -> Self:
         return await self.open()

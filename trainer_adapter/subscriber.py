@@ -4,11 +4,11 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, cast
+from typing import NoReturn, Self, cast
 
 from bus.codec import unpack
 from bus.entry import Entry
-from bus.errors import ActorStopped, RemoteProtocolError
+from bus.errors import ActorStopped, RemoteProtocolError, cannot_be_pickled
 from bus.home_loop import HomeLoop
 from bus.ids import Attempt
 from bus.mailbox import Mailbox
@@ -76,6 +76,9 @@ class StreamSubscriber:
         self._home = HomeLoop("subscriber")
         self._rows = Mailbox[StreamRow](MAX_WAITING_ROWS)
         self.n_malformed = 0
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(self, "the workers' stream endpoints, and subscribe there")
 
     @property
     def n_dropped(self) -> int:

@@ -8,11 +8,11 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import uvloop
 
-from bus.errors import ActorStopped, LocalProtocolError
+from bus.errors import ActorStopped, LocalProtocolError, cannot_be_pickled
 from bus.messages.control import DEVICE, CacheTier, FleetStatus, MemoryTag, PauseMode
 from bus.ref import FLEET
 from bus.strict_calls import strict
@@ -90,6 +90,11 @@ class SyncFleetClient:
     def __init__(self, settings: ClientSettings) -> None:
         self._thread = LoopThread(f"rolloutbus-{settings.name}")
         self._client = RolloutClient(settings)
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the address {self._client.connection.settings.router!r} and connect there"
+        )
 
     def __enter__(self) -> Self:
         return self.open()

@@ -1,8 +1,9 @@
 """A session for plain scripts; blocking."""
 
 from collections.abc import AsyncGenerator, Generator
-from typing import Self, TypeVar, Unpack
+from typing import NoReturn, Self, TypeVar, Unpack
 
+from bus.errors import cannot_be_pickled
 from bus.strict_calls import strict
 from trainer_adapter.rollout import Delta, Rollout
 from trainer_adapter.rollouts import Prompt, SamplingLike, TurnOptions, ask_of
@@ -24,6 +25,11 @@ class SyncSession:
         self._client = client
         self.session = session
         """Where it is, and how often it moved."""
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the router's address and the name {self.session.name!r}, and open it there"
+        )
 
     def __enter__(self) -> Self:
         return self.open()

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-from bus.errors import RequestCancelled
+from bus.errors import RequestCancelled, cannot_be_pickled
 from bus.messages.weights import UpdateProgress
 from bus.strict_calls import strict
 from trainer_adapter.published import Published
@@ -125,6 +125,9 @@ class WeightTransferHandle:
         self._task = task
         self._stop = stop
         task.add_done_callback(lambda _: log.end())
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(self, "what it comes to: the Published of `await handle`")
 
     def __await__(self) -> Generator[Any, Any, Published]:
         """Wait until it is committed.

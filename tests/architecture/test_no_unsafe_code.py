@@ -43,6 +43,9 @@ BANNED = {
 BANNED_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
 BANNED_FLAGS = {"allow_pickle", "shell", "trust_remote_code"}
 
+OWN_PICKLES = {"tests/unit/rolloutbus/test_pickling.py"}
+"""Tests that load what they have pickled themselves, as the process pools of users do."""
+
 UNSAFE_SNIPPETS = [
     "import pickle",
     "from pickle import loads",
@@ -141,7 +144,12 @@ def unsafe_uses(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_module_uses_anything_unsafe() -> None:
-    found = [f"{module} {use}" for module in source_modules() for use in unsafe_uses(module.tree)]
+    found = [
+        f"{module} {use}"
+        for module in source_modules()
+        if str(module) not in OWN_PICKLES
+        for use in unsafe_uses(module.tree)
+    ]
     assert found == []
 
 
