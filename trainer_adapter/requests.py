@@ -17,7 +17,7 @@ from bus.life import following
 from bus.messages import KINDS
 from bus.messages.endings import Problem
 from bus.messages.generation import Generate
-from bus.messages.limits import MAX_DEADLINE_MS
+from bus.messages.limits import MAX_DEADLINE_MS, MAX_TOKENS_BYTES
 from bus.messages.weights import PublishVersion
 from bus.outgoing import sealed
 from bus.prefix_marks import marks_of
@@ -173,6 +173,13 @@ class OpenRequest:
     def n_prompt_tokens(self) -> int:
         """0 for a control command."""
         return len(self.ask.body.prompt) // 4 if isinstance(self.ask.body, Generate) else 0
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that it may end with; more is a peer's lie, and is not held."""
+        if isinstance(self.ask.body, Generate):
+            return max(0, self.ask.body.sampling.max_new_tokens)
+        return MAX_TOKENS_BYTES // 4
 
     @property
     def is_streamed(self) -> bool:

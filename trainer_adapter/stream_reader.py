@@ -60,6 +60,9 @@ class StreamReader:
         if request is None:
             self._counters.stale_deltas += 1
             return
+        if row.end > request.max_tokens:
+            self._counters.malformed_in += 1  # the result tells what it was; this is not held
+            return
         assembly = request.assembly
         n_before = assembly.n_tokens
         if not assembly.add(row):
@@ -110,6 +113,9 @@ class StreamReader:
         )
         n_tokens = sum(count for _, count in row.versions)
         if {len(row.tokens), len(row.logprobs)} != {TOKEN_BYTES * n_tokens}:
+            self._counters.malformed_in += 1
+            return
+        if row.end > request.max_tokens:
             self._counters.malformed_in += 1
             return
         if row.tokens and request.is_truncated and not row.behaviour_logprobs:

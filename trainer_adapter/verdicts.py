@@ -10,7 +10,7 @@ from bus.errors import EngineFailed, RemoteProtocolError
 from bus.ids import NO_ATTEMPT
 from bus.messages.endings import Problem
 from bus.messages.generation import Generated
-from bus.reassembly import Row
+from bus.reassembly import TOKEN_BYTES, Row
 from trainer_adapter.effects import Deliver
 from trainer_adapter.endings import (
     cancelled,
@@ -49,6 +49,19 @@ def delta_of(request: OpenRequest, row: Row) -> Delta:
         version=row.versions[0][0],
         worker=request.worker,
     )
+
+
+def _require_asked_for(request: OpenRequest, generated: Generated) -> None:
+    """A result has no more tokens than were asked for.
+
+    Raises:
+        RemoteProtocolError: it has.
+    """
+    n_tokens = len(generated.tokens) // TOKEN_BYTES
+    if n_tokens > request.max_tokens:
+        raise RemoteProtocolError(
+            f"{request.rid}: {n_tokens} tokens came for max_new_tokens {request.max_tokens}"
+        )
 
 
 class Verdicts:
@@ -100,6 +113,7 @@ class Verdicts:
         generated = generated_of(entry)
         if generated is None:
             raise RemoteProtocolError("finished: a generate must bring its tokens")
+        _require_asked_for(request, generated)
         if not is_intact(generated):
             self._counters.digest_mismatches += 1
             self._book.end(request, EngineFailed(_CORRUPT, rid=request.rid), now)
@@ -114,6 +128,8 @@ class Verdicts:
     def _cancelled(
         self, request: OpenRequest, generated: Generated | None, entry: Entry, now: float
     ) -> None:
+        if generated is not None:
+            _require_asked_for(request, generated)
         if generated is not None and not is_intact(generated):
             self._counters.digest_mismatches += 1
             generated = None
