@@ -1,5 +1,6 @@
 """A router, a weight store and workers as supervised processes of this one."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -18,10 +19,11 @@ from bus.supervisor import (
     Supervisor,
 )
 from launcher.discovery import Registration
-from launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan
+from launcher.engine_python import check_python
+from launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan, environment
 from launcher.process_tree import children_of, command_of
 from launcher.run_dir import RunDirectory
-from launcher.settings import FleetSettings, UpOptions
+from launcher.settings import FleetSettings, UpOptions, packages_of
 
 HOST_MODULE = "engine_worker.host"
 
@@ -85,6 +87,9 @@ class Fleet:
             ProcessFailed: a process cannot be kept running.
             DeadlineExceeded: a worker was not ready in time.
         """
+        if self._settings.python:
+            python, packages = os.fspath(self._settings.python), packages_of(self._settings.engine)
+            await asyncio.to_thread(check_python, python, packages, environment())
         async with AsyncExitStack() as stack:
             given = self._settings.run_dir
             run_dir = stack.enter_context(

@@ -121,7 +121,7 @@ class FleetPlan:
             host=self._settings.host,
             exit_with_parent=True,
         )
-        spec = self._spec(name, "engine_worker", settings)
+        spec = self._spec(name, "engine_worker", settings, interpreter=self._settings.python)
         return dataclasses.replace(spec, grace_s=WORKER_GRACE_S, may_leave=True)
 
     def _engine_options(self, name: str) -> dict[str, Any]:
@@ -134,14 +134,20 @@ class FleetPlan:
         return {**options, "arguments": {**arguments, "base_gpu_id": first}}
 
     def _spec(
-        self, name: str, module: str, settings: msgspec.Struct, *, ready_timeout_s: float = 0.0
+        self,
+        name: str,
+        module: str,
+        settings: msgspec.Struct,
+        *,
+        ready_timeout_s: float = 0.0,
+        interpreter: str | os.PathLike[str] = "",
     ) -> ProcessSpec:
         # In a file: a list of processes should be readable.
         file = self._run_dir.path / f"{name}.json"
         file.write_bytes(msgspec.json.encode(settings))
         return ProcessSpec(
             name,
-            [*python(module), "--settings-file", str(file)],
+            [*python(module, interpreter), "--settings-file", str(file)],
             self._run_dir.logs / f"{name}.log",
             environment(),
             ready_timeout_s,
@@ -160,9 +166,9 @@ class FleetPlan:
         return self._keys.security_of(name) if self._keys is not None else None
 
 
-def python(module: str) -> list[str]:
-    """The command line of a module of ours; goes with `environment`."""
-    return [sys.executable, "-m", module]
+def python(module: str, interpreter: str | os.PathLike[str] = "") -> list[str]:
+    """The command line of a module of ours, by this interpreter or another; see `environment`."""
+    return [os.fspath(interpreter) or sys.executable, "-m", module]
 
 
 def environment() -> dict[str, str]:

@@ -20,6 +20,7 @@ from engine_worker.engines.sglang.settings import SglangSettings
 from engine_worker.engines.sglang.split import named
 from engine_worker.engines.transformers_settings import TransformersSettings
 from engine_worker.settings import HostSettings
+from launcher.engine_python import find_python
 
 EngineKind = Literal["transformers", "sglang", "fake"]
 Transport = Literal["ipc", "tcp"]
@@ -41,6 +42,7 @@ class UpOptions(TypedDict, total=False):
     workers: int
     engine: EngineKind
     engine_options: Mapping[str, Any]
+    python: str | os.PathLike[str]
     policy: str
     store: bool
     weights_dir: str | os.PathLike[str]
@@ -74,6 +76,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engine: EngineKind = "transformers"
     engine_options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """See `engine_worker.engines`: TransformersSettings, SglangSettings, FakeSettings."""
+    python: str | os.PathLike[str] = ""
+    """Interpreter of workers and engines, or its environment's directory; empty: this one. It needs
+    the same rolloutbus, and the packages of the engine, which may be others than ours."""
     policy: str = "default"
     """Name of the policy whose weights they serve."""
     store: bool = True
@@ -127,12 +132,20 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if self.address and self.secure is None and not is_local(self.address):
             raise SettingsError(f"{self.address} is beyond this machine: say secure (--secure DIR)")
         engine_options(self)
+        if self.python:
+            msgspec.structs.force_setattr(self, "python", find_python(self.python))
         if self.engine in _PACKAGES:
-            _require_packages(self.engine)
+            if not self.python:
+                _require_packages(self.engine)
             msgspec.structs.force_setattr(self, "model", _model_directory(os.fspath(self.model)))
             # Other formats, and weights made up at the start, are for SGLang to judge.
             has_format = "load_format" in named(self.engine_options.get("arguments", {}))
             _require_model(self.engine, os.fspath(self.model), needs_files=not has_format)
+
+
+def packages_of(engine: EngineKind) -> tuple[str, ...]:
+    """What must be installed where this engine runs, besides rolloutbus."""
+    return _PACKAGES.get(engine, ())
 
 
 def absolute_targets(targets: Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:

@@ -64,6 +64,14 @@ def up_command(
     workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="How many.")] = 2,
     engine: Annotated[EngineKind, typer.Option(help="`fake` needs no model.")] = "transformers",
     engine_option: EngineOptions = None,
+    engine_python: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Interpreter of workers and engines, or its environment's directory, such as "
+            "./.venv-sglang. Default: this one.",
+        ),
+    ] = "",
     tp: TensorParallel = 1,
     text: KeepText = False,
     policy: Annotated[str, typer.Option(help="Whose weights are served.")] = "default",
@@ -88,6 +96,7 @@ def up_command(
         workers=workers,
         engine=engine,
         engine_options=engine_options(context, engine, engine_option, tp=tp, text=text),
+        python=engine_python,
         policy=policy,
         store=store,
         weights_dir=weights_dir,

@@ -1,13 +1,17 @@
 """Samples of tool calls, by which our formats are tested, are what SGLang's parser reads too."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
 
 import pytest
 
+from bus.errors import SettingsError
 from tests.architecture.source_tree import ROOT
 from tests.tool_call_samples import ARGUMENTS, ONE, TOOLS, TWO
+from trainer_adapter.openai.answer_reader import READS_CALLS, AnswerReader, Call
+from trainer_adapter.openai.tool_formats import TOOL_FORMATS
 
 THEIRS = {
     "deepseek-v3": "deepseekv3",
@@ -50,3 +54,17 @@ def test_sglangs_parser_reads_the_same_calls(samples: dict[str, str], n_calls: i
     found = json.loads(told.stdout.splitlines()[-1])
     expected = n_calls * [["get_weather", ARGUMENTS]]
     assert dict(zip(samples, found, strict=True)) == dict.fromkeys(samples, expected)
+
+
+def test_calls_are_read_with_the_transformers_that_sglang_pins_or_it_says_what_to_do() -> None:
+    version = importlib.metadata.version("transformers")
+    if tuple(map(int, version.split(".")[:2])) < tuple(map(int, READS_CALLS.split("."))):
+        with pytest.raises(SettingsError, match=f"{READS_CALLS} or newer, and {version} is inst"):
+            AnswerReader(TOOL_FORMATS["hermes"], "", TOOLS)
+        return
+    for name, text in ONE.items():
+        reader = AnswerReader(TOOL_FORMATS[name], "", TOOLS)
+        calls = [each for each in [*reader.feed(text), *reader.end()] if isinstance(each, Call)]
+        assert [(each.name, json.loads(each.arguments)) for each in calls] == [
+            ("get_weather", ARGUMENTS)
+        ]

@@ -1,5 +1,6 @@
 """What a model writes, taken apart while it comes: content, reasoning, tool calls."""
 
+import importlib.metadata
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from bus.errors import SettingsError
 from trainer_adapter.openai.bodies import Json
 from trainer_adapter.openai.tool_formats import ResponseTemplate
 
+READS_CALLS = "5.19"
+"""The oldest release of transformers that our formats were tested with; 5.12 has no such parser."""
 REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})
 """What templates call it."""
 
@@ -133,9 +136,21 @@ def _parser(template: ResponseTemplate, prompt: str, tools: Sequence[Json]) -> _
         # An optional dependency, and the one package that knows these templates.
         from transformers.utils.chat_parsing import ResponseParser  # noqa: PLC0415
     except ImportError:
-        message = "tool calls are read by transformers: pip install rolloutbus[transformers]"
-        raise SettingsError(message) from None
+        raise SettingsError(_lacking()) from None
     try:
         return cast("_Parser", ResponseParser(dict(template), prompt, tools=list(tools)))
     except ValueError as error:
         raise SettingsError(f"response template: {error}") from error
+
+
+def _lacking() -> str:
+    """Why transformers cannot be asked, and what to do."""
+    try:
+        there = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return "tool calls are read by transformers: pip install rolloutbus[transformers]"
+    return (
+        f"tool calls are read by transformers {READS_CALLS} or newer, and {there} is installed "
+        "here; if SGLang pins that, give it an environment of its own: up(python=...) or "
+        "--engine-python"
+    )
