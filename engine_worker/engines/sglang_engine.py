@@ -7,22 +7,25 @@ processes, one message per step (see `engine_worker.engines.sglang.inside.schedu
 import asyncio
 import os
 import random
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from bus.ids import AttemptKey
 from engine_worker.engine import EngineFacts, EngineStats, PauseMode, StepSink, Work
 from engine_worker.engines.processors import Processors
-from engine_worker.engines.sglang import features, upstream
+from engine_worker.engines.sglang import features, hooks, presence, upstream
 from engine_worker.engines.sglang.adapted import Adapted
 from engine_worker.engines.sglang.arguments import server_arguments
 from engine_worker.engines.sglang.death import cause_of
 from engine_worker.engines.sglang.engine_thread import EngineThread
 from engine_worker.engines.sglang.facts import abilities_of, facts_of
 from engine_worker.engines.sglang.guard import Guard
+from engine_worker.engines.sglang.hooks import Lack
 from engine_worker.engines.sglang.inside.scheduler import run_scheduler
 from engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem_of
 from engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits
@@ -50,6 +53,7 @@ from engine_worker.engines.sglang.tap_wire import (
     PREFIX_VARIABLE,
     Flushed,
     LastWords,
+    Looked,
     Message,
     Pulse,
     Rows,
@@ -83,6 +87,8 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
         self._pulse = Pulse(0, 0, 0, 0)
         self._last_words = ""
         self._gone = threading.Event()
+        self._looked: SimpleQueue[Sequence[Lack]] = SimpleQueue()
+        """What each scheduler lacks of what is declared in `hooks`."""
         self._thread: EngineThread | None = None
         processors = Processors(settings.processors)
         known = upstream.server_argument_types()
@@ -103,7 +109,9 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
             os.environ.setdefault(UNIFIED_TREE_VARIABLE, "1")
         self._thread = self._started(arguments)
         self._manager = self._thread.engine.tokenizer_manager
-        self._terms = _terms(self._thread.engine, settings, processors)
+        lacks = [*presence.lacks_for("host"), *self._lacks_of_schedulers()]
+        _warn(hooks.untested(upstream.version()), *map(_loss, lacks))
+        self._terms = _terms(self._thread.engine, settings, processors, lacks)
         self._labels = SessionLabels(self._thread, PER_SLOT * self._terms.facts.slots)
         resolved = upstream.resolved_arguments(self._thread.engine)
         guard = Guard(abilities_of(resolved))
@@ -186,13 +194,21 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
 
     def _started(self, arguments: dict[str, object]) -> EngineThread:
         try:
-            return EngineThread(
-                lambda: upstream.build_engine(run_scheduler, arguments), "sglang-engine"
-            )
+            return EngineThread(lambda: _built(arguments), "sglang-engine")
+        except EngineDied:
+            raise
         except RuntimeError as error:
             # It only knows that a scheduler has ended; the scheduler knew why.
             self._gone.wait(LAST_WORDS_S)
             raise EngineDied(cause_of(self._last_words or str(error))) from error
+
+    def _lacks_of_schedulers(self) -> Sequence[Lack]:
+        """The same of every one; told before they were built."""
+        try:
+            return self._looked.get(timeout=LAST_WORDS_S)
+        except Empty:
+            why = "no scheduler of SGLang's has told whether it is hooked"
+            raise EngineDied(why) from None
 
     def _alive(self) -> EngineThread:
         assert self._thread is not None, "it is built"
@@ -241,6 +257,8 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
                 self._live.tell(message)
             case Pulse():
                 self._pulse = message
+            case Looked(lacks):
+                self._looked.put(lacks)
             case Staged() | Swapped():
                 self._schedulers.hear(message)
             case Flushed():
@@ -257,17 +275,42 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
             self._thread.die(cause_of(self._last_words))
 
 
-def _terms(engine: SglangHandle, settings: SglangSettings, processors: Processors) -> RequestTerms:
+def _built(arguments: Mapping[str, object]) -> SglangHandle:
+    """SGLang's engine; EngineDied: this SGLang has not what is needed of it."""
+    problem = hooks.refusal(upstream.version(), presence.lacks_for("host"))
+    if problem:
+        raise EngineDied(problem)
+    return upstream.build_engine(run_scheduler, arguments)
+
+
+def _loss(lack: Lack) -> str:
+    lost = ", ".join(lack.loses or ()) or "nothing that a request asks for"
+    return f"{lack.what} (it carries: {lack.carries}); this worker does without: {lost}"
+
+
+def _warn(*sentences: str) -> None:
+    """For the worker's log."""
+    for sentence in filter(None, sentences):
+        sys.stderr.write(f"warning: {sentence}\n")
+
+
+def _terms(
+    engine: SglangHandle,
+    settings: SglangSettings,
+    processors: Processors,
+    lacks: Sequence[Lack],
+) -> RequestTerms:
     model = engine.tokenizer_manager.model_config
     arguments = engine.tokenizer_manager.server_args
     able = features.features_of(settings, arguments, model, processors.names)
+    able = hooks.remaining(able, lacks)
     facts = facts_of(engine, settings, upstream.resolved_arguments(engine), able)
     return RequestTerms(
         facts=facts,
         processors=processors,
         chance=random.Random(),  # noqa: S311 - sampling, not secrets
         has_seeds=features.has_seeds(arguments),
-        has_priorities=features.has_priorities(arguments),
+        has_priorities="priority" in able,
         has_sessions=features.has_sessions(arguments),
         is_speculative=features.is_speculative(arguments),
     )

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from bus.messages.array import Array
+from engine_worker.engines.sglang.hooks import Lack
 
 HEADER = struct.Struct("<I")
 PATH_VARIABLE = "ROLLOUTBUS_SCHEDULER_TAP"
@@ -50,6 +51,12 @@ class Rows(msgspec.Struct, array_like=True, frozen=True, tag="rows"):
     truncated."""
     arrays: list[tuple[int, dict[str, Array]]] = []
     """(row, what it wanted) of rows that finish."""
+
+
+class Looked(msgspec.Struct, array_like=True, frozen=True, tag="looked"):
+    """This scheduler is hooked; what of the rest it has not. Told before anything is built."""
+
+    lacks: list[Lack]
 
 
 class Pulse(msgspec.Struct, array_like=True, frozen=True, tag="pulse"):
@@ -101,7 +108,7 @@ class Swapped(msgspec.Struct, array_like=True, frozen=True, tag="swapped"):
     """The weights are of no version now."""
 
 
-Message = Rows | Pulse | LastWords | Staged | Swapped | Flushed
+Message = Rows | Looked | Pulse | LastWords | Staged | Swapped | Flushed
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode

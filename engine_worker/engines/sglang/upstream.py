@@ -10,7 +10,6 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from typing import Any, Literal, get_type_hints
 
 from engine_worker.engines.sglang.upstream_types import (
@@ -35,12 +34,17 @@ def run_scheduler_process(*arguments: object, **options: object) -> None:
 
 
 def hook_around(target: str, hook: Callable[..., Any]) -> None:
-    """Have `hook(original, *args, **kwargs)` called in place of `target` in this process.
-
-    Applied by SGLang itself before it builds anything.
-    """
+    """Have `hook(original, *args, **kwargs)` called in place of `target`, after `apply_hooks`."""
     registry = _module("plugins.hook_registry")
     registry.HookRegistry.register(target, hook, registry.HookType.AROUND)
+
+
+def apply_hooks() -> None:
+    """Have SGLang load its plugins and patch this process, as it does before it builds anything.
+
+    A target that it cannot patch is logged and passed over.
+    """
+    _module("plugins").load_plugins()
 
 
 def build_engine(run_scheduler: ProcessFunction, arguments: Mapping[str, object]) -> SglangHandle:
@@ -87,6 +91,12 @@ def halt(scheduler: Scheduler) -> None:
     setattr(scheduler, "_engine_paused", True)  # noqa: B010 - private, and a pause would do more
 
 
+def is_halted(scheduler: Scheduler) -> bool:
+    """Whether a scheduler takes no steps."""
+    is_paused: bool = getattr(scheduler, "_engine_paused")  # noqa: B009 - private, as above
+    return is_paused
+
+
 def stores_by_namespace() -> bool:
     """Whether a stored prefix is found only by requests of its namespace."""
     return hasattr(_module("mem_cache.utils"), "storage_namespace_seed")
@@ -117,16 +127,6 @@ def fields_of(struct: type[object]) -> frozenset[str]:
         if names := getattr(struct, listed, None):
             return frozenset(names)
     raise TypeError(f"sglang {version()}: {struct.__name__} lists no fields")
-
-
-def found(path: str) -> object | None:
-    """What `module:Class.attribute` names below `sglang.srt`; None if this version lacks it.
-
-    Raises:
-        ImportError: the module cannot be imported.
-    """
-    module, _, names = path.partition(":")
-    return reduce(lambda value, name: getattr(value, name, None), names.split("."), _module(module))
 
 
 def supported_architectures() -> frozenset[str]:

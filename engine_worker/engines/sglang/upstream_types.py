@@ -227,6 +227,8 @@ class Scheduler(Protocol):
     running_batch: SchedulerBatch
     last_batch: SchedulerBatch | None
     waiting_queue: "Sequence[SchedulerRequest]"
+    result_queue: "Sequence[tuple[SchedulerBatch, object]]"
+    """Launched and not booked: with overlapped scheduling."""
     chunked_req: "SchedulerRequest | None"
     """Its prompt is computed piece by piece."""
     tp_worker: ModelWorker

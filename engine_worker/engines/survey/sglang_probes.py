@@ -1,106 +1,73 @@
-"""What the installed SGLang can do, found by looking and not by its version."""
+"""Whether the installed SGLang is as the worker needs it: the list that an engine checks, too."""
 
-import inspect
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from engine_worker.engines.sglang import upstream
+from engine_worker.engines.sglang import hooks, presence, upstream
+from engine_worker.engines.sglang.hooks import Lack, When
 from engine_worker.engines.survey.finding import Finding
 
-MANAGER = "managers.tokenizer_manager:TokenizerManager"
-REQUESTS = "managers.io_struct"
-
-
-class Probe(NamedTuple):
-    """A feature and what it changes for users of the bus."""
-
-    name: str
-    is_there: Callable[[], bool]
-    with_it: str
-    without: str
-
-
-def _has(path: str) -> Callable[[], bool]:
-    return lambda: upstream.found(path) is not None
-
-
-def _takes(request: str, field: str) -> Callable[[], bool]:
-    def look() -> bool:
-        struct = upstream.found(f"{REQUESTS}:{request}")
-        return isinstance(struct, type) and field in upstream.fields_of(struct)
-
-    return look
-
-
-def _may_flush_while_requests_wait() -> bool:
-    is_idle = upstream.found("managers.scheduler:Scheduler.is_fully_idle")
-    return callable(is_idle) and "ignore_waiting" in inspect.signature(is_idle).parameters
-
-
-PROBES = (
-    Probe(
-        "scheduler hooks",
-        _has("plugins.hook_registry:HookRegistry"),
-        "tokens are tapped at each step",
-        "this worker cannot run on it",
-    ),
-    Probe(
-        "weight sessions",
-        _has(f"{MANAGER}.begin_weight_update"),
-        "quantized weights can be updated",
-        "quantized weights that were repacked cannot be updated",
-    ),
-    Probe(
-        "version spans",
-        _takes("AbortReq", "weight_versions"),
-        "SGLang attests the version of each token as well",
-        "versions of tokens are attested by the worker alone",
-    ),
-    Probe(
-        "flush while requests wait",
-        _may_flush_while_requests_wait,
-        "the prefix cache can be emptied while requests wait",
-        "old prefixes are kept apart by a name per version until they are evicted",
-    ),
-    Probe(
-        "prefix namespaces",
-        _takes("GenerateReqInput", "extra_key"),
-        "no request meets a prefix of older weights",
-        "the prefix cache is emptied at each update",
-    ),
-    Probe(
-        "sampling mask",
-        _takes("GenerateReqInput", "return_sampling_mask"),
-        "behaviour logprobs under top-k, top-p and min-p are exact",
-        "no behaviour logprobs under top-k, top-p or min-p",
-    ),
-    Probe(
-        "routed experts",
-        _takes("GenerateReqInput", "return_routed_experts"),
-        "the experts of each token can be asked for",
-        "not known",
-    ),
-    Probe(
-        "remote save",
-        _has("entrypoints.engine:Engine.save_remote_model"),
-        "weights can be saved to remote targets",
-        "weights can be saved to directories only",
-    ),
-)
+SECTION = "sglang"
 
 
 def probes() -> Iterator[Finding]:
-    """One for SGLang itself, then one for each feature."""
+    """SGLang itself, each function that is patched, and what is lacking of all that is read."""
     try:
         version = upstream.version()
-        upstream.found("managers.scheduler:Scheduler")
+        presence.found("managers.scheduler:Scheduler")
     except ImportError as error:
         is_absent = error.name == "sglang"
         says = "not installed: pip install rolloutbus[sglang]" if is_absent else str(error)
-        yield Finding("sglang", "import", "missing" if is_absent else "failed", says)
+        yield Finding(SECTION, "import", "missing" if is_absent else "failed", says)
         return
-    yield Finding("sglang", "import", "ok", version)
-    for probe in PROBES:
-        is_there = probe.is_there()
-        says = probe.with_it if is_there else probe.without
-        yield Finding("sglang", probe.name, "ok" if is_there else "note", says)
+    yield Finding(SECTION, "import", "ok", version)
+    warning = hooks.untested(version)
+    says = warning or f"tested are {', '.join(hooks.TESTED)}"
+    yield Finding(SECTION, "version", "note" if warning else "ok", says)
+    yield from _of_hooks()
+    yield from _of_parts()
+
+
+def _of_hooks() -> Iterator[Finding]:
+    conditions = _conditions()
+    unfit = {hook: presence.why_unfit(hook) for hook in hooks.HOOKS if hook.when in conditions}
+    lacks = {each.what: each for each in presence.lacks_among(unfit)}
+    for hook, why in unfit.items():
+        if not why:
+            yield Finding(SECTION, _short(hook.target), "ok", f"can be patched: {hook.carries}")
+        elif why in lacks:
+            yield _finding(_short(hook.target), lacks[why], hook.when)
+
+
+def _of_parts() -> Iterator[Finding]:
+    n_lacking = 0
+    for part in hooks.PARTS:
+        for name in presence.lacking(part.owner, part.names):
+            n_lacking += 1
+            lack = presence.lack_of(part, f"there is no {name}")
+            yield _finding(".".join(name.split(".")[-2:]), lack, part.when)
+    n_names = sum(len(part.names) for part in hooks.PARTS)
+    if not n_lacking:
+        yield Finding(SECTION, "attributes", "ok", f"all {n_names} that are read are there")
+
+
+def _finding(name: str, lack: Lack, when: When) -> Finding:
+    says = f"{lack.what}, which carries: {lack.carries}"
+    if lack.loses is None and when == "always":
+        return Finding(SECTION, name, "failed", f"{says}; no engine starts without it")
+    if lack.loses is None:
+        return Finding(SECTION, name, "note", f"{says}; report_prefixes needs it")
+    lost = ", ".join(lack.loses)
+    return Finding(SECTION, name, "note", f"{says}; lost: {lost}" if lost else says)
+
+
+def _conditions() -> set[When]:
+    found: set[When] = {"always", "prefixes"}
+    if upstream.has_rust_tree():
+        found.add("rust tree")
+    if upstream.has_xgrammar():
+        found.add("grammars")
+    return found
+
+
+def _short(target: str) -> str:
+    return target.rpartition(":")[2]

@@ -5,21 +5,18 @@ from typing import Any
 
 import torch
 
-from engine_worker.engines.sglang import upstream
+from engine_worker.engines.sglang import hooks, upstream
+from engine_worker.engines.sglang.hooks import Hook
 from engine_worker.engines.sglang.upstream_types import SglangObject
 
 Call = Callable[..., Any]
 
 
-def hooks() -> Sequence[tuple[str, Call]]:
-    """What is wrapped: (path, hook); nothing without xgrammar."""
+def calls() -> Sequence[tuple[Hook, Call]]:
+    """What is wrapped, and what is called instead; nothing without xgrammar."""
     if not upstream.has_xgrammar():
         return ()
-    grammar = "sglang.srt.constrained.xgrammar_backend.XGrammarGrammar"
-    return (
-        (f"{grammar}.allocate_vocab_mask", _allocate),
-        (f"{grammar}.apply_vocab_mask", _apply),
-    )
+    return (hooks.ALLOCATE_MASK, _allocate), (hooks.APPLY_MASK, _apply)
 
 
 def _allocate(

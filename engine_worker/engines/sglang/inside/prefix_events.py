@@ -8,19 +8,12 @@ which is still there.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine_worker.engines.sglang import upstream
+from engine_worker.engines.sglang import hooks, upstream
+from engine_worker.engines.sglang.hooks import Hook
 from engine_worker.engines.sglang.inside.version_change import namespace_of
 from engine_worker.engines.sglang.upstream_types import Scheduler, SglangObject
 
 Call = Callable[..., Any]
-Hook = tuple[str, Call]
-
-EVENTS = "sglang.srt.mem_cache.events"
-RECORDERS = (
-    ("KVCacheEventMixin", "_record_store_event", "_record_remove_event"),
-    ("KVCacheEventRecorder", "record_store", "record_remove"),
-)
-"""(class, its methods that record a node): of some version each."""
 NAMESPACE_AT = {"block_stored": 8, "block_removed": 3}
 """Where the events of the tree in Rust have their namespace, by their first element."""
 CLEARS = ("record_all_cleared", "_record_all_cleared_event")
@@ -35,14 +28,15 @@ class PrefixEvents:
         self._namespace: str | None = None
         """That of new requests without adapter."""
 
-    def hooks(self) -> Iterator[Hook]:
-        """What is wrapped: (path, hook)."""
-        for kind, *methods in RECORDERS:
-            for method in methods:
-                if upstream.found(f"mem_cache.events:{kind}.{method}") is not None:
-                    yield f"{EVENTS}.{kind}.{method}", self._record
+    def calls(self) -> Iterator[tuple[Hook, Call]]:
+        """What is wrapped, and what is called instead."""
+        for hook in (
+            *(hooks.RECORD_STORE, hooks.RECORD_REMOVE),
+            *(hooks.RECORDER_STORE, hooks.RECORDER_REMOVE),
+        ):
+            yield hook, self._record
         if upstream.has_rust_tree():
-            yield "sglang.srt.mem_cache.rust_tree_core.adapter._kv_event_from_tagged", self._read
+            yield hooks.RUST_EVENT, self._read
 
     def use(self, version: int, scheduler: Scheduler) -> None:
         """New requests find nothing from before: all that was told is void."""

@@ -13,21 +13,26 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from engine_worker.engines.sglang import hooks, upstream
+from engine_worker.engines.sglang.hooks import Hook, When
+from engine_worker.engines.sglang.inside.patching import patch
 from engine_worker.engines.sglang.inside.prefix_events import PrefixEvents
 from engine_worker.engines.sglang.inside.scheduler_sampling import SchedulerSampling
 from engine_worker.engines.sglang.inside.scheduler_weights import SchedulerWeights
 from engine_worker.engines.sglang.inside.tap_columns import TapColumns
+from engine_worker.engines.sglang.presence import lacks_for
 from engine_worker.engines.sglang.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,
     Flushed,
     LastWords,
+    Looked,
     Message,
     Pulse,
     framed,
 )
-from engine_worker.engines.sglang.upstream import hook_around, run_scheduler_process
+from engine_worker.engines.sglang.upstream import run_scheduler_process
 from engine_worker.engines.sglang.upstream_types import (
     OutputStreamer,
     Scheduler,
@@ -41,10 +46,19 @@ Call = Callable[..., Any]
 
 
 def run_scheduler(*arguments: object, **options: object) -> None:
-    """SGLang's own process function, with our hooks in place."""
+    """SGLang's own process function, with our hooks in place.
+
+    Raises:
+        SystemExit: this SGLang has not what they need; the host was told.
+    """
     tap = SchedulerTap(os.environ[PATH_VARIABLE], int(os.environ[COARSE_VARIABLE]))
-    tap.install()
-    run_scheduler_process(*arguments, **options)
+    try:
+        problem = tap.install()
+        if problem:
+            raise SystemExit(problem)
+        run_scheduler_process(*arguments, **options)
+    finally:
+        tap.close()
 
 
 class SchedulerTap:
@@ -64,37 +78,67 @@ class SchedulerTap:
         self._n_forwards = 0
         self._pulse_at = 0.0
 
-    def install(self) -> None:
-        """Hook into SGLang's classes of this process."""
-        scheduler = "sglang.srt.managers.scheduler.Scheduler"
-        components = "sglang.srt.managers.scheduler_components"
-        streamer = f"{components}.output_streamer.SchedulerOutputStreamer"
-        updater = f"{components}.weight_updater.SchedulerWeightUpdaterManager"
-        hook_around(f"{scheduler}.__init__", self._construct)
-        hook_around(f"{scheduler}.run_event_loop", self._run)
-        hook_around(f"{scheduler}.run_batch", self._launch)
-        hook_around(f"{scheduler}.process_batch_result", self._book)
-        hook_around(f"{streamer}.stream_output", self._stream)
-        for target, hook in self._sampling.hooks():
-            hook_around(target, hook)
-        for target, hook in self._prefixes.hooks() if self._prefixes is not None else ():
-            hook_around(target, hook)
-        hook_around(f"{scheduler}.flush_cache", self._flush)
-        hook_around(f"{scheduler}.process_input_requests", self._take_in)
+    def install(self) -> str:
+        """Hook into SGLang's classes of this process, and tell the host what they lack.
+
+        Returns why this process must not go on; empty: all that is required is there.
+        """
+        whens: list[When] = ["always"]
+        if self._prefixes is not None:
+            whens.append("prefixes")
+        lacks = [*patch(self.calls()), *lacks_for("scheduler", whens)]
+        problem = hooks.refusal(upstream.version(), lacks)
+        self._send(LastWords(problem) if problem else Looked(lacks))
+        return problem
+
+    def close(self) -> None:
+        """Tell nothing more."""
+        self._socket.close()
+
+    def calls(self) -> Sequence[tuple[Hook, Call]]:
+        """What is wrapped, and what is called instead."""
         weights = self._weights
-        hook_around(f"{updater}.get_weights_by_name", weights.answer)
-        hook_around(f"{scheduler}._add_request_to_queue", weights.enqueue)
-        hook_around(f"{scheduler}.get_next_batch_to_run", weights.plan)
-        hook_around(f"{scheduler}.pause_generation", weights.pause)
-        hook_around(f"{scheduler}.continue_generation", weights.go_on)
+        return (
+            (hooks.CONSTRUCT, self._construct),
+            (hooks.RUN_EVENT_LOOP, self._run),
+            (hooks.RUN_BATCH, self._launch),
+            (hooks.PROCESS_BATCH_RESULT, self._book),
+            (hooks.STREAM_OUTPUT, self._stream),
+            (hooks.ADD_REQUEST, self._enqueue),
+            (hooks.FLUSH, self._flush),
+            (hooks.TAKE_IN, self._take_in),
+            (hooks.WEIGHT_BY_NAME, weights.answer),
+            (hooks.NEXT_BATCH, weights.plan),
+            (hooks.PAUSE, weights.pause),
+            (hooks.CONTINUE, weights.go_on),
+            *self._sampling.calls(),
+            *(self._prefixes.calls() if self._prefixes is not None else ()),
+        )
 
     def _construct(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
-        self._scheduler = scheduler
-        self._weights.take_over(scheduler)
+        self._take_over(scheduler)
         self._or_say_why(call, scheduler, *args, **kwargs)
 
-    def _run(self, call: Call, scheduler: object, *args: object, **kwargs: object) -> None:
+    def _run(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
+        self._take_over(scheduler)
         self._or_say_why(call, scheduler, *args, **kwargs)
+
+    def _take_over(self, scheduler: Scheduler) -> None:
+        if self._scheduler is not scheduler:
+            self._scheduler = scheduler
+            self._weights.take_over(scheduler)
+
+    def _enqueue(
+        self,
+        call: Call,
+        scheduler: object,
+        request: SchedulerRequest,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        self._weights.admit(request)
+        self._sampling.admit(request)
+        return call(scheduler, request, *args, **kwargs)
 
     def _or_say_why(self, call: Call, *args: object, **kwargs: object) -> None:
         try:
@@ -106,7 +150,6 @@ class SchedulerTap:
     def _launch(self, call: Call, *args: object, **kwargs: object) -> object:
         result = call(*args, **kwargs)
         result.rolloutbus_version = self._version
-        self._sampling.launched(result)
         self._n_forwards += 1
         now = time.monotonic()
         if now >= self._pulse_at:
@@ -149,7 +192,7 @@ class SchedulerTap:
 
     def _take_in(self, call: Call, scheduler: Scheduler, requests: Sequence[object]) -> object:
         taken = call(scheduler, requests)
-        if getattr(scheduler, "_engine_paused", False) and not requests:
+        if upstream.is_halted(scheduler) and not requests:
             # It would spin: held, it passes over what makes an idle one wait for its sockets.
             scheduler.maybe_sleep_on_idle()
         return taken
@@ -169,7 +212,7 @@ class SchedulerTap:
         scheduler = self._scheduler
         assert scheduler is not None, "it has run a step"
         # Launched and not booked: with overlapped scheduling they are in no other place.
-        launched = [batch for batch, _ in getattr(scheduler, "result_queue", ())]
+        launched = [batch for batch, _ in scheduler.result_queue]
         batches = (scheduler.running_batch, scheduler.last_batch, *launched)
         running = [req for batch in batches if batch is not None for req in batch.reqs]
         return [*running, *scheduler.waiting_queue]

@@ -76,17 +76,9 @@ class SchedulerWeights:
             answer = Answer(problem=f"{type(error).__name__}: {error}"[:500])
         return upstream.request("GetWeightsByNameReqOutput", parameter=as_numbers(answer))
 
-    def enqueue(
-        self,
-        call: Call,
-        scheduler: object,
-        request: SchedulerRequest,
-        *args: object,
-        **kwargs: object,
-    ) -> object:
-        """Around the queueing of a request."""
+    def admit(self, request: SchedulerRequest) -> None:
+        """A request is about to be queued."""
         self._change.admit(request)
-        return call(scheduler, request, *args, **kwargs)
 
     def plan(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> object:
         """Around the choice of the next batch."""

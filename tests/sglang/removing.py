@@ -1,0 +1,17 @@
+"""SGLang without some of its functions, in the processes of a fleet."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine_worker.engines.sglang.presence import PACKAGE
+
+REMOVALS = Path(__file__).parent / "removals"
+
+
+def remove(patch: pytest.MonkeyPatch, *targets: str) -> None:
+    """Processes that are started from now on find an SGLang without these: "module:Class.name"."""
+    patch.setenv("SGLANG_WITHOUT", ",".join(f"{PACKAGE}.{target}" for target in targets))
+    before = os.environ.get("PYTHONPATH", "")
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(REMOVALS), before])))
