@@ -119,7 +119,7 @@ def _request(layout: Layout, number: int) -> RunningRequest:
         "generate", f"{client}/{number}", (1, number + 1), route=client, place=Placement("default"),
         body=pack(body),
     )  # fmt: skip
-    return RunningRequest(entry, body, 0.0)
+    return RunningRequest(entry, body, 0.0, vocab_size=1 << 16)
 
 
 async def _measure_size(n_requests: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -50,6 +50,16 @@ def check_options(body: Generate, vocab_size: int) -> Problem | None:
     return next(_problems(body, vocab_size), None)
 
 
+def truncates(sampling: Sampling, vocab_size: int | None = None) -> bool:
+    """Whether tokens are drawn by chance from less than the whole vocabulary.
+
+    Without its size every `top_k` counts.
+    """
+    is_cut = sampling.top_k > 0 and (vocab_size is None or sampling.top_k < vocab_size)
+    cuts = is_cut or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    return cuts and sampling.temperature > 0.0
+
+
 def adapter_of(lora: str) -> tuple[str, int | None] | None:
     """Name and version of `NAME` or `NAME@VERSION`; None if it is neither."""
     found = _LORA.fullmatch(lora)

@@ -15,7 +15,7 @@ from bus.entry import Placement
 from bus.messages.endings import Problem, bad_request
 from bus.messages.generation import Generate, Prefix, Sampling
 from bus.messages.limits import MAX_SHORT_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
-from bus.option_checks import check_options, list_problems
+from bus.option_checks import check_options, list_problems, truncates
 from bus.versions import MAX_VERSION, parse_versions
 
 MAX_NAME_BYTES = MAX_SHORT_CHARS
@@ -179,7 +179,13 @@ def check_generate(body: Generate, *, vocab_size: int, max_context: int) -> Prob
         )
     if body.prefix is None:
         return None
-    return _check_prefix(body.prefix, body.sampling.max_new_tokens, vocab_size)
+    problem = _check_prefix(body.prefix, body.sampling.max_new_tokens, vocab_size)
+    if problem is not None or not truncates(body.sampling, vocab_size):
+        return problem
+    if len(body.prefix.behaviour_logprobs) != len(body.prefix.tokens):
+        why = "missing: those before truncation are none of the policy that sampled"
+        return bad_request("prefix.behaviour_logprobs", why)
+    return None
 
 
 def _check_prefix(prefix: Prefix, max_new_tokens: int, vocab_size: int) -> Problem | None:

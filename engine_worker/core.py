@@ -25,7 +25,13 @@ from bus.messages.stream import Deltas
 from engine_worker.answers import repair_ending, server_facts, vitals_of, worker_facts
 from engine_worker.controller import Controller, Ending, Outcomes, key_of, refused
 from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
-from engine_worker.generation import Finished, Generation, limits_of, stop_in_engine
+from engine_worker.generation import (
+    Finished,
+    Generation,
+    Unmeasured,
+    limits_of,
+    stop_in_engine,
+)
 from engine_worker.host_watch import HostEnd, HostWatch
 from engine_worker.prefix_news import PrefixNews
 from engine_worker.requests import RunningRequest, is_pinned
@@ -104,8 +110,11 @@ class WorkerCore:
                 continue
             match unpack(entry):
                 case Deltas() as deltas:
-                    for finished in self._generation.step(deltas, now):
-                        effects += self._finish(finished, now)
+                    for ended in self._generation.step(deltas, now):
+                        if isinstance(ended, Finished):
+                            effects += self._finish(ended, now)
+                        else:
+                            effects += self._fail(ended, now)
                 case Extras() as extras:
                     self._generation.keep(extras)
                 case EngineBeat() as beat:
@@ -225,6 +234,11 @@ class WorkerCore:
         request, reason = finished
         kind = "cancelled" if reason == "abort" else "finished"
         return self._end(Ending(kind, request.key, request.generated(reason, now)), now)
+
+    def _fail(self, unmeasured: Unmeasured, now: float) -> list[WorkerEffect]:
+        request, problem = unmeasured
+        stopped = stop_in_engine([request])
+        return [*stopped, *self._end(Ending("failed", request.key, problem), now)]
 
     def _cancel(self, requests: list[RunningRequest], now: float) -> list[WorkerEffect]:
         """End these now with what they hold; a step still under way is ignored."""

@@ -99,13 +99,15 @@ class Step:
     tokens: Int32s
     """int32 [sum(counts)]."""
     logprobs: Float32s
-    """float32 [sum(counts)]: log-softmax after penalties, temperature, before truncation."""
+    """float32 [sum(counts)]: log-softmax after penalties, temperature, before truncation; NaN: not
+    measured."""
     version: int
     """The weights that computed this step's logits."""
     finishes: Sequence[tuple[int, FinishReason]] = ()
     """(row, reason)."""
     behaviour_logprobs: Float32s | None = None
-    """float32 [sum(counts)], renormalised over the sampled support; None: nothing truncated."""
+    """float32 [sum(counts)], renormalised over the sampled support; NaN: not measured. None: no row
+    truncates."""
     problems: Sequence[tuple[int, Problem]] = ()
     """(row, why) of requests that the engine gave up: their end instead of a finish."""
     arrays: Sequence[tuple[int, Mapping[str, Array]]] = ()

@@ -4,6 +4,8 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from bus.codec import pack, unpack
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
@@ -45,6 +47,55 @@ class Finished(NamedTuple):
 
     request: RunningRequest
     reason: FinishReason
+
+
+class Unmeasured(NamedTuple):
+    """A request of which the engine has told tokens without what has to come with them."""
+
+    request: RunningRequest
+    problem: Problem
+
+
+class Measured:
+    """Which tokens of a step come with their logprobs: NaN stands for what was not measured."""
+
+    def __init__(self, deltas: Deltas) -> None:
+        self._n_bytes = len(deltas.tokens)
+        self._logprobs = _places_of_nan(deltas.logprobs)
+        self._behaviour = _places_of_nan(deltas.behaviour_logprobs)
+        self._has_behaviour = len(deltas.behaviour_logprobs) == self._n_bytes
+        self._has_logprobs = len(deltas.logprobs) == self._n_bytes
+
+    def lacking(self, start: int, stop: int, *, truncates: bool) -> Problem | None:
+        """Why the row with these bytes cannot be used; None if it can."""
+        if start == stop:
+            return None
+        part = slice(start // ITEM_BYTES, stop // ITEM_BYTES)
+        if not self._has_logprobs or (self._logprobs is not None and self._logprobs[part].any()):
+            return _NO_LOGPROBS
+        if truncates and (
+            not self._has_behaviour or (self._behaviour is not None and self._behaviour[part].any())
+        ):
+            return _NO_BEHAVIOUR
+        return None
+
+
+def _places_of_nan(column: bytes) -> "np.ndarray[tuple[int], np.dtype[np.bool_]] | None":
+    """Of a float32 column: bool [n]; None: it has no NaN."""
+    places = np.isnan(np.frombuffer(column, "<f4"))
+    return places if places.any() else None
+
+
+_NO_LOGPROBS = Problem(
+    "engine_failed", "The engine has told tokens without their logprobs.", "failed"
+)
+_NO_BEHAVIOUR = Problem(
+    "engine_failed",
+    "The engine has not measured what truncation left of the distribution: logprobs before it "
+    "are none of the policy that sampled. Ask without top_k, top_p and min_p.",
+    "failed",
+    field="sampling",
+)
 
 
 class Generation:
@@ -92,7 +143,7 @@ class Generation:
             return problem
         if len(self._requests) >= limits.max_running:
             return Problem("not_ready", "This worker is full; it will be retried.", "not_started")
-        request = RunningRequest(entry, body, now)
+        request = RunningRequest(entry, body, now, limits.vocab_size)
         self._requests[entry.rid] = request
         self.n_pinned += request.is_pinned
         if request.deadline_at != NEVER:
@@ -107,12 +158,13 @@ class Generation:
         if request is not None:
             request.arrays = extras.arrays
 
-    def step(self, deltas: Deltas, now: float) -> list[Finished]:
-        """One engine step: append rows, publish them, return what is complete."""
+    def step(self, deltas: Deltas, now: float) -> list[Finished | Unmeasured]:
+        """One engine step: append rows, publish them, return what is complete or has to fail."""
         tokens, logprobs = memoryview(deltas.tokens), memoryview(deltas.logprobs)
         behaviour = memoryview(deltas.behaviour_logprobs)
         ended = dict(deltas.finishes)
-        finished: list[Finished] = []
+        measured = Measured(deltas)
+        finished: list[Finished | Unmeasured] = []
         stop = 0
         for row, rid in enumerate(deltas.rids):
             start, stop = stop, stop + deltas.counts[row] * ITEM_BYTES
@@ -121,6 +173,11 @@ class Generation:
                 continue  # aborted or fenced while this step was on its way
             version = deltas.versions[row]
             part = slice(start, stop)
+            lacking = measured.lacking(start, stop, truncates=request.has_behaviour)
+            if lacking:
+                finished.append(Unmeasured(request, lacking))
+                self._remove(request)
+                continue
             request.add(version, tokens[part], logprobs[part], behaviour[part], now)
             self.n_sampled += deltas.counts[row]
             if row in ended:

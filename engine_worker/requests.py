@@ -13,18 +13,13 @@ from bus.messages.generation import (
     Generated,
     Repair,
     Repaired,
-    Sampling,
     VersionRuns,
 )
+from bus.option_checks import truncates
 
 ITEM_BYTES = 4
 """Of a token (int32) and of a logprob (float32)."""
 NEVER = float("inf")
-
-
-def truncates(sampling: Sampling) -> bool:
-    """Whether tokens are drawn from less than the whole vocabulary."""
-    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
 def is_pinned(entry: Entry) -> bool:
@@ -55,7 +50,7 @@ class RunningRequest:
         "runs",
     )
 
-    def __init__(self, entry: Entry, body: Generate, now: float) -> None:
+    def __init__(self, entry: Entry, body: Generate, now: float, vocab_size: int) -> None:
         self.key: AttemptKey = (RequestId(entry.rid), entry.attempt)
         self.client = entry.route
         self.is_streamed = body.stream
@@ -70,9 +65,8 @@ class RunningRequest:
         self._tokens = bytearray(prefix.tokens if prefix else b"")
         self._logprobs = bytearray(prefix.logprobs if prefix else b"")
         self._behaviour: bytearray | None = None
-        if truncates(body.sampling):
-            known = (prefix.behaviour_logprobs or prefix.logprobs) if prefix else b""
-            self._behaviour = bytearray(known)
+        if truncates(body.sampling, vocab_size):
+            self._behaviour = bytearray(prefix.behaviour_logprobs if prefix else b"")
         self.runs: list[list[int]] = [list(run) for run in prefix.versions] if prefix else []
         """[[version, n_tokens]]."""
         self.n_tokens = len(self._tokens) // ITEM_BYTES
@@ -93,7 +87,10 @@ class RunningRequest:
         behaviour: memoryview,
         now: float,
     ) -> None:
-        """Append one step's row; raw int32 and float32 columns of equal length."""
+        """Append one step's row; raw int32 and float32 columns of equal length.
+
+        `behaviour` is of no use for requests that do not truncate.
+        """
         if not self._started_at:
             self._started_at = now
         n_new = len(tokens) // ITEM_BYTES
@@ -102,7 +99,7 @@ class RunningRequest:
         self._tokens += tokens
         self._logprobs += logprobs
         if self._behaviour is not None:
-            self._behaviour += behaviour or logprobs
+            self._behaviour += behaviour
         self.n_tokens += n_new
         runs = self.runs
         if runs and runs[-1][0] == version:

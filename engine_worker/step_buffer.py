@@ -190,8 +190,10 @@ def _wrong_columns(step: Step) -> str:
 
 
 def _behaviour(step: Step) -> bytes:
-    columns = step.logprobs if step.behaviour_logprobs is None else step.behaviour_logprobs
-    return columns.tobytes()
+    if step.behaviour_logprobs is not None:
+        return step.behaviour_logprobs.tobytes()
+    # Nothing was truncated, the engine says. Who asked for truncation must notice.
+    return np.full(len(step.tokens), np.nan, "<f4").tobytes()
 
 
 def _too_large(arrays: Mapping[str, Array], n_tokens: int) -> Problem | None:

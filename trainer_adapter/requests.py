@@ -19,6 +19,7 @@ from bus.messages.endings import Problem
 from bus.messages.generation import Generate
 from bus.messages.limits import MAX_DEADLINE_MS, MAX_TOKENS_BYTES
 from bus.messages.weights import PublishVersion
+from bus.option_checks import truncates
 from bus.outgoing import sealed
 from bus.prefix_marks import marks_of
 from bus.reassembly import Assembly
@@ -193,8 +194,7 @@ class OpenRequest:
         """Whether its tokens are drawn from less than the whole vocabulary."""
         if not isinstance(self.ask.body, Generate):
             return False
-        sampling = self.ask.body.sampling
-        return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+        return truncates(self.ask.body.sampling)
 
     @property
     def is_held_here(self) -> bool:

@@ -160,7 +160,7 @@ class Prefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """float32 [k]."""
     versions: VersionRuns
     behaviour_logprobs: Column = b""
-    """float32 [k] or empty."""
+    """float32 [k]; empty only if the request does not truncate."""
 
 
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -195,7 +195,7 @@ class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """xxh3-64 of `tokens`."""
     n_prompt_tokens: Natural
     behaviour_logprobs: Column = b""
-    """float32 [n], renormalised over the support sampled from; empty when nothing truncates."""
+    """float32 [n], renormalised over the support sampled from; empty: nothing was truncated."""
     n_resumed: Natural = 0
     """Tokens that came with the prefix."""
     queue_ms: float = 0.0

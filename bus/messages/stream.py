@@ -42,7 +42,8 @@ class Deltas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     finishes: Finishes = msgspec.field(default_factory=list[tuple[int, FinishReason]])
     """(row, finish_reason) of rows that are complete."""
     behaviour_logprobs: Column = b""
-    """float32 [sum(counts)]; empty when no row truncates."""
+    """float32 [sum(counts)]; empty: no row truncates. From an engine host NaN is what was not
+    measured; it goes no further."""
 
 
 class Idle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ import numpy as np
 
 from bus.ids import AttemptKey
 from bus.messages.generation import FinishReason
+from bus.option_checks import truncates
 from engine_worker.engine import (
     EngineFacts,
     EngineStats,
@@ -138,13 +139,16 @@ class FakeBatch:
             if (reason := request.ending()) is not None:
                 finishes.append((i, reason))
                 del self._rows[request.key]
+        logprobs = np.array([fake_logprob(token) for token in tokens], np.float32)
         return Step(
             keys=[row.request.key for row in rows],
             counts=[1] * len(rows),
             tokens=np.array(tokens, np.int32),
-            logprobs=np.array([fake_logprob(token) for token in tokens], np.float32),
+            logprobs=logprobs,
             version=self._version,
             finishes=finishes,
+            # Truncation would leave everything.
+            behaviour_logprobs=logprobs if any(map(_truncates, rows)) else None,
         )
 
     def release(self, keys: Collection[AttemptKey]) -> None:
@@ -181,6 +185,10 @@ class FakeBatch:
         poison = settings.poison_token
         if poison is not None and any(r.request.prompt[0] == poison for r in self._rows.values()):
             os.abort()
+
+
+def _truncates(row: _Row) -> bool:
+    return truncates(row.request.sampling)
 
 
 class FakeEngine(Updatable):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from bus.messages.endings import Problem
+from bus.option_checks import truncates
 from engine_worker.engine import Float32s, Int32s
 from engine_worker.engines.penalties import penalised
 from engine_worker.engines.request import Request
@@ -106,8 +107,7 @@ class Sampler:
         self._min_new[slot] = s.min_new_tokens
         top_k = s.top_k if 0 < s.top_k < self._vocab_size else self._vocab_size
         self._truncation[slot] = (top_k, s.top_p, s.min_p)
-        cuts = top_k < self._vocab_size or s.top_p < 1.0 or s.min_p > 0.0
-        self._truncates[slot] = cuts and s.temperature > 0.0
+        self._truncates[slot] = truncates(s, self._vocab_size)
         self._penalties[slot] = (s.repetition_penalty, s.frequency_penalty, s.presence_penalty)
         self._penalises[slot] = tuple(self._penalties[slot]) != (1.0, 0.0, 0.0)
         self._end_ids.pop(slot, None)

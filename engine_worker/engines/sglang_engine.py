@@ -254,7 +254,9 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
     def _hear(self, message: Message) -> None:
         match message:
             case Rows():
-                self._live.tell(message)
+                given_up = self._live.tell(message)
+                if given_up:
+                    self._pausing.abort(given_up)
             case Pulse():
                 self._pulse = message
             case Looked(lacks):

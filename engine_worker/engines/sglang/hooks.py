@@ -471,8 +471,8 @@ PARTS: Sequence[Part] = (
     Part(
         MANAGER,
         (
-            *("load_lora_adapter(obj, request)", "lora_update_lock", "lora_registry"),
-            *("lora_ref_cache", "update_lora_adapter_communicator"),
+            *("load_lora_adapter(obj)", "lora_update_lock", "lora_registry"),
+            "lora_ref_cache",
         ),
         "adapters",
         loses=("lora",),

@@ -22,6 +22,12 @@ from engine_worker.engines.sglang.tap_wire import Finish, Rows
 
 NO_TOKENS: Int32s = np.zeros(0, np.int32)
 NO_LOGPROBS: Float32s = np.zeros(0, np.float32)
+OF_NO_VERSION = Problem(
+    "engine_failed",
+    "SGLang has told tokens of which nobody knows the weights that computed them; "
+    "see `rolloutbus doctor`.",
+    "failed",
+)
 REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -114,12 +120,14 @@ class LiveRequests:
         with self._none_left:
             self._none_left.notify_all()
 
-    def tell(self, rows: Rows) -> None:
-        """Pass on what a scheduler told."""
+    def tell(self, rows: Rows) -> list[LiveRequest]:
+        """Pass on what a scheduler told; returns those that SGLang has to end, too."""
+        given_up: list[LiveRequest] = []
         with self._lock:
-            step = self._step(rows)
+            step = self._step(rows) if rows.version is not None else self._gone(rows, given_up)
         if step.keys:
             self._sink(step)
+        return given_up
 
     def end(self, rid: str, reason: FinishReason = "abort", problem: Problem | None = None) -> None:
         """A request ends without a word of the scheduler, which never ran it or lost it."""
@@ -130,7 +138,28 @@ class LiveRequests:
             self._remove(live.key)
         self._sink(_last_step(live.key, reason, problem))
 
+    def _gone(self, rows: Rows, given_up: list[LiveRequest]) -> Step:
+        """Tokens of no version are nobody's: their requests fail. Others only end."""
+        ends = {finish.row: finish for finish in rows.finishes}
+        keys: list[AttemptKey] = []
+        finishes: list[tuple[int, FinishReason]] = []
+        problems: list[tuple[int, Problem]] = []
+        for row, (rid, n_new) in enumerate(zip(rows.rids, rows.counts, strict=True)):
+            live = self._by_rid.get(rid)
+            if live is None or not (n_new or row in ends):
+                continue
+            keys.append(live.key)
+            self._remove(live.key)
+            if n_new:
+                problems.append((len(keys) - 1, OF_NO_VERSION))
+                given_up.append(live)
+            else:
+                _note_end(ends[row], len(keys) - 1, finishes, problems)
+        counts = [0] * len(keys)
+        return Step(keys, counts, NO_TOKENS, NO_LOGPROBS, 0, finishes, problems=problems)
+
     def _step(self, rows: Rows) -> Step:
+        assert rows.version is not None, "it was asked before"
         ends = {finish.row: finish for finish in rows.finishes}
         wanted = dict(rows.arrays)
         keys: list[AttemptKey] = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bus.messages.endings import Problem, bad_request
 from bus.messages.generation import Grammar, Sampling
+from bus.option_checks import truncates
 from engine_worker.engine import EngineFacts, Work
 from engine_worker.engines.processors import Processors
 from engine_worker.engines.sglang.rules import (
@@ -133,7 +134,7 @@ def generate_request(
     """
     rules = rules_of(work, terms)
     if terms.is_speculative:
-        _refuse_what_speculation_hides(work, rules)
+        _refuse_what_speculation_hides(work, rules, terms.facts.vocab_size)
     params = sampling_params(work, terms)
     fields = _wishes(work, rules)
     if rules != NO_RULES:
@@ -181,10 +182,8 @@ def _wishes(work: Work, rules: Rules) -> dict[str, object]:
     return {"logprob_start_len": start, **fields}
 
 
-def _refuse_what_speculation_hides(work: Work, rules: Rules) -> None:
-    s = work.sampling
-    truncates = s.temperature > 0 and (s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0)
-    if rules.shapes_logits or truncates:
+def _refuse_what_speculation_hides(work: Work, rules: Rules, vocab_size: int) -> None:
+    if rules.shapes_logits or truncates(work.sampling, vocab_size):
         why = "penalties, min_new_tokens, processors or what truncation leaves"
         message = f"With speculative decoding this engine has no {why}."
         raise Unfit(Problem("unsupported", message, "not_started", field="sampling"))

@@ -38,7 +38,8 @@ class Finish(msgspec.Struct, array_like=True, frozen=True):
 class Rows(msgspec.Struct, array_like=True, frozen=True, tag="rows"):
     """New tokens of some requests, all of one weight version."""
 
-    version: int
+    version: int | None
+    """None: nobody has said which weights computed them."""
     rids: list[str]
     counts: list[int]
     tokens: bytes
@@ -47,8 +48,8 @@ class Rows(msgspec.Struct, array_like=True, frozen=True, tag="rows"):
     """float32 [sum(counts)]."""
     finishes: list[Finish]
     support_logprobs: bytes = b""
-    """float32 [sum(counts)], renormalised over the support sampled from; empty: nothing was
-    truncated."""
+    """float32 [sum(counts)], renormalised over the support sampled from; NaN: it was truncated, and
+    not measured. Empty: nothing was truncated."""
     arrays: list[tuple[int, dict[str, Array]]] = []
     """(row, what it wanted) of rows that finish."""
 

@@ -167,6 +167,18 @@ def test_bad_prefix_names_its_column(changes: dict[str, Any], field: str) -> Non
     _assert_refused(check_generate(body, vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT), field)
 
 
+def test_a_prefix_that_was_truncated_comes_with_the_logprobs_over_what_was_left() -> None:
+    cut = Sampling(max_new_tokens=8, top_p=0.9)
+    bare = msgspec.structs.replace(GOOD, sampling=cut, prefix=GOOD_PREFIX)
+    measured = msgspec.structs.replace(GOOD, sampling=cut)
+    _assert_refused(
+        check_generate(bare, vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT),
+        "prefix.behaviour_logprobs",
+        "missing",
+    )
+    assert check_generate(measured, vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT) is None
+
+
 @pytest.mark.parametrize("name", ["w", "w0", "trainer-1", "a/b:c.d", "~!?", "x" * MAX_NAME_BYTES])
 def test_plain_name_passes(name: str) -> None:
     assert check_name(name) is None

@@ -87,6 +87,9 @@ class Said:
         return found
 
 
+LONG = Sampling(max_new_tokens=100)
+
+
 class Bench:
     """A worker core between a scripted router and a scripted engine host."""
 
@@ -157,10 +160,11 @@ class Bench:
         prefix: Prefix | None = None,
         deadline_s: float = 5.0,
         prompt: tuple[int, ...] = (1, 2),
+        sampling: Sampling = LONG,
     ) -> None:
         body = Generate(
             np.array(prompt, np.int32).tobytes(),
-            Sampling(max_new_tokens=100),
+            sampling,
             stream=stream,
             prefix=prefix,
         )
@@ -171,7 +175,10 @@ class Bench:
         rows: dict[str, list[int]],
         finishes: dict[str, FinishReason] | None = None,
         version: int = 0,
+        logprobs: list[float] | None = None,
+        behaviour: list[float] | None = None,
     ) -> None:
+        """The engine's next step; its logprobs are those of the tokens unless they are given."""
         tokens = [token for row in rows.values() for token in row]
         deltas = Deltas(
             rids=list(rows),
@@ -179,7 +186,10 @@ class Bench:
             seqs=[0] * len(rows),
             counts=[len(row) for row in rows.values()],
             tokens=np.array(tokens, np.int32).tobytes(),
-            logprobs=(-np.array(tokens, np.float32)).tobytes(),
+            logprobs=np.array(
+                [-float(token) for token in tokens] if logprobs is None else logprobs, np.float32
+            ).tobytes(),
+            behaviour_logprobs=np.array(behaviour or [], np.float32).tobytes(),
             versions=[version] * len(rows),
             finishes=[(list(rows).index(rid), why) for rid, why in (finishes or {}).items()],
         )

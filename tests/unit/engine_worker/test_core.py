@@ -1,14 +1,17 @@
 """The worker core and requests: accepted, streamed, ended, repaired."""
 
 import numpy as np
+import pytest
 
 from bus.codec import topic_of, unpack, unpack_result
 from bus.effects import Connect, Publish
+from bus.messages.endings import Problem
 from bus.messages.generation import (
     Abort,
     Prefix,
     Repair,
     Repaired,
+    Sampling,
 )
 from bus.messages.stream import Idle
 from engine_worker.effects import StartHost
@@ -142,3 +145,56 @@ def test_repair_returns_the_missing_part(bench: Bench) -> None:
     assert (running.start, running.versions) == (1, [(0, 2)])
     assert np.frombuffer(ended.tokens, np.int32).tolist() == [3, 4]
     assert ended.versions == [(0, 1), (2, 1)]
+
+
+CUT = Sampling(max_new_tokens=100, top_p=0.9)
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("behaviour", [None, [NAN, -1.0], [-1.0, NAN]])
+def test_truncation_that_was_not_measured_fails_its_request_alone(
+    bench: Bench, behaviour: list[float] | None
+) -> None:
+    bench.generate("c/1", sampling=CUT)
+    bench.generate("c/2")
+    rest = [] if behaviour is None else [*behaviour, NAN]
+    bench.step({"c/1": [5, 6], "c/2": [7]}, behaviour=rest)
+    (failed,) = bench.said.sent("failed")
+    problem = unpack(failed)
+    assert isinstance(problem, Problem)
+    assert (failed.rid, problem.code, problem.field) == ("c/1", "engine_failed", "sampling")
+    aborts = [unpack(each) for each in bench.said.to_host("abort")]
+    assert aborts == [Abort(rids=["c/1"])]
+    bench.step({"c/2": [8]}, {"c/2": "stop"})
+    assert bench.said.result("c/2").behaviour_logprobs == b""
+
+
+def test_truncation_that_was_measured_comes_with_its_logprobs(bench: Bench) -> None:
+    bench.generate("c/1", sampling=CUT)
+    bench.step({"c/1": [5]}, behaviour=[-0.5])
+    bench.step({"c/1": [6]}, {"c/1": "stop"}, behaviour=[-0.25])
+    result = bench.said.result("c/1")
+    assert np.frombuffer(result.behaviour_logprobs, "<f4").tolist() == [-0.5, -0.25]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_new_tokens=100, top_k=10**6),
+        Sampling(max_new_tokens=100, top_p=0.5, temperature=0.0),
+    ],
+)
+def test_what_cuts_nothing_need_not_be_measured(bench: Bench, sampling: Sampling) -> None:
+    bench.generate("c/1", sampling=sampling)
+    bench.step({"c/1": [5]}, {"c/1": "stop"})
+    assert bench.said.result("c/1").behaviour_logprobs == b""
+
+
+def test_a_token_without_a_logprob_fails_its_request(bench: Bench) -> None:
+    bench.generate("c/1")
+    bench.step({"c/1": [5, 6]}, logprobs=[-1.0, NAN])
+    (failed,) = bench.said.sent("failed")
+    problem = unpack(failed)
+    assert isinstance(problem, Problem)
+    assert problem.code == "engine_failed"
+    assert "without their logprobs" in problem.message

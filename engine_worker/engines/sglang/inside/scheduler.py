@@ -160,8 +160,8 @@ class SchedulerTap:
     def _book(
         self, call: Call, scheduler: object, batch: SchedulerBatch, result: object, *args: object
     ) -> object:
-        # A result that was not launched through `run_batch` is of no forward pass.
-        self._tell_version(getattr(result, "rolloutbus_version", self._version), batch.reqs)
+        # Only `run_batch` knows the weights: what comes another way is told as of no version.
+        self._tell_version(getattr(result, "rolloutbus_version", None), batch.reqs)
         self._sampling.before_booking(batch, result)
         return call(scheduler, batch, result, *args)
 
@@ -204,7 +204,7 @@ class SchedulerTap:
             self._send(Flushed(n_tokens))
         return has_flushed
 
-    def _tell_version(self, version: int, booked: Sequence[SchedulerRequest]) -> None:
+    def _tell_version(self, version: int | None, booked: Sequence[SchedulerRequest]) -> None:
         if version != self._columns.version and self._is_speaker:
             self._send(self._columns.change_version(version, [*booked, *self._live()]))
 

@@ -12,6 +12,7 @@ import torch
 from engine_worker.engines.sglang.inside.row_state import state_in
 from engine_worker.engines.sglang.upstream_types import SglangObject
 
+NOT_MEASURED = float("nan")
 TOP_K_ALL = 1 << 30
 """What SGLang makes of a top_k that is off; 1 is greedy."""
 
@@ -60,7 +61,7 @@ def note_support(support: Support, requests: Sequence[SglangObject]) -> None:
     log_mass: list[float] = support.log_mass.numpy().tolist()
     for row, request in enumerate(requests):
         if truncates(request.sampling_params):
-            _put(request, "rolloutbus_log_mass", log_mass[row], 0.0)
+            _put(request, "rolloutbus_log_mass", log_mass[row], NOT_MEASURED)
         if row in support.masks:
             _put(request, "rolloutbus_masks", support.masks[row], None)
 

@@ -15,6 +15,8 @@ from engine_worker.engines.sglang.upstream_types import SglangObject
 
 NO_LOGPROB, NO_TOKEN = float("nan"), -1
 LEAST = np.finfo(np.float32).min
+GREEDY = 1
+"""The top_k that SGLang gives to requests without chance."""
 
 
 def wanted_arrays(request: SglangObject, start: int, stop: int) -> dict[str, Array] | None:
@@ -24,6 +26,7 @@ def wanted_arrays(request: SglangObject, start: int, stop: int) -> dict[str, Arr
 
     Raises:
         ValueError: one is too large.
+        LookupError: one was not measured.
     """
     params = request.sampling_params.custom_params
     if not params or RULES not in params:
@@ -45,7 +48,9 @@ def wanted_arrays(request: SglangObject, start: int, stop: int) -> dict[str, Arr
     if want.routed_experts and request.routed_experts is not None:
         found["routed_experts"] = torch.as_tensor(request.routed_experts).int().cpu().numpy()
     if want.sampling_mask:
-        found |= _masks(getattr(request, "rolloutbus_masks", []), request.output_ids, part)
+        is_greedy = request.sampling_params.top_k == GREEDY
+        masks = getattr(request, "rolloutbus_masks", [])
+        found |= _masks(masks, request.output_ids, part, is_greedy=is_greedy)
     if want.cached_tokens:
         found["cached_tokens"] = np.array([request.cached_tokens], np.int32)
     return {name: array_of(values) for name, values in found.items()} or None
@@ -80,12 +85,14 @@ def _hidden(want: Want, request: SglangObject, stop: int) -> AnyArray:
 
 
 def _masks(
-    masks: Sequence[torch.Tensor | None], tokens: Sequence[int], part: slice
+    masks: Sequence[torch.Tensor | None], tokens: Sequence[int], part: slice, *, is_greedy: bool
 ) -> dict[str, AnyArray]:
-    """A token without a mask was the likeliest one."""
+    """Of a greedy request, a token without a mask was the likeliest one."""
     ids: list[AnyArray] = []
     for i in range(part.start, part.stop):
         mask = masks[i] if i < len(masks) else None
+        if mask is None and not is_greedy:
+            raise LookupError(f"the sampling mask of token {i} was not measured")
         ids.append(np.array([tokens[i]], np.int32) if mask is None else mask.numpy())
     return {
         "sampling_mask": np.concatenate([np.zeros(0, np.int32), *ids]),

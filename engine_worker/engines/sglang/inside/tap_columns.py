@@ -11,6 +11,7 @@ from http import HTTPStatus
 import numpy as np
 
 from bus.messages.array import Array
+from engine_worker.engines.sglang.inside.support import NOT_MEASURED, truncates
 from engine_worker.engines.sglang.inside.tap_arrays import wanted_arrays
 from engine_worker.engines.sglang.tap_wire import STREAMED, Finish, Rows
 from engine_worker.engines.sglang.upstream_types import FinishReason, SchedulerRequest
@@ -20,8 +21,8 @@ class TapColumns:
     """The columns of each step, and the version of the weights that computed it."""
 
     def __init__(self, coarse_tokens: int) -> None:
-        self.version = 0
-        """Of the weights that computed the step being told."""
+        self.version: int | None = None
+        """Of the weights that computed the step being told; None: nobody has said."""
         self._coarse_tokens = coarse_tokens
         self._steady = SteadyBatch()
         self._quiet = QuietBatch()
@@ -41,7 +42,7 @@ class TapColumns:
             batch.enter(requests)
         return rows
 
-    def change_version(self, version: int, live: Iterable[SchedulerRequest]) -> Rows | None:
+    def change_version(self, version: int | None, live: Iterable[SchedulerRequest]) -> Rows | None:
         """The steps told from now on are of other weights; what `live` has left of the old ones."""
         if version == self.version:
             return None
@@ -85,14 +86,14 @@ class TapColumns:
                     stop -= 1
                 if request.sampling_params.custom_params:
                     finishes[-1] = _with_arrays(request, stop, finishes[-1], arrays)
-            cut = getattr(request, "rolloutbus_log_mass", None)
-            if cut is not None:
-                cuts.append((len(logprobs), cut[start:stop]))
+            if truncates(request.sampling_params):
+                cut: Sequence[float] = getattr(request, "rolloutbus_log_mass", ())
+                cuts.append((len(logprobs), _filled(cut, start, stop)))
             request.rolloutbus_told = stop
             rids.append(request.rid)
             counts.append(stop - start)
             tokens += request.output_ids[start:stop]
-            logprobs += (request.logprob.output_token_logprobs_val or ())[start:stop]
+            logprobs += _filled(request.logprob.output_token_logprobs_val or (), start, stop)
         if not rids:
             return None
         return Rows(
@@ -118,7 +119,7 @@ class SteadyBatch:
         self._rids: list[str] = []
         self._lengths: list[int] = []
         """Tokens of each after the next step, if it is a usual one."""
-        self._truncates = False
+        self._truncating: list[bool] = []
 
     def enter(self, requests: Sequence[SchedulerRequest]) -> None:
         """Every one of these has just been told in full."""
@@ -126,7 +127,7 @@ class SteadyBatch:
             self._requests = [*requests]
             self._rids = [request.rid for request in requests]
             self._lengths = [len(request.output_ids) + 1 for request in requests]
-            self._truncates = any(hasattr(each, "rolloutbus_log_mass") for each in requests)
+            self._truncating = [truncates(request.sampling_params) for request in requests]
 
     def leave(self) -> None:
         """Another kind of step follows."""
@@ -144,17 +145,20 @@ class SteadyBatch:
             and not [request for request in requests if request.finished_reason is not None]
         )
 
-    def rows(self, version: int) -> Rows:
+    def rows(self, version: int | None) -> Rows:
         """Tell it."""
         requests = self._requests
         tokens = [request.output_ids[-1] for request in requests]
-        known = [request.logprob.output_token_logprobs_val or _NONE for request in requests]
-        logprobs = [values[-1] for values in known]
-        self._lengths = [length + 1 for length in self._lengths]
+        logprobs = [
+            _at(request.logprob.output_token_logprobs_val or (), length)
+            for request, length in zip(requests, self._lengths, strict=True)
+        ]
         cuts: list[tuple[int, Sequence[float]]] = []
-        if self._truncates:
-            masses = (getattr(request, "rolloutbus_log_mass", _NOTHING) for request in requests)
-            cuts = [(row, mass[-1:]) for row, mass in enumerate(masses)]
+        for row, truncating in enumerate(self._truncating):
+            if truncating:
+                mass: Sequence[float] = getattr(requests[row], "rolloutbus_log_mass", ())
+                cuts.append((row, (_at(mass, self._lengths[row]),)))
+        self._lengths = [length + 1 for length in self._lengths]
         return Rows(
             version=version,
             rids=self._rids,
@@ -201,14 +205,24 @@ class QuietBatch:
         return True
 
 
-_NONE = (float("nan"),)
-_NOTHING = (0.0,)
+def _filled(known: Sequence[float], start: int, stop: int) -> list[float]:
+    """What is known of the tokens [start, stop), and that the rest was not measured."""
+    found = [*known[start:stop]]
+    return found + [NOT_MEASURED] * (stop - start - len(found))
+
+
+def _at(known: Sequence[float], n_tokens: int) -> float:
+    """What is known of the last of so many tokens."""
+    return known[n_tokens - 1] if len(known) >= n_tokens else NOT_MEASURED
 
 
 def _support_logprobs(
     logprobs: Sequence[float], cuts: Sequence[tuple[int, Sequence[float]]]
 ) -> bytes:
-    """Logprobs over what truncation left; `cuts`: (place, log of what it left) of some tokens."""
+    """Logprobs over what truncation left; NaN where that was not measured.
+
+    `cuts`: (place, log of what it left) of the tokens of requests that truncate.
+    """
     if not cuts:
         return b""
     column = np.array(logprobs, np.float64)

@@ -42,7 +42,7 @@ class Request:
         self.finished_len: int | None = None
         self.finished_output: bool | None = None
         self.logprob = SimpleNamespace(output_token_logprobs_val=list[float]())
-        self.sampling_params = SimpleNamespace(custom_params=None)
+        self.sampling_params = SimpleNamespace(custom_params=None, top_k=1, top_p=1.0, min_p=0.0)
 
     def sample(self, token: int) -> None:
         self.output_ids.append(token)
@@ -55,7 +55,7 @@ class Listener:
     """Puts together what was told."""
 
     def __init__(self) -> None:
-        self.tokens: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.tokens: defaultdict[str, list[tuple[int, int | None]]] = defaultdict(list)
         """rid -> (token, version) of each."""
         self.ended: list[str] = []
 
@@ -75,6 +75,7 @@ class Listener:
 @given(TURNS)
 def test_every_token_leaves_once_in_time_and_with_its_version(turns: list[Turn]) -> None:
     columns, listener = TapColumns(COARSE), Listener()
+    columns.change_version(0, [])
     running: list[Any] = []  # of Request, as the columns know it
     expected: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     ended: list[str] = []

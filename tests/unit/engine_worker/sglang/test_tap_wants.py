@@ -55,6 +55,13 @@ def fake(rid: str, want: Want | None = None, n_kept: int = 0, **more: Any) -> An
     return request
 
 
+def truncating(rid: str, **more: Any) -> Any:  # noqa: ANN401
+    """The same, drawn from less than the vocabulary."""
+    request = fake(rid, **more)
+    request.sampling_params.top_p = 0.9
+    return request
+
+
 def told(*requests: Any) -> Rows:  # noqa: ANN401
     rows = TapColumns(32).step(requests)
     assert rows is not None
@@ -114,9 +121,20 @@ def test_routed_experts_are_raw_numbers() -> None:
 
 def test_a_token_without_a_mask_was_the_only_choice() -> None:
     masks = [torch.tensor([7, 11], dtype=torch.int32), None]
-    found = arrays(fake("s1.", Want(sampling_mask=True), rolloutbus_masks=masks))
+    greedy = fake("s1.", Want(sampling_mask=True), rolloutbus_masks=masks)
+    greedy.sampling_params.top_k = 1
+    found = arrays(greedy)
     assert found["sampling_mask"].tolist() == [7, 11, 8, 9]
     assert found["sampling_mask_counts"].tolist() == [2, 1, 1]
+
+
+def test_a_mask_that_was_not_measured_fails_its_request() -> None:
+    masks = [torch.tensor([7, 11], dtype=torch.int32), None]
+    rows = told(fake("s1.", Want(sampling_mask=True), rolloutbus_masks=masks))
+    ((end,),) = [rows.finishes]
+    assert (end.kind, end.status) == ("abort", 500)
+    assert "token 1 was not measured" in end.message
+    assert rows.arrays == []
 
 
 def test_what_is_too_large_becomes_the_end_of_its_request() -> None:
@@ -128,10 +146,43 @@ def test_what_is_too_large_becomes_the_end_of_its_request() -> None:
 
 
 def test_logprobs_over_the_support_differ_where_something_was_cut() -> None:
-    cut = fake("s1.", rolloutbus_log_mass=[-0.5, -0.25, 0.0])
+    cut = truncating("s1.", rolloutbus_log_mass=[-0.5, -0.25, 0.0])
     rows = told(fake("s2."), cut)
     found = np.frombuffer(rows.support_logprobs, "<f4")
     assert found.tolist() == pytest.approx([-1, -2, -3, -0.5, -1.75, -3])
+
+
+@pytest.mark.parametrize("known", [{}, {"rolloutbus_log_mass": [-0.5]}])
+def test_what_was_truncated_and_not_measured_is_told_as_that(known: dict[str, Any]) -> None:
+    rows = told(fake("s2."), truncating("s1.", **known))
+    found = np.frombuffer(rows.support_logprobs, "<f4")
+    assert found[:3].tolist() == [-1, -2, -3]
+    assert np.isnan(found[4:]).all()
+    assert np.isnan(found[3]) == (not known)
+
+
+def test_a_steady_step_tells_what_was_not_measured() -> None:
+    requests = [fake("s1."), truncating("s2."), truncating("s3.", rolloutbus_log_mass=[-0.5] * 4)]
+    columns = TapColumns(32)
+    for request in requests:
+        request.finished_reason = None
+    columns.step(requests)
+    for request in requests:
+        request.output_ids.append(10)
+        request.logprob.output_token_logprobs_val.append(-4.0)
+    rows = columns.step(requests)
+    assert rows is not None
+    plain, unmeasured, measured = np.frombuffer(rows.support_logprobs, "<f4").tolist()
+    assert (plain, measured) == (-4.0, -3.5)
+    assert np.isnan(unmeasured)
+
+
+def test_tokens_without_logprobs_are_told_as_not_measured() -> None:
+    request = fake("s1.")
+    request.logprob.output_token_logprobs_val = None
+    found = np.frombuffer(told(request, fake("s2.")).logprobs, "<f4")
+    assert np.isnan(found[:3]).all()
+    assert found[3:].tolist() == [-1, -2, -3]
 
 
 def test_the_support_is_what_sglang_truncates_to() -> None:
@@ -156,7 +207,7 @@ def test_a_token_that_was_thrown_away_leaves_its_place_to_the_next_one() -> None
     greedy.sampling_params.top_k = 1
     for mass in (-0.3, -0.4):
         note_support(Support(torch.tensor([mass, mass]), {}, None), [request, greedy])
-    assert request.rolloutbus_log_mass == pytest.approx([0.0, -0.4])
+    assert request.rolloutbus_log_mass == pytest.approx([np.nan, -0.4], nan_ok=True)
     assert not hasattr(greedy, "rolloutbus_log_mass")
 
 
