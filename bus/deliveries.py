@@ -67,20 +67,18 @@ class Deliveries:
             return []
         return [(rid, each.attempt, each.client) for rid, each in self._running.items()]
 
-    def outbox_list(self) -> list[tuple[str, Attempt, str]]:
-        """(rid, attempt, client) of endings that wait."""
-        if not self.outbox.size_bytes:
-            return []
-        return [(rid, attempt, client) for (rid, attempt), client in self.outbox.addressed()]
-
-    def detached_list(self) -> list[tuple[str, str]]:
-        """(rid, group) of what runs or waits without needing its client."""
+    def detached_list(self, came: Iterable[tuple[str, Attempt, str]]) -> list[tuple[str, str]]:
+        """(rid, group) of what runs, or is told of as ended, without needing its client."""
         if not self._detached:
             return []
-        for rid, (attempt, _) in list(self._detached.items()):
-            if rid not in self._running and (rid, attempt) not in self.outbox:
+        told = {(rid, attempt) for rid, attempt, _ in came}
+        found: list[tuple[str, str]] = []
+        for rid, (attempt, group) in list(self._detached.items()):
+            if rid in self._running or (rid, attempt) in told:
+                found.append((rid, group))
+            elif (rid, attempt) not in self.outbox:
                 del self._detached[rid]
-        return [(rid, group) for rid, (_, group) in self._detached.items()]
+        return found
 
     def take(self, entry: Entry, now: float) -> Taken:
         """A command under the present lease: new, a copy, or out of date."""

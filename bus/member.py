@@ -115,6 +115,8 @@ class MemberCore:
         self._heard_at = 0.0
         self._ticked_at = 0.0
         self._beat_at = 0.0
+        self._told_seq = 0
+        """The beat before: what its news were continued from."""
         self._retry_at = 0.0
 
     @property
@@ -277,6 +279,8 @@ class MemberCore:
             return
         if self._state not in LINKED or not holder.renew(lease.seq):
             return
+        if lease.is_behind:
+            self.deliveries.outbox.tell_all()
         self._heard_at = now
         if self._state != "leased" and holder.is_held(now):
             self._backoff.reset()
@@ -330,9 +334,12 @@ class MemberCore:
     def _beat(self, now: float, *, is_first: bool = False) -> Send:
         """`is_first`: the router may know nothing of what earlier ones were told."""
         self._beat_at = now + self._settings.beat_s
+        if is_first:
+            self.deliveries.outbox.tell_all()
         seq = self._holder.next_beat(now)
         stamp = (0, 0) if self._intent is None else self._intent.stamp
-        beat = _beat_of(seq, self._vitals(), self.deliveries, stamp)
+        beat = _beat_of((seq, self._told_seq), self._vitals(), self.deliveries, stamp)
+        self._told_seq = seq
         if is_first:
             beat = msgspec.structs.replace(
                 beat, over=list(self.deliveries.over), suspects=self.crashes.listed(now)
@@ -380,7 +387,11 @@ def _unknown_kind(kind: str) -> Problem:
     return Problem("unknown_message", sentence, "not_started")
 
 
-def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries, intent: tuple[int, int]) -> Beat:
+def _beat_of(
+    seqs: tuple[int, int], vitals: Vitals, deliveries: Deliveries, intent: tuple[int, int]
+) -> Beat:
+    """`seqs`: its own number, and that of the beat before."""
+    (seq, told_seq), news = seqs, deliveries.outbox.take_news()
     return Beat(
         seq=seq,
         version=vitals.version,
@@ -388,9 +399,13 @@ def _beat_of(seq: int, vitals: Vitals, deliveries: Deliveries, intent: tuple[int
         steps=vitals.steps,
         free=vitals.free,
         running=deliveries.running_list(),
-        outbox=deliveries.outbox_list(),
+        outbox=news.came,
         n_tokens=vitals.n_tokens,
         stalled_ms=vitals.stalled_ms,
-        detached=deliveries.detached_list(),
+        detached=deliveries.detached_list(news.came),
+        follows=0 if news.is_whole else told_seq,
+        acked=news.went,
+        n_outbox=len(deliveries.outbox),
+        backlog=deliveries.outbox.backlog(),
         intent=intent,
     )

@@ -68,7 +68,9 @@ CHECKED_BY_VALUE = {
     "EngineReady.eos_token_ids[]",
 }
 """Integers of any sign that fit 64 bits: compared or checked with a message of their own."""
-ATTEMPT = re.compile(r"(\.attempt\[\]|\.attempts\[\]\[\]|\.(items|running|outbox)\[\]\[\]\[\])$")
+ATTEMPT = re.compile(
+    r"(\.attempt\[\]|\.attempts\[\]\[\]|\.(items|running|outbox|acked)\[\]\[\]\[\])$"
+)
 """The same holds for the two numbers of an attempt."""
 
 

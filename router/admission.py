@@ -7,6 +7,7 @@ from bus.entry import Entry, Placement
 from bus.messages.endings import Problem
 from bus.validation import MAX_COST, MAX_PRIORITY, check_placement, check_rid
 from bus.versions import VersionRule, parse_versions
+from router.backlogs import Backlogs
 from router.clients import ClientRecord
 from router.context import check_deadline
 
@@ -17,7 +18,8 @@ REMEMBERED = 10_000
 class Admission:
     """Checks of a `generate`'s header, and version rules by their text."""
 
-    def __init__(self) -> None:
+    def __init__(self, backlogs: Backlogs) -> None:
+        self._backlogs = backlogs
         self._passed: set[tuple[str, str, str, str]] = set()
         """(policy, versions, session, group) of placements that were found good: clients send
         the same ones for ever, and their patterns cost more than all else in a dispatch."""
@@ -39,8 +41,8 @@ class Admission:
             return check_rid(entry.rid, client=client.name)
         problem = None if place == self._last else self._problem_with(place)
         if place.priority and problem is None:
-            return _beyond_rights(client, place.priority)
-        return problem
+            problem = _beyond_rights(client, place.priority)
+        return problem or self._backlogs.problem_of(client)
 
     def _problem_with(self, place: Placement) -> Problem | None:
         key = (place.policy, place.versions, place.session, place.group)

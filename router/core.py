@@ -20,6 +20,7 @@ from bus.messages.membership import Hello
 from bus.security.principals import Principal
 from router.admission import Admission
 from router.authority import Authority
+from router.backlogs import Backlogs
 from router.catch_ups import CatchUps
 from router.clients import ClientRecord
 from router.context import Context, note_commit, refusal
@@ -91,7 +92,8 @@ class RouterCore:
         self._health = Health(self.context, self.table)
         self._sessions = Sessions(self.context, self.table, chance)
         door = Door(self.context, self.table, chance)
-        admission = Admission()
+        self._backlogs = Backlogs(self.context)
+        admission = Admission(self._backlogs)
         self._dispatcher = Dispatcher(
             self.context, self.table, admission, self._health, self._sessions, door
         )
@@ -207,6 +209,7 @@ class RouterCore:
         self._catch_ups.tick(now)
         self._health.tick(now)
         self._sessions.tick(now)
+        self._backlogs.tick()
         self._offences.tick(now)
         self._dispatcher.tick(now)
         return context.out.take()

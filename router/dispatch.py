@@ -56,7 +56,7 @@ class Dispatcher:
             return
         problem = self._admission.problem_of(client, entry)
         if problem is not None:
-            self._context.count("bad_requests")
+            self._context.count("busy_refused" if problem.code == "busy" else "bad_requests")
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
             return
         request = self._made(client, entry, now)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from bus.codec import pack, unpack
 from bus.entry import NO_BODY, Entry, Placement
 from bus.errors import RemoteProtocolError
+from bus.ids import RequestId
 from bus.messages.delivery import Accepted, Ack, AttemptList
 from bus.messages.endings import Problem
 from router.context import Context
@@ -90,10 +91,11 @@ class Executions:
         beat = worker.beat
         if beat.over:
             self._over.said(beat.over)
-        if not (beat.running or beat.outbox or worker.requests or self._context.detached.requests):
+        if not (beat.running or worker.kept or worker.requests or self._context.detached.requests):
             return
-        held = {rid for rid, _, _ in beat.outbox}
+        held: set[str] = set()
         groups = dict(beat.detached) if beat.detached else {}
+        groups.update((rid, group) for (rid, _), group in worker.kept.items())
         begun: AttemptList = []
         fenced: AttemptList = []
         for rid, attempt, client in beat.running:
@@ -122,7 +124,8 @@ class Executions:
             self._table.fence(worker, fenced, "placed elsewhere, or over")
         if begun:
             self.accepted(worker, Accepted(begun))
-        forgotten = self._forgotten(worker, held) if worker.requests else []
+        is_known = worker.has_whole_outbox
+        forgotten = self._forgotten(worker, held) if worker.requests and is_known else []
         if forgotten:
             self._lose(forgotten, worker, FORGOTTEN)
         if groups or self._context.detached.requests:
@@ -189,12 +192,13 @@ class Executions:
         """Know the detached endings that this worker keeps, and no others of it."""
         context, table = self._context, self._table
         over: AttemptList = []
-        for rid, attempt, client in worker.beat.outbox if groups else ():
-            if rid not in groups or table.get(rid) is not None or context.detached.is_full:
+        for rid, attempt in worker.kept:
+            if table.get(rid) is not None or context.detached.is_full:
                 continue
             if rid in context.detached.over:
                 over.append((rid, attempt))
             elif not context.detached.is_collected(rid, attempt):
+                client = worker.outbox[rid, attempt]
                 request = self._found(worker, rid, client, groups)
                 table.add(request)
                 table.adopt(request, worker, attempt)
@@ -203,7 +207,10 @@ class Executions:
         missing = [
             each
             for each in context.detached.requests.values()
-            if each.worker == worker.name and each.rid not in held
+            if worker.has_whole_outbox
+            and each.worker == worker.name
+            and each.rid not in held
+            and (RequestId(each.rid), each.attempt) not in worker.outbox
         ]
         self._lose([each for each in missing if each.state == "running"], worker, FORGOTTEN)
         for request in missing:
@@ -225,7 +232,13 @@ class Executions:
     def _forgotten(self, worker: MemberRecord, held: set[str]) -> list[Request]:
         """Requests confirmed by this worker that it neither runs nor has an ending of."""
         missing = [self._table.get(rid) for rid in sorted(worker.requests - held)]
-        return [r for r in missing if r is not None and r.state == "running"]
+        return [
+            each
+            for each in missing
+            if each is not None
+            and each.state == "running"
+            and (RequestId(each.rid), each.attempt) not in worker.outbox
+        ]
 
     def _forward(self, worker: MemberRecord, entry: Entry, client: str) -> None:
         ending = Entry(entry.kind, entry.rid, entry.attempt, "", worker.name, 0, None, entry.body)

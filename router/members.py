@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from bus.ids import Peer
+from bus.ids import AttemptKey, Peer, RequestId
 from bus.life import following
 from bus.messages.membership import Beat, Hello, Member
+from bus.outbox import MAX_NEWS
 
 MemberState = Literal["joining", "live", "gone"]
 
@@ -27,6 +28,7 @@ class MemberRecord:
     __slots__ = (
         "adapters",
         "awaits_adapters",
+        "backlog",
         "beat",
         "beat_at",
         "boot",
@@ -42,9 +44,12 @@ class MemberRecord:
         "is_foreign",
         "is_set_aside",
         "is_tripped",
+        "kept",
+        "knows_outbox",
         "marks",
         "marks_expected",
         "name",
+        "outbox",
         "outstanding_cost",
         "peer",
         "policy",
@@ -83,6 +88,14 @@ class MemberRecord:
         """Estimated tokens of those; what placement balances."""
         self.commands: set[str] = set()
         """Member commands (sub-rids) sent and not ended."""
+        self.outbox: dict[AttemptKey, str] = {}
+        """(rid, attempt) -> client: endings that wait here for their client, as its beats say."""
+        self.kept: dict[AttemptKey, str] = {}
+        """(rid, attempt) -> group: those of `outbox` that are detached."""
+        self.knows_outbox = True
+        """No beat that told of it was missed."""
+        self.backlog: dict[str, int] = {}
+        """Client -> bytes of its endings here, for those who have much."""
         self.free_index = -1
         self.is_catching_up = False
         self.is_cut_off = False
@@ -121,6 +134,34 @@ class MemberRecord:
         """
         self.state = following(MEMBER_LIFE, self.state, event, f"member {self.name}")
         return self.state
+
+    @property
+    def has_whole_outbox(self) -> bool:
+        """Whether an ending that is not in `outbox` does not wait here."""
+        n_outbox = self.beat.n_outbox
+        return self.knows_outbox and n_outbox in (None, len(self.outbox))
+
+    def note_outbox(self, beat: Beat, before: int) -> None:
+        """Take the news of a beat; `before` is the number of the one that was heard last."""
+        if beat.follows == 0:
+            self.outbox, self.kept, self.knows_outbox = {}, {}, True
+        elif beat.follows != before:
+            self.knows_outbox = False
+        if not self.knows_outbox:
+            return
+        for rid, attempt in beat.acked:
+            key = (RequestId(rid), attempt)
+            self.outbox.pop(key, None)
+            self.kept.pop(key, None)
+        groups = dict(beat.detached) if beat.detached else {}
+        for rid, attempt, client in beat.outbox:
+            key = (RequestId(rid), attempt)
+            self.outbox[key] = client
+            if rid in groups:
+                self.kept[key] = groups[rid]
+        if beat.n_outbox is not None and len(beat.outbox) + len(beat.acked) < MAX_NEWS:
+            self.knows_outbox = beat.n_outbox == len(self.outbox)
+        self.backlog = {client: n_bytes for client, _, n_bytes in beat.backlog}
 
     def public(self, committed: int, pause: str = "") -> Member:
         """What clients are told; `pause`: how it is to be paused, if it is."""

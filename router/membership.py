@@ -116,10 +116,12 @@ class Membership:
         )
         if has_changed:
             member.advance("beat")
+        member.note_outbox(beat, before=member.beat.seq)
         member.beat, member.beat_at, member.is_cut_off = beat, now, False
         member.version = beat.version
         member.expires_at = now + context.settings.leases.lease_s
-        lease = Lease(context.router_epoch, context.instance, beat.seq)
+        is_behind = not member.knows_outbox
+        lease = Lease(context.router_epoch, context.instance, beat.seq, is_behind)
         context.to_member(member, "lease", pack(lease))
         if member.role == "worker":
             self._on_beat(member, has_changed, now)

@@ -10,6 +10,8 @@ import msgspec
 from bus.messages.control import Paused, PausesByWorker
 from bus.messages.limits import (
     MAX_MEMBERS,
+    AttemptList,
+    Backlogs,
     Claims,
     Count,
     Counters,
@@ -189,7 +191,8 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     running: Claims = msgspec.field(default_factory=list[tuple[str, tuple[int, int], str]])
     """(rid, attempt, client) of everything started and not ended."""
     outbox: Claims = msgspec.field(default_factory=list[tuple[str, tuple[int, int], str]])
-    """(rid, attempt, client) of endings not yet acknowledged by their client."""
+    """(rid, attempt, client) of endings not yet acknowledged by their client: those that came
+    since the beat `follows`; all of them if that is 0."""
     n_tokens: Natural = 0
     """Tokens sampled since the process started."""
     stalled_ms: float = 0.0
@@ -203,6 +206,16 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     k of them while nothing else ran."""
     intent: tuple[RouterEpoch, Natural] = (0, 0)
     """Stamp of the intent that it knows."""
+    follows: Natural = 0
+    """Number of the beat whose news `outbox` and `acked` continue; 0: what was told before is
+    void."""
+    acked: AttemptList = msgspec.field(default_factory=list[tuple[str, tuple[int, int]]])
+    """Endings that were told of and wait no more."""
+    n_outbox: Natural | None = None
+    """Endings that wait in all; more than was told of if there are too many for one beat. None:
+    `outbox` has them all."""
+    backlog: Backlogs = msgspec.field(default_factory=list[tuple[str, int, int]])
+    """(client, endings, bytes) of clients that have not acknowledged much."""
 
 
 class ClientBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -211,12 +224,14 @@ class ClientBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seq: Natural
 
 
-class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Answer to a beat: the sender's lease runs on from the moment it SENT beat `seq`."""
 
     router_epoch: Natural
     instance: Short
     seq: Natural
+    is_behind: bool = False
+    """To a member: beats were missed; tell of all endings again."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

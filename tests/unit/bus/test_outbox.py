@@ -5,7 +5,7 @@ from msgspec import Raw
 from bus.codec import unpack
 from bus.entry import Entry
 from bus.messages.endings import Problem
-from bus.outbox import HEADER_BYTES, MAX_AGE_S, Outbox
+from bus.outbox import HEADER_BYTES, MAX_AGE_S, MAX_ENTRIES_PER_TICK, MAX_NEWS, Outbox
 from bus.settings import LeaseSettings
 
 
@@ -69,3 +69,49 @@ def test_small_endings_alone_are_bounded_too_and_the_oldest_go_first() -> None:
     assert 0 < len(outbox) < 1000
     assert ("c/99999", (1, 1)) in outbox
     assert outbox.n_overflows == 100_000 - len(outbox)
+
+
+def of(client: str, n: int, size_bytes: int = 10) -> Entry:
+    body = Raw(b"x" * size_bytes)
+    return Entry("finished", f"{client}/{n}", (1, 1), "e.1", client, body=body)
+
+
+def test_news_are_told_once_and_what_came_and_went_meanwhile_is_none() -> None:
+    outbox = Outbox(LeaseSettings())
+    outbox.put("generate", ending(1), 0.0)
+    outbox.put("generate", ending(2), 0.0)
+    assert outbox.take_news() == (True, [(f"c/{n}", (1, 1), "client") for n in (1, 2)], [])
+    assert outbox.take_news() == (False, [], [])
+    outbox.put("generate", ending(3), 0.0)
+    outbox.drop([("c/1", (1, 1)), ("c/3", (1, 1))])
+    assert outbox.take_news() == (False, [], [("c/1", (1, 1))])
+    outbox.tell_all()
+    assert outbox.take_news() == (True, [("c/2", (1, 1), "client")], [])
+
+
+def test_news_of_a_large_outbox_take_several_beats() -> None:
+    outbox = Outbox(LeaseSettings())
+    for n in range(2 * MAX_NEWS + 1):
+        outbox.put("generate", ending(n), 0.0)
+    parts = [outbox.take_news() for _ in range(4)]
+    assert [len(part.came) for part in parts] == [MAX_NEWS, MAX_NEWS, 1, 0]
+    assert [part.is_whole for part in parts] == [True, False, False, False]
+
+
+def test_a_full_outbox_costs_whoever_filled_it() -> None:
+    outbox = Outbox(LeaseSettings(), limit_bytes=100_000)
+    outbox.put("generate", of("modest", 1, 5000), 0.0)
+    for n in range(1000):
+        outbox.put("generate", of("greedy", n, 5000), 0.0)
+    kept = outbox.get(("modest/1", (1, 1)))
+    assert kept is not None
+    assert kept.has_result
+    assert outbox.size_bytes <= 100_000
+    assert [row[0] for row in outbox.backlog()] == ["greedy"]
+
+
+def test_few_are_sent_again_at_once() -> None:
+    outbox = Outbox(LeaseSettings())
+    for n in range(5000):
+        outbox.put("generate", ending(n), 0.0)
+    assert len(due(outbox, 2.0)) == MAX_ENTRIES_PER_TICK
