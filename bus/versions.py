@@ -48,6 +48,10 @@ class VersionRule:
             case _:
                 return version >= self._lowest(committed)
 
+    def is_retired(self, committed: int) -> bool:
+        """Whether no worker can serve it any more: none goes back behind what is committed."""
+        return self.kind == "exact" and self.value < committed
+
     @property
     def needs_committed(self) -> bool:
         """Whether it means nothing without the last committed version."""

@@ -158,7 +158,7 @@ class Dispatcher:
         if waiting.is_empty and not sent:
             return
         for request in waiting:
-            if request.deadline_at <= now:
+            if request.deadline_at <= now or (request.rule and self._is_retired(request)):
                 self._expire(request)
         self.dispatch_waiting(now)
         for client, rids in _unreported([*waiting, *sent.values()]).items():
@@ -259,12 +259,19 @@ class Dispatcher:
             ),
         )
 
+    def _is_retired(self, request: Request) -> bool:
+        """Whether it waits for weights that can never be here again."""
+        committed = self._context.committed_of(request.place.policy)
+        return request.rule is not None and request.rule.is_retired(committed)
+
     def _expire(self, request: Request) -> None:
         request.advance("expired")
         policy = request.place.policy
         committed = self._context.committed_of(policy)
         is_served = self._table.placer.has_serving(policy, request.rule, committed)
         problem = _lateness(request, is_served=is_served)
+        if request.rule is not None and request.rule.is_retired(committed):
+            problem = _retirement(request, committed)
         kind = "expired" if problem.code == "deadline" else "refused"
         self._context.refuse(request.client, request.rid, problem, kind)
         self._table.forget(request)
@@ -314,6 +321,15 @@ def _unreported(requests: list[Request]) -> dict[str, list[str]]:
             request.is_reported = True
             told[request.client].append(request.rid)
     return told
+
+
+def _retirement(request: Request, committed: int) -> Problem:
+    """Why no worker will ever have the weights."""
+    message = (
+        f"policy {request.place.policy!r} is at version {committed}, and no worker goes back to "
+        f"{request.place.versions}; publish it anew with `restore`, which gives it a new number"
+    )
+    return refusal("version_unavailable", message, "place.versions")
 
 
 def _lateness(request: Request, *, is_served: bool) -> Problem:

@@ -60,6 +60,8 @@ def excuse(world: "World", rid: str, case: Case, outcome: object) -> str:
             pass
         case _:
             return ""
+    if isinstance(outcome, StaleVersion) and _is_retired(world, case):
+        return "version_retired"
     if case.ended_at < case.deadline_at - EARLY_S:
         return ""  # time heals these until the deadline
     if _lacks_weights(world, rid, case):
@@ -82,6 +84,13 @@ def _was_unlucky(world: "World", rid: str) -> bool:
     n_runs = len(world.oracles.runs.get(rid, ()))
     held_up_s = world.frozen_s[rid] + world.pauses.lasted_s
     return n_runs >= MANY_RUNS or held_up_s >= LONG_FREEZE_S
+
+
+def _is_retired(world: "World", case: Case) -> bool:
+    """Whether it asks for exactly the weights that others were committed after."""
+    recorded_at = world.fleet_oracles.recorded_at
+    versions = case.ask.place.versions if case.ask.place else ""
+    return versions == "exact:0" and recorded_at is not None and recorded_at < case.ended_at
 
 
 def _lacks_weights(world: "World", rid: str, case: Case) -> bool:

@@ -293,3 +293,28 @@ def test_unknown_kind_is_refused_by_name() -> None:
     client = bus.client()
     client.ask("transmogrify")
     assert client.ending() == ("refused", "unknown_message")
+
+
+def test_a_version_that_no_worker_goes_back_to_is_refused_at_once() -> None:
+    bus = Bus()
+    bus.store(committed={"default": 3})
+    bus.worker(version=3)
+    client = bus.client()
+    client.generate("exact:2", deadline_s=600)
+    bus.advance(0.25)
+    problem = client.problem()
+    assert (problem.code, problem.field) == ("version_unavailable", "place.versions")
+    assert "at version 3" in problem.message
+
+
+def test_a_request_that_waits_is_told_when_its_version_is_retired() -> None:
+    bus = Bus()
+    bus.store(committed={"default": 2})
+    client = bus.client()
+    client.generate("exact:2", deadline_s=600)
+    client.generate("exact:4", deadline_s=600)
+    bus.advance(1)
+    assert client.take("refused") == []
+    bus.store(committed={"default": 3})
+    bus.advance(0.25)
+    assert client.ending() == ("refused", "version_unavailable")  # version 4 may come
