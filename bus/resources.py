@@ -44,6 +44,15 @@ def provide_fds(n_peers: int) -> int:
     return needed
 
 
+def too_few_fds() -> str:
+    """What to say when no more files can be opened."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"this process may have {soft} open files, and has them; raise that (`ulimit -n 1064` is "
+        "enough for 1000 peers)"
+    )
+
+
 def is_scarce(fd: int) -> bool:
     """Whether a descriptor that was just opened is one of the reserve.
 

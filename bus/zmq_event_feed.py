@@ -12,7 +12,7 @@ import zmq
 from bus.endpoints import require_local
 from bus.ipc_paths import require_private_dir
 from bus.zmq_contexts import new_context
-from bus.zmq_sockets import new_socket
+from bus.zmq_sockets import allow_v6, new_socket
 
 HELD_MESSAGES = 100_000
 """Read and not yet handled, at most; beyond that some are lost."""
@@ -38,6 +38,7 @@ class EventFeed:
         socket = new_socket(zmq.SUB, self._context)
         socket.setsockopt(zmq.RCVHWM, HELD_MESSAGES)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
+        allow_v6(socket, endpoint)
         socket.connect(endpoint)
         self._thread = threading.Thread(
             target=self._read, args=(socket,), name="event-feed", daemon=True

@@ -21,6 +21,7 @@ from bus.zmq_sockets import (
     Reader,
     Receiver,
     TickOutbox,
+    allow_v6,
     bind_local,
     limit_frames,
     new_socket,
@@ -76,6 +77,7 @@ class DealerPort:
     def _connect(self, endpoint: str, dialer: Dialer | None) -> None:
         try:
             address = endpoint if dialer is None else dialer.dress(self._socket, endpoint)
+            allow_v6(self._socket, address)
             self._socket.connect(address)
         except (SettingsError, zmq.ZMQError) as error:
             if self._watch:

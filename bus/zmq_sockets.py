@@ -7,6 +7,7 @@ socket's events are looked at again.
 """
 
 import asyncio
+import errno
 from collections.abc import Callable
 
 import msgspec
@@ -19,6 +20,7 @@ from bus.errors import RemoteProtocolError, SettingsError
 from bus.ipc_paths import is_taken, require_private_dir
 from bus.messages.limits import MAX_BODY_BYTES, MAX_FRAMES
 from bus.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
+from bus.resources import too_few_fds
 from bus.zmq_contexts import own_context
 
 DRAIN_MESSAGES = 64
@@ -44,7 +46,12 @@ def new_socket(
     kind: int, context: zmq.Context[zmq.Socket[bytes]] | None = None
 ) -> zmq.Socket[bytes]:
     """A socket with the options that every socket here has."""
-    socket = (context or own_context()).socket(kind)
+    try:
+        socket = (context or own_context()).socket(kind)
+    except zmq.ZMQError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise SettingsError(f"no socket can be opened: {too_few_fds()}") from error
     socket.setsockopt(zmq.LINGER, 0)
     # Any domain makes libzmq refuse peers of ZMTP 1 and 2, who need no handshake: a web request is
     # one, and each leaves some memory behind. Nobody is asked about the domain, except by a guard.
@@ -64,6 +71,12 @@ def _keep_alive(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 3)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
     socket.setsockopt(zmq.TCP_MAXRT, GONE_MS)
+
+
+def allow_v6(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Before `bind` or `connect`: of itself a socket takes addresses of IPv4 only."""
+    if endpoint.startswith("tcp://["):
+        socket.setsockopt(zmq.IPV6, 1)
 
 
 def limit_frames(socket: zmq.Socket[bytes], size_bytes: int) -> None:
@@ -99,6 +112,7 @@ def bind_anywhere(socket: zmq.Socket[bytes], endpoint: str) -> str:
     if is_taken(endpoint):
         socket.close()
         raise SettingsError(f"cannot listen on {endpoint}: Address already in use")
+    allow_v6(socket, endpoint)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:

@@ -19,6 +19,7 @@ from bus.zmq_sockets import (
     Reader,
     Receiver,
     TickOutbox,
+    allow_v6,
     bind_anywhere,
     bind_local,
     limit_frames,
@@ -150,6 +151,7 @@ class Subscription:
         if self._dialer is not None:
             address = self._dialer.dress(self._socket, endpoint)
             self._locked[address] = endpoint
+        allow_v6(self._socket, address)
         self._socket.connect(address)
         self._reader.kick()
 

@@ -80,7 +80,8 @@ class DemoRun:
                 tasks.create_task(self._watch_fleet()),
             ]
             for step in range(1, self.options.steps + 1):
-                if self.options.kill and step == self.options.steps // 2:
+                if self.options.kill and not self.drill.step and self._is_half_way(step):
+                    self.drill.step = step
                     others.append(tasks.create_task(self.drill.run(step)))
                 try:
                     patience_s = self.options.time_limit_s - self.training.elapsed_s
@@ -94,6 +95,11 @@ class DemoRun:
             await feed
             for other in others:
                 other.cancel()
+
+    def _is_half_way(self, step: int) -> bool:
+        """Whether half of the steps are done, or half of the time is over."""
+        is_late = self.training.elapsed_s >= self.options.time_limit_s / 2
+        return is_late or step >= self.options.steps // 2
 
     async def evaluate(self) -> float:
         """Mean reward on the held-out words, under the newest weights."""
@@ -221,7 +227,25 @@ def _summarize(run: DemoRun, reward_last: float, seconds: float) -> DemoSummary:
         tokens=ledger.n_tokens,
         seconds=seconds,
         run_directory=str(run.directory.path),
+        not_shown=_not_shown(run),
     )
+
+
+def _not_shown(run: DemoRun) -> list[str]:
+    """What was asked for and did not happen, with the reason."""
+    options, n_steps = run.options, len(run.training.steps)
+    found: list[str] = []
+    if n_steps < options.steps:
+        found.append(f"steps {n_steps + 1} to {options.steps}: the time was up")
+    if options.kill and not run.drill.step:
+        found.append("the death of a worker: the run ended before its half")
+    elif options.kill and not run.drill.n_mid_generation:
+        found.append("the death of a worker: it was never in the middle of enough rollouts")
+    elif options.kill and not run.feed.ledger.n_resumed:
+        found.append("rollouts that go on elsewhere after the death of a worker: none was resumed")
+    if options.updates and not run.training.version:
+        found.append("updates of weights: none was published")
+    return found
 
 
 def _share(part: float, whole: float) -> float:

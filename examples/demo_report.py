@@ -8,8 +8,10 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,8 @@ class DemoSummary:
     tokens: int
     seconds: float
     run_directory: str
+    not_shown: list[str]
+    """What the run was to show and did not, each with the reason; empty: all was shown."""
 
     def as_json(self) -> str:
         """One line."""
@@ -100,8 +104,12 @@ class RunDirectory:
 
     def __init__(self, parent: Path, seed: int) -> None:
         name = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-seed{seed}"
-        self.path = parent / name
-        self.path.mkdir(parents=True)
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            self.path = parent / (name if number == 1 else f"{name}-{number}")
+            with suppress(FileExistsError):  # another run began in the same second
+                self.path.mkdir()
+                break
         self._metrics = self.path / "metrics.jsonl"
 
     def write_config(self, config: dict[str, Any]) -> None:

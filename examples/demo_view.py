@@ -122,5 +122,6 @@ def _summary_rows(summary: DemoSummary) -> list[tuple[str, str]]:
         ("oldest trained token", f"{summary.max_staleness} updates"),
         ("training time overlapped by rollouts", f"{summary.overlap:.0%}"),
         ("time", f"{summary.seconds:.0f} s, {summary.tokens} tokens"),
+        *(("not shown", each) for each in summary.not_shown),
         ("files", summary.run_directory),
     ]

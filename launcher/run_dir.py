@@ -19,6 +19,8 @@ from typing import Self
 from bus.errors import SettingsError
 
 _LOCK = "lock"
+_OURS = b"a fleet of rolloutbus\n"
+"""In the lock of a directory that was given to a fleet: all in it is that fleet's."""
 _KEPT = "kept"
 """Marks what was left behind on purpose."""
 
@@ -88,12 +90,26 @@ class RunDirectory:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if any(self.path.iterdir()):
-                raise SettingsError(f"run_dir: {self.path} is not empty")
+                self._clear_after_the_dead()
             self.path.chmod(0o700)
             self.logs.mkdir()
             self._lock = take_lock(self.path / _LOCK, blocking=True)
+            os.write(self._lock, _OURS)
         except OSError as error:
             raise SettingsError(f"run_dir: cannot use {self.path}: {error.strerror}") from error
+
+    def _clear_after_the_dead(self) -> None:
+        """Remove what a fleet has left behind whose launcher was killed; refuse anything else."""
+        lock = self.path / _LOCK
+        if not lock.is_file() or lock.read_bytes() != _OURS or (self.path / _KEPT).exists():
+            raise SettingsError(f"run_dir: {self.path} is not empty")
+        try:
+            descriptor = take_lock(lock, blocking=False)
+        except BlockingIOError as error:
+            raise SettingsError(f"run_dir: a fleet that runs uses {self.path}") from error
+        for entry in self.path.iterdir():
+            _remove(entry)
+        os.close(descriptor)
 
 
 def _sweep(base: Path) -> None:

@@ -4,7 +4,7 @@
 1    failed: the command was understood, and could not be done
 2    usage: an argument or a setting is wrong
 3    unreachable: no router answers
-130  Ctrl-C
+130  Ctrl-C (`record` takes it as its end, and ends with 0)
 143  SIGTERM (`up` and the actors take it as the order to stop, and end with 0)
 """
 
@@ -59,18 +59,24 @@ def checked(build: Callable[[], T]) -> T:
         fail(str(error), ExitStatus.USAGE)
 
 
-def run(work: Coroutine[Any, Any, T], *, terminated: ExitStatus = ExitStatus.TERMINATED) -> T:
+def run(
+    work: Coroutine[Any, Any, T],
+    *,
+    terminated: ExitStatus = ExitStatus.TERMINATED,
+    interrupted: ExitStatus = ExitStatus.INTERRUPTED,
+) -> T:
     """Run the work of a command to its end; errors of ours end the program with one line.
 
     Args:
         work: what to do; SIGINT, SIGTERM and SIGHUP cancel it, so that it can clean up.
         terminated: exit status after the latter two.
+        interrupted: exit status after SIGINT, which is Ctrl-C.
     """
     try:
         return uvloop.run(_until_signal(work))
     except _StoppedError as stopped:
         is_interrupt = stopped.number == signal.SIGINT
-        raise typer.Exit(ExitStatus.INTERRUPTED if is_interrupt else terminated) from None
+        raise typer.Exit(interrupted if is_interrupt else terminated) from None
     except ProcessFailed as error:
         if error.log:
             sys.stderr.write(f"--- the last lines of {error.name}'s log\n{error.log}\n---\n")

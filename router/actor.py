@@ -12,12 +12,13 @@ from bus.clock import BootClock, Clock
 from bus.entry import Entry
 from bus.ids import Peer
 from bus.ports import PortCounters
+from bus.process import warn
 from bus.resources import ResourceWatch
 from bus.security.principals import Principal
 from bus.security.zmq_guard import Doorway, Guard, guard_of
 from bus.zmq_ports import RouterPort
 from bus.zmq_tap import TapPort
-from router.dead_letters import append_letters
+from router.dead_letters import append_letters, check_letters
 from router.decider import Decider
 from router.outgoing import Effect
 from router.recording import RecordedCore, TurnLog, core_of
@@ -53,14 +54,18 @@ class RouterActor:
         self._guard: Guard | None = None
         self._watch = ResourceWatch()
         self._n_turned_away = 0
+        self._has_warned = False
 
     async def __aenter__(self) -> Self:
         """Listen.
 
         Raises:
-            SettingsError: an address is in use or not allowed, or keys cannot be used.
+            SettingsError: an address is in use or not allowed, or keys or the file for dead letters
+                cannot be used.
             SecurityError: the locks on the sockets do not work.
         """
+        if self._settings.dead_letters:
+            check_letters(Path(self._settings.dead_letters))
         endpoints = [self._settings.frontend, self._settings.backend]
         self._guard = guard = guard_of(self._settings.security, self._revoked)
         try:
@@ -138,8 +143,11 @@ class RouterActor:
         if letters and self._settings.dead_letters:
             try:
                 n_kept = append_letters(Path(self._settings.dead_letters), letters)
-            except OSError:
+            except OSError as error:
                 n_kept = 0
+                if not self._has_warned:
+                    self._has_warned = True
+                    warn(f"dead letters are lost: {self._settings.dead_letters}: {error.strerror}")
             self._count("dead_letters_dropped", len(letters) - n_kept)
         return effects
 

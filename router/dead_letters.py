@@ -10,12 +10,29 @@ from pathlib import Path
 import msgspec
 
 from bus.entry import NO_BODY
+from bus.errors import SettingsError
+from bus.process import warn
+from bus.resources import NO_ROOM
 from router.dead_letter import DeadLetter
 
 MAX_BODY_BYTES = 1 << 20
 """Bodies above this are left out of the record."""
 MAX_FILE_BYTES = 64 << 20
 """At this size nothing is appended any more; whoever reads the file may move it away."""
+
+
+def check_letters(path: Path) -> None:
+    """Make the file, if it is not there.
+
+    Raises:
+        SettingsError: it cannot be written, for another reason than a disk that is full now.
+    """
+    try:
+        append_letters(path, [])
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise SettingsError(f"dead_letters: cannot write {path}: {error.strerror}") from error
+        warn(f"dead letters will be lost: {path}: {error.strerror}")
 
 
 def append_letters(path: Path, letters: Iterable[DeadLetter]) -> int:

@@ -11,7 +11,7 @@ import zmq.utils.monitor
 from bus.errors import SecurityError
 from bus.security.keys import KeyPair
 from bus.security.zmq_curve import dress_client, new_key_pair
-from bus.zmq_sockets import Reader, new_socket
+from bus.zmq_sockets import Reader, allow_v6, new_socket
 
 HANDSHAKE_S = 20.0
 """A busy machine needs a fraction of it."""
@@ -68,6 +68,7 @@ async def _is_let_in(address: str, kind: int, server_key: str, pair: KeyPair) ->
 
     reader = Reader(monitor, read_some)
     try:
+        allow_v6(socket, address)
         socket.connect(address)
         async with asyncio.timeout(HANDSHAKE_S):
             return await found

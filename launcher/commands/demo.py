@@ -40,5 +40,7 @@ def demo(
         )
     options = DemoOptions(seed=seed, quiet=quiet, updates=updates, runs=out, record=record)
     summary = run(run_demo(options))
+    if quiet and not as_json:
+        sys.stdout.write(f"{summary.run_directory}\n")
     if as_json:
         sys.stdout.write(summary.as_json() + "\n")

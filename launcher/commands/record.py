@@ -74,7 +74,7 @@ def record(
         )
     )
     work = _record(_client(router, key), out.absolute(), chosen, settings, as_json=as_json)
-    problem = run(work, terminated=ExitStatus.OK)
+    problem = run(work, terminated=ExitStatus.OK, interrupted=ExitStatus.OK)
     fail(f"recording has ended: {problem}", ExitStatus.FAILED)
 
 

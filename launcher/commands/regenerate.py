@@ -21,7 +21,13 @@ from replay.journal.format import JournalError
 from replay.journal.reader import Journal
 from replay.regenerating.asked import Answered, AnsweredRequests
 from replay.regenerating.asking_again import to_sample, to_score
-from replay.regenerating.differences import Again, Difference, difference, summary
+from replay.regenerating.differences import (
+    Again,
+    Difference,
+    difference,
+    is_repeatable,
+    summary,
+)
 from replay.rollouts.trajectories import ints
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.requests import Ask
@@ -62,6 +68,8 @@ async def regenerate(wanted: Regeneration, *, as_json: bool) -> bool:
     if problem is not None:
         raise SettingsError(problem.message)
     source = Journal(wanted.journal, skip=wanted.allow_gaps)
+    if not wanted.is_scored:
+        _refuse_unseeded(AnsweredRequests(source, wanted.rids))
     requests = AnsweredRequests(source, wanted.rids)
     async with connected(wanted.router, wanted.key_file) as client:
         found = await _ask_all(client, requests, wanted)
@@ -83,6 +91,26 @@ async def regenerate(wanted: Regeneration, *, as_json: bool) -> bool:
         return False
     refuse_gaps(source, are_allowed=wanted.allow_gaps, harmless=["lost_stream"])
     return True
+
+
+def _refuse_unseeded(recorded: AnsweredRequests) -> None:
+    """Say before anything is asked that it could not be compared.
+
+    Raises:
+        SettingsError: none of the requests was seeded.
+    """
+    are_repeatable = [is_repeatable(each) for each in recorded]
+    n_unseeded = are_repeatable.count(False)
+    if n_unseeded and not any(are_repeatable):
+        raise SettingsError(
+            f"all {n_unseeded} requests were drawn without a seed, and would draw other tokens: "
+            "--score compares what the weights say of the recorded ones"
+        )
+    if n_unseeded:
+        sys.stderr.write(
+            f"note: {n_unseeded} of {len(are_repeatable)} requests were drawn without a seed, and "
+            "will draw other tokens: see --score\n"
+        )
 
 
 async def _ask_all(

@@ -50,12 +50,18 @@ class Difference(msgspec.Struct, frozen=True):
     """Why it was not sampled again; empty if it was."""
 
 
+def is_repeatable(recorded: Answered) -> bool:
+    """Whether the same weights draw the same tokens again: it was seeded, or greedy."""
+    sampling = recorded.generate.sampling
+    return sampling.seed is not None or sampling.temperature == 0
+
+
 def difference(
     recorded: Answered, again: Again | str, tolerance: float = LOGPROB_TOLERANCE
 ) -> Difference:
     """Compare; `again` may be the reason why there is nothing to compare with."""
-    before, sampling = recorded.result, recorded.generate.sampling
-    is_reproducible = sampling.seed is not None or sampling.temperature == 0
+    before = recorded.result
+    is_reproducible = is_repeatable(recorded)
     tokens = ints(before.tokens)
     if isinstance(again, str):
         return Difference(

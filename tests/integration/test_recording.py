@@ -293,7 +293,7 @@ async def test_the_command_records_until_it_is_interrupted(
         rollout = await client.generate([9], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
         process.send_signal(signal.SIGINT)
         told, errors = await process.communicate()
-    assert process.returncode == 130, errors
+    assert process.returncode == 0, errors
     summary = json.loads(told)
     assert summary["problem"] == ""
     journal = Journal(tmp_path / "j")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bus.messages.generation import Sampling
 from launcher.cli import app
 from launcher.commands.replay import line_of
 from replay.journal.records import Stream, Tap
@@ -64,3 +65,14 @@ def test_the_line_tells_how_far_it_has_come() -> None:
 def test_the_line_tells_why_nothing_moves() -> None:
     assert line_of(PLAYBACK._replace(is_held_up=True)).endswith(" | held up by a slow subscriber")
     assert line_of(PLAYBACK._replace(n_subscriptions=0)).endswith("nobody listens to every stream")
+
+
+def test_what_cannot_be_compared_is_refused_before_any_router_is_asked(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "j")
+    for event, entry in (("received", asked("c/1", Sampling())), ("sent", ended("c/1", 5))):
+        desk.append(Tap, event, 0, 1.0, 1, "c", [entry])
+    desk.close()
+    status, said = complaint(tmp_path / "j", "--regenerate", "--router", "tcp://127.0.0.1:1")
+    assert status == 2
+    assert "all 1 requests were drawn without a seed" in said
+    assert "--score" in said

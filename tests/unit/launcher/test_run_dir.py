@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,14 @@ def test_link_in_place_of_the_users_directory_is_refused(tmp_path: Path) -> None
     (tmp_path / f"rolloutbus-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SettingsError, match="not a directory of this user's"):
         user_dir()
+
+
+def test_given_directory_of_a_killed_launcher_is_used_again(tmp_path: Path) -> None:
+    given = tmp_path / "mine"
+    with RunDirectory(given) as first:
+        (first.logs / "w0.log").write_text("hello")
+        with pytest.raises(SettingsError, match="a fleet that runs uses"), RunDirectory(given):
+            pass
+        shutil.copytree(given, tmp_path / "dead")  # what SIGKILL leaves: nobody holds the lock
+    with RunDirectory(tmp_path / "dead") as again:
+        assert list(again.logs.iterdir()) == []

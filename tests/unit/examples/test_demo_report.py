@@ -1,0 +1,11 @@
+"""Demos that begin in the same second leave their files in directories of their own."""
+
+from pathlib import Path
+
+from examples.demo_report import RunDirectory
+
+
+def test_runs_of_the_same_second_do_not_collide(tmp_path: Path) -> None:
+    paths = {RunDirectory(tmp_path / "runs", seed=1).path for _ in range(20)}
+    assert len(paths) == 20
+    assert all(path.is_dir() for path in paths)
