@@ -106,7 +106,7 @@ class RouterCore:
         self._intents = Intents(self.context, self._fleet, self._refresh_workers)
         self._membership = Membership(self.context, self._intents, self._on_beat, self._on_lost)
         self._publications = Publications(self.context, self._updates)
-        self._reattachment = Reattachment(self.context)
+        self._reattachment = Reattachment(self.context, self._executions.doubts)
         self._desk = Desk(
             self.context,
             self.table,

@@ -36,6 +36,11 @@ class Unheard(NamedTuple):
     until: float
 
 
+def in_order(requests: list[DetachedRequest]) -> list[DetachedRequest]:
+    """By the number in the rid: as they were asked for."""
+    return sorted(requests, key=lambda each: int(each.rid.rpartition("/")[2]))
+
+
 class Detached:
     """Which requests are detached, who follows them, and what nobody has heard of them yet."""
 
@@ -115,7 +120,7 @@ class Detached:
             for rid, each in self._unheard.items()
             if each.client == client
         ]
-        return sorted(found, key=lambda each: int(each.rid.rpartition("/")[2]))
+        return in_order(found)
 
     def tick(self, now: float) -> int:
         """Time passes; returns how many endings grew too old to be kept."""

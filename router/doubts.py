@@ -6,6 +6,8 @@ Spec: docs/protocol.md, "Detached requests".
 from typing import NamedTuple
 
 from bus.entry import NO_BODY
+from bus.messages.generation import DetachedRequest
+from router.clients import ClientRecord
 from router.context import Context
 from router.requests import Request
 from router.table import RequestTable
@@ -38,13 +40,36 @@ class Doubts:
             at = self._context.detached.followers.now
             self._told[request.rid] = _Told(request, at, client.boot, client.seen_at)
 
+    def listed(self, client: str) -> list[DetachedRequest]:
+        """Those of a client's name."""
+        return [
+            DetachedRequest(rid, "waiting", each.request.place.group, in_doubt=True)
+            for rid, each in self._told.items()
+            if each.request.client == client and not self._is_settled(rid)
+        ]
+
+    def settle(self, rid: str, client: ClientRecord) -> bool:
+        """Somebody asks for it by name; whether it was in doubt.
+
+        If that is another process than the one that was told, nobody else will send it again.
+        """
+        told = self._told.get(rid)
+        if told is None or told.request.client != client.name or self._is_settled(rid):
+            return False
+        if client.boot != told.boot:
+            del self._told[rid]
+            self._revive(told.request)
+        return True
+
+    def _is_settled(self, rid: str) -> bool:
+        return rid in self._context.detached.over or self._table.get(rid) is not None
+
     def tick(self, now: float) -> None:
         """Queue again what nobody takes care of."""
         for rid, (request, at, boot, seen_at) in list(self._told.items()):
             client = self._context.clients.named(request.client)
             is_alive = client is not None and client.boot == boot and client.seen_at > seen_at
-            is_over = rid in self._context.detached.over
-            if is_alive or is_over or self._table.get(rid) is not None:
+            if is_alive or self._is_settled(rid):
                 del self._told[rid]
             elif now - at > self._context.settings.leases.silence_s:
                 del self._told[rid]

@@ -37,7 +37,7 @@ class Executions:
         self._table = table
         self._health = health
         self._over = over
-        self._doubts = Doubts(context, table)
+        self.doubts = Doubts(context, table)
 
     def accepted(self, worker: MemberRecord, body: Accepted) -> None:
         """A worker has begun these."""
@@ -133,8 +133,8 @@ class Executions:
 
     def tick(self, now: float) -> None:
         """Time passes."""
-        if len(self._doubts):
-            self._doubts.tick(now)
+        if len(self.doubts):
+            self.doubts.tick(now)
 
     def member_lost(self, worker: MemberRecord, reason: str) -> None:
         """A lease is over: unconfirmed requests wait for another worker, the rest are `lost`."""
@@ -153,7 +153,7 @@ class Executions:
             requests = [each for each in requests if not self._kept_from_loss(each, worker)]
             for request in requests:
                 if request.place.outlives_client and request.state == "running":
-                    self._doubts.told(request)
+                    self.doubts.told(request)
         self._table.lose(requests, worker, reason)
 
     def _kept_from_loss(self, request: Request, worker: MemberRecord) -> bool:

@@ -9,24 +9,29 @@ from bus.messages.delivery import Accepted
 from bus.messages.generation import DetachedList
 from router.clients import ClientRecord
 from router.context import Context, refusal
+from router.detached import in_order
+from router.doubts import Doubts
 from router.requests import Request
 
 
 class Reattachment:
     """Answers `list_detached` and `attach`."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, doubts: Doubts) -> None:
         self._context = context
+        self._doubts = doubts
 
     def list_detached(self, client: ClientRecord, entry: Entry, _now: float) -> None:
         """Name what is known; while workers may still report more, the client asks again."""
         if not self._context.is_recovering:
-            found = DetachedList(self._context.detached.listed(client.name))
-            self._context.finish(client.name, entry.rid, pack(found))
+            known = self._context.detached.listed(client.name)
+            found = in_order([*known, *self._doubts.listed(client.name)])
+            self._context.finish(client.name, entry.rid, pack(DetachedList(found)))
 
     def attach(self, client: ClientRecord, entry: Entry, _now: float) -> None:
         """Follow a request over this connection from now on."""
         context, rid = self._context, entry.rid
+        is_in_doubt = self._doubts.settle(rid, client)
         request = context.detached.requests.get(rid)
         unheard = context.detached.unheard(rid, client.name)
         if request is not None and request.client == client.name:
@@ -34,7 +39,7 @@ class Reattachment:
             self._answer(client, request, entry)
         elif unheard is not None:
             context.refuse(client.name, rid, unheard.problem, unheard.kind)
-        elif not context.is_recovering:
+        elif not (is_in_doubt or context.is_recovering):
             message = "no detached request of this name is held; it may have been collected"
             context.refuse(client.name, rid, refusal("unknown_request", message, "rid"))
 

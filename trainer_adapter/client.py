@@ -293,6 +293,7 @@ class RolloutClient(EngineClient):
 
         Those asked for by an earlier process of this name, or given up by this one, may be taken up
         with `collect` or `follow`; what nobody collects is dropped after an hour.
+        Those that are `in_doubt` were lost and will run again: collect them all the same.
 
         Args:
             deadline_s: seconds from now; 0 takes the settings' control deadline.

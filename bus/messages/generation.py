@@ -251,6 +251,9 @@ class DetachedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """Of its placement: what its client called it by."""
     worker: Short = ""
     """Who runs it or keeps its ending; empty while it waits."""
+    in_doubt: bool = False
+    """It was lost, and the process that was told may be dead: it waits for that one to send it
+    again, or to be taken for dead; then the router begins it again."""
 
 
 class DetachedList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

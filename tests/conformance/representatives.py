@@ -293,7 +293,7 @@ _RESULTS: dict[str, msgspec.Struct] = {
     "abort": generation.Aborted(2),
     "repair": generation.Repaired(5, TOKENS, LOGPROBS, RUNS, BEHAVIOUR),
     "list_detached": generation.DetachedList(
-        [generation.DetachedRequest(RID, "running", "prompt-9", "w0")]
+        [generation.DetachedRequest(RID, "running", "prompt-9", "w0", in_doubt=True)]
     ),
     "attach": _GENERATED,
     "sleep": _MEMORY,

@@ -396,3 +396,49 @@ def test_more_than_the_bound_is_refused() -> None:
     client = bus.client()
     _submit(client)
     assert client.ending() == ("refused", "busy")
+
+
+def _crashed_and_told(bus: Bus) -> tuple[SimWorker, str]:
+    """A detached request whose engine host died, and then the client that was told of it."""
+    worker, command = _running(bus)
+    client = next(peer for peer in bus.peers.values() if peer.name == "trainer")
+    worker.running.clear()
+    worker.detached.clear()
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("engine_killed"))))
+    assert len(client.take("lost")) == 1
+    return worker, command.rid
+
+
+def test_what_was_lost_with_worker_and_client_is_listed_as_in_doubt_at_once() -> None:
+    bus = Bus()
+    _, rid = _crashed_and_told(bus)
+    doubtful = DetachedRequest(rid, "waiting", "prompt-9", in_doubt=True)
+    client = _restarted(bus)
+    assert _listed(client) == [doubtful]
+    bus.advance(2)
+    assert _listed(client) == [DetachedRequest(rid, "waiting", "prompt-9")]
+
+
+def test_who_collects_what_is_in_doubt_waits_for_it() -> None:
+    bus = Bus()
+    worker, rid = _crashed_and_told(bus)
+    client = _restarted(bus)
+    _attach(client, rid)
+    assert client.take("refused") == []
+    worker.lease_no += 1
+    worker.hello()
+    worker.beat()
+    (command,) = worker.take("generate")
+    assert command.rid == rid
+    worker.accept(command)
+    worker.end(command)
+    assert [each.rid for each in client.take("finished")] == [rid]
+
+
+def test_what_is_in_doubt_is_nobody_elses() -> None:
+    bus = Bus()
+    _, rid = _crashed_and_told(bus)
+    other = bus.client("other")
+    assert _listed(other) == []
+    _attach(other, rid)
+    assert other.problem().code == "unknown_request"
