@@ -129,7 +129,9 @@ def _checked(
 ) -> Callable[..., Any]:
     signature = _spelled_out(function, options)
     call = _described(function, signature, is_method=is_method)
-    names, kinds, positional = call.names, call.kinds, call.positional
+    names, positional = call.names, call.positional
+    tests = {name: kind.fits for name, kind in call.kinds.items()}
+    test_of = tests.get
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function has them
@@ -137,10 +139,12 @@ def _checked(
             wrong = next(each for each in kwargs if each not in names)
             raise unknown_keyword(call.name, wrong, names, _FIELDS)
         for name, value in zip(positional, args, strict=False):
-            if name in kinds and not kinds[name].fits(value):
+            fits = test_of(name)
+            if fits is not None and not fits(value):
                 raise _wrong_value(call, name, value)
         for name, value in kwargs.items():
-            if name in kinds and not kinds[name].fits(value):
+            fits = test_of(name)
+            if fits is not None and not fits(value):
                 raise _wrong_value(call, name, value)
         return function(*args, **kwargs)
 
@@ -280,6 +284,8 @@ def _is_a(kinds: tuple[type, ...], value: object) -> bool:
 
 def _is_number(kind: type, value: object) -> bool:
     """NaN is none; nor is a truth value, though Python counts it among the integers."""
+    if type(value) is int:  # as most are, and asking an abstract class takes long
+        return True
     return isinstance(value, kind) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - NaN
 
 
