@@ -125,6 +125,8 @@ def ask_of(
     """
     deadline_s = seconds_of(deadline_s)
     sampling, _ = sealed(sampling_of(sampling), Sampling, field="sampling")
+    if sampling.top_k == OFF_ELSEWHERE:
+        sampling = msgspec.structs.replace(sampling, top_k=0)
     if not 0 < deadline_s < math.inf:
         message = f"a deadline is a number of seconds above 0, not {deadline_s}"
         raise Refused(bad_request("deadline_s", message))
@@ -199,7 +201,7 @@ def _row_of(first: Ask, row: int) -> Ask:
 
 
 def sampling_of(given: SamplingLike) -> Sampling:
-    """What other libraries have for it as ours: a dict, and -1 for a `top_k` that is off.
+    """A Sampling of what was given.
 
     Raises:
         Refused: it is neither, or has a field that does not exist.
@@ -212,7 +214,7 @@ def sampling_of(given: SamplingLike) -> Sampling:
     if not isinstance(given, Sampling):  # pyright: ignore[reportUnnecessaryIsInstance] - callers
         message = f"a Sampling or a dict of its fields, not a value of type {type(given).__name__}"
         raise Refused(bad_request("sampling", message))
-    return msgspec.structs.replace(given, top_k=0) if given.top_k == OFF_ELSEWHERE else given
+    return given
 
 
 def tokens_of(prompt: Prompt) -> Int32s:
