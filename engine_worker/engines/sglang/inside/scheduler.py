@@ -212,7 +212,8 @@ class SchedulerTap:
         scheduler = self._scheduler
         assert scheduler is not None, "it has run a step"
         # Launched and not booked: with overlapped scheduling they are in no other place.
-        launched = [batch for batch, _ in scheduler.result_queue]
+        # Some versions have the queue only with overlapped scheduling.
+        launched = [batch for batch, _ in getattr(scheduler, "result_queue", ())]
         batches = (scheduler.running_batch, scheduler.last_batch, *launched)
         running = [req for batch in batches if batch is not None for req in batch.reqs]
         return [*running, *scheduler.waiting_queue]
