@@ -1,19 +1,22 @@
 """What SGLang has moved is told before anything is built, and what it carried is not promised."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine_worker.engines.sglang import hooks
 from engine_worker.engines.sglang.hooks import HOOKS, PARTS, TESTED, Hook, Lack
-from engine_worker.engines.sglang.inside.scheduler import run_scheduler
+from engine_worker.engines.sglang.inside.scheduler import SchedulerTap, run_scheduler
 from engine_worker.engines.sglang.presence import dotted, found, is_wrapped, lacking, lacks_for
 from engine_worker.engines.sglang.tap_listener import TapListener
 from engine_worker.engines.sglang.tap_wire import (
@@ -246,3 +249,31 @@ def test_the_doctor_warns_of_a_version_that_was_not_tested(sglang: MakeSglang) -
     (version,) = [each for each in probes() if each.name == "version"]
     assert version.state == "note"
     assert "0.6.0" in version.says
+
+
+@pytest.mark.parametrize("is_overlapped", [False, True])
+@pytest.mark.usefixtures("host")
+def test_the_first_step_is_booked_with_and_without_overlapped_scheduling(
+    sglang: MakeSglang, *, is_overlapped: bool
+) -> None:
+    sglang()
+    batch = SimpleNamespace(reqs=[])
+    scheduler = SimpleNamespace(
+        ipc_channels=SimpleNamespace(send_to_detokenizer=SimpleNamespace(socket=object())),
+        running_batch=batch,
+        last_batch=None,
+        waiting_queue=[],
+    )
+    if is_overlapped:
+        scheduler.result_queue = [(batch, None)]
+    booked: list[object] = []
+    result = SimpleNamespace(rolloutbus_version=0)
+
+    def book(*_: object) -> None:
+        booked.append(result)
+
+    with closing(SchedulerTap(os.environ[PATH_VARIABLE], 4)) as tap:
+        calls = dict(tap.calls())
+        calls[hooks.RUN_EVENT_LOOP](book, scheduler)
+        calls[hooks.PROCESS_BATCH_RESULT](book, scheduler, batch, result)
+    assert booked == [result, result]
