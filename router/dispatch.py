@@ -27,6 +27,9 @@ from router.sessions import Sessions
 from router.table import RequestTable
 from router.waiting import LaneKey
 
+MOST_NAMED = 8
+"""Workers or policies that a message names."""
+
 
 class Dispatcher:
     """The client side of the request table, and placement."""
@@ -269,12 +272,35 @@ class Dispatcher:
         policy = request.place.policy
         committed = self._context.committed_of(policy)
         is_served = self._table.placer.has_serving(policy, request.rule, committed)
-        problem = _lateness(request, is_served=is_served)
+        problem = _lateness(request, is_served=is_served, instead=self._who_is_there(policy))
         if request.rule is not None and request.rule.is_retired(committed):
             problem = _retirement(request, committed)
         kind = "expired" if problem.code == "deadline" else "refused"
         self._context.refuse(request.client, request.rid, problem, kind)
         self._table.forget(request)
+
+    def _who_is_there(self, policy: str) -> str:
+        """Why none of its workers takes requests, for the message to who waited in vain."""
+        context = self._context
+        committed = context.committed_of(policy)
+        states = {
+            each.name: each.shown_state(committed, context.intent.pause_of(each.name))
+            for each in context.members.workers(policy)
+        }
+        if states:
+            names = sorted(states, key=lambda name: (len(name), name))
+            hint = "; `resume` lets it go on" if "paused" in states.values() else ""
+            return _some([f"{name} is {states[name]}" for name in names]) + hint
+        served = sorted({each.policy for each in context.members.workers()})
+        if served:
+            return f"the workers here serve {_some([repr(each) for each in served])}"
+        return "no worker is here at all"
+
+
+def _some(words: list[str]) -> str:
+    """No more of them than a message has room for."""
+    rest = len(words) - MOST_NAMED
+    return ", ".join(words[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _cost_in(entry: Entry) -> int:
@@ -332,13 +358,13 @@ def _retirement(request: Request, committed: int) -> Problem:
     return refusal("version_unavailable", message, "place.versions")
 
 
-def _lateness(request: Request, *, is_served: bool) -> Problem:
+def _lateness(request: Request, *, is_served: bool, instead: str) -> Problem:
     """Why the deadline passed while it waited."""
     policy = request.place.policy
     if is_served:
         return refusal("deadline", "it waited for a free worker until too late for its deadline")
     if request.rule is None:
-        message = f"no worker of policy {policy!r} was ready before the deadline"
+        message = f"no worker of policy {policy!r} was ready before the deadline: {instead}"
         return refusal("deadline", message)
     message = f"no worker served policy {policy!r} at {request.place.versions} before the deadline"
     return refusal("version_unavailable", message, "place.versions")

@@ -147,6 +147,34 @@ def test_request_of_a_policy_nobody_serves_waits_and_expires() -> None:
     assert client.ending() == ("expired", "deadline")
 
 
+def test_who_waited_in_vain_is_told_which_policies_there_are() -> None:
+    bus = Bus()
+    client = bus.client()
+    client.generate(policy="other", deadline_s=1)
+    bus.advance(1.5)
+    assert client.problem().message.endswith("deadline: no worker is here at all")
+    bus.worker()
+    client.generate(policy="other", deadline_s=1)
+    bus.advance(1.5)
+    assert client.problem().message.endswith("deadline: the workers here serve 'default'")
+
+
+def test_who_waited_in_vain_is_told_that_the_workers_are_paused() -> None:
+    bus = Bus()
+    workers, client = [bus.worker(f"w{number}") for number in range(10)], bus.client()
+    for worker in workers[:9]:
+        worker.state = "paused"
+        worker.beat()
+    workers[9].state = "asleep"
+    workers[9].beat()
+    client.generate(deadline_s=1)
+    bus.advance(1.5)
+    assert client.problem().message.endswith(
+        "deadline: w0 is paused, w1 is paused, w2 is paused, w3 is paused, w4 is paused, "
+        "w5 is paused, w6 is paused, w7 is paused and 2 more; `resume` lets it go on"
+    )
+
+
 def test_request_that_expires_while_all_workers_sleep_is_told_that_none_was_ready() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
