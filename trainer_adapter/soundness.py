@@ -17,7 +17,7 @@ class Soundness:
     def __init__(self, check: WeightCheck = "finite") -> None:
         self._check = check
         self._nonzero: set[str] = set()
-        """Tensors of the last version that were not all zero."""
+        """Tensors of the last version that were not all zero; integers are not looked at."""
 
     def require(self, layout: Sequence[Tensor], judgements: Sequence[Judgement]) -> None:
         """Check what is about to be sealed.
@@ -34,14 +34,18 @@ class Soundness:
             if not judged.is_finite:
                 raise _unsound(tensor, "it holds infinity or NaN: has the training diverged?")
             if judged.is_zero and tensor.name in self._nonzero:
-                raise _unsound(tensor, "it is all zero, and was not in the last version")
+                message = (
+                    "it is all zero, and was not in the last version; if that is meant, "
+                    'publish by WeightPublisher(check="off")'
+                )
+                raise _unsound(tensor, message)
 
     def sealed(self, layout: Sequence[Tensor], judgements: Sequence[Judgement]) -> None:
         """This is the last version now."""
         self._nonzero = {
             tensor.name
             for tensor, judged in zip(layout, judgements, strict=True)
-            if not judged.is_zero
+            if not judged.is_zero and not tensor.dtype.startswith(("I", "U", "BOOL"))
         }
 
 

@@ -29,6 +29,20 @@ def test_zeros_may_come_first_but_not_after_values() -> None:
     assert caught.value.field == "tensors.a"
 
 
+def test_zeros_may_come_after_a_version_with_the_wrong_dtype() -> None:
+    soundness = Soundness()
+    integers = lay_out([("a", "I64", (2,)), ("b", "BOOL", (2,)), ("c", "U8", (2,))])
+    soundness.sealed(integers, [FINE, FINE, FINE])  # whether integers are zero is not looked at
+    soundness.require(LAYOUT, [ZERO, ZERO])
+
+
+def test_who_means_the_zeros_is_told_how_to_publish_them() -> None:
+    soundness = Soundness()
+    soundness.sealed(LAYOUT, [FINE, FINE])
+    with pytest.raises(Refused, match='check="off"'):
+        soundness.require(LAYOUT, [ZERO, FINE])
+
+
 def test_a_version_that_was_refused_is_not_what_the_next_is_compared_with() -> None:
     soundness = Soundness()
     soundness.sealed(LAYOUT, [FINE, FINE])
