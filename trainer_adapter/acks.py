@@ -41,6 +41,10 @@ class Acks:
         self._over.add(rid, now)
         self._untold[rid] = None
 
+    def is_over(self, rid: str) -> bool:
+        """Whether it is a detached request that has ended for its caller lately."""
+        return rid in self._over
+
     def say_again(self, now: float) -> None:
         """A router has welcomed us: it may know nothing of what is over."""
         self._over.expire(now)

@@ -161,3 +161,22 @@ def test_two_callers_cannot_attach_at_once(bench: Bench) -> None:
     _attach(bench)
     with pytest.raises(Refused):
         _attach(bench)
+
+
+def test_second_collect_of_what_was_collected_is_refused_at_once(bench: Bench) -> None:
+    _attach(bench)
+    bench.finish(OLD, (1, 1), generated(5))
+    bench.sent.clear()
+    with pytest.raises(Refused) as caught:
+        _attach(bench)
+    assert caught.value.code == "unknown_request"
+    assert "an earlier call" in str(caught.value)
+    assert bench.take("attach") == []
+    assert bench.core.n_open == 0
+
+
+def test_collect_of_what_its_own_generate_returned_is_refused_at_once(bench: Bench) -> None:
+    rid = _detached(bench)
+    bench.finish(rid, (1, 1), generated(5))
+    with pytest.raises(Refused, match="unknown_request"):
+        _attach(bench, rid)
