@@ -14,6 +14,7 @@
     │  ├─ Refused               not_started: safe to submit again
     │  │  └─ StaleVersion       not_started: no worker had the weights asked for
     │  ├─ RequestCancelled      unknown: it was aborted; `.partial` holds what was sampled
+    │  ├─ OutcomeUnknown        unknown: a weight version may be committed; ask for its `outcome`
     │  ├─ RequestExpired        unknown: its deadline passed at the router or a worker
     │  └─ EngineFailed          failed
     ├─ FleetCommandFailed       some workers did not do a command; `.result` tells of each
@@ -129,6 +130,13 @@ class StaleVersion(Refused):
 
 class RequestCancelled(RequestError):
     """The request was aborted."""
+
+
+class OutcomeUnknown(RequestError):
+    """A weight version may be committed, or never be: ask `WeightPublisher.outcome`."""
+
+    version = 0
+    """Which one; 0 if that is not known here."""
 
 
 class RequestExpired(RequestError):

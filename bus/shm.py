@@ -68,6 +68,10 @@ class _Mappings:
             self._kept[key] = (own_fd, np.frombuffer(mapped, np.uint8))
         return self._kept[key][1]
 
+    def tidy(self) -> None:
+        """Unmap what its store has given back to the system."""
+        self._forget_unlinked()
+
     def clear(self) -> None:
         """Unmap whatever nobody holds an array of."""
         for key in list(self._kept):
@@ -134,6 +138,10 @@ class SegmentWriter:
             return self._mappings.of(fd)[:size_bytes]
         finally:
             os.close(fd)
+
+    def tidy(self) -> None:
+        """Let go of segments that the store has given up, or their memory would stay taken."""
+        self._mappings.tidy()
 
     def forget(self) -> None:
         """Unmap whatever nobody holds an array of."""

@@ -105,7 +105,7 @@ class Adapters:
         decision = Decision(self._next_rid(), body, now + RECORD_S, _ignore, written)
         self._records.write(decision, now)
 
-    def _written(self, body: RecordCommit, is_so: bool, _now: float) -> None:  # noqa: FBT001 - the signature of OnWritten
+    def _written(self, body: RecordCommit, is_so: bool | None, _now: float) -> None:  # noqa: FBT001 - of OnWritten
         """What the store does not keep, or has forgotten, cannot be brought to anybody."""
         adapters = self._context.adapters
         is_wanted = adapters.get(body.policy, 0) > body.version

@@ -42,6 +42,7 @@ from router.placement import Placer
 from router.prefixes import PrefixIndex
 from router.publications import Publications
 from router.reattachment import Reattachment
+from router.reservations import Reservations
 from router.sessions import Sessions
 from router.settings import RouterSettings
 from router.table import RequestTable
@@ -69,6 +70,7 @@ TO_MEMBERS = (
     "reserve_version",
     "seal_version",
     "restore_version",
+    "settle_version",
     "check_weights",
     "get_weights",
 )
@@ -107,6 +109,7 @@ class RouterCore:
         self._membership = Membership(self.context, self._intents, self._on_beat, self._on_lost)
         self._publications = Publications(self.context, self._updates)
         self._reattachment = Reattachment(self.context, self._executions.doubts)
+        self._reservations = Reservations(self.context, self._fleet, self._publications)
         self._desk = Desk(
             self.context,
             self.table,
@@ -193,7 +196,7 @@ class RouterCore:
             context.started_at = now
             self._recovered_at = now + context.settings.leases.recovery_s
         for client in self._membership.tick(now):
-            self._dispatcher.client_gone(client)
+            self._client_gone(client)
         if context.is_recovering and now >= self._recovered_at:
             context.is_recovering = False
             self._dispatcher.recovered(now)
@@ -205,6 +208,7 @@ class RouterCore:
         self._fleet.tick(now)
         self._publications.tick(now)
         self._desk.tick(now)
+        self._reservations.tick(now)
         self._updates.tick(now)
         self._catch_ups.tick(now)
         self._health.tick(now)
@@ -281,7 +285,11 @@ class RouterCore:
 
     def _client_replaced(self, former: ClientRecord) -> None:
         if self.context.clients.named(former.name) is not former:
-            self._dispatcher.client_gone(former)
+            self._client_gone(former)
+
+    def _client_gone(self, client: ClientRecord) -> None:
+        self._dispatcher.client_gone(client)
+        self._reservations.client_gone(client.name)
 
     def _answer_malformed(self, peer: Peer, entry: Entry, why: str) -> None:
         client = self.context.clients.at(peer)
@@ -340,7 +348,7 @@ class RouterCore:
             self._over.said(body.over)
 
     def _client_goodbye(self, client: ClientRecord) -> None:
-        self._dispatcher.client_gone(client)
+        self._client_gone(client)
         self.context.clients.remove(client)
         self.context.out.forget(client.peer)
 

@@ -31,7 +31,7 @@ STORE_GRACE_S = 10.0
 started again."""
 MAX_AWAITING = 64
 """Commands that wait for a store."""
-FOR_THE_STORE = frozenset({"reserve_version", "seal_version", "restore_version"})
+FOR_THE_STORE = frozenset({"reserve_version", "seal_version", "restore_version", "settle_version"})
 """Commands of a publisher that wait for a store which is not there."""
 READING = frozenset({"score", "embed", "rerank"})
 """Commands that compute with the model, as `generate` does."""

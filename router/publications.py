@@ -87,6 +87,11 @@ class Publications:
         mine = (each for rid in rids if (each := self._open.get(rid)) is not None)
         return sum(self._call_off(each, now) for each in mine if each.client == client)
 
+    def is_under_way(self, policy: str, version: int) -> bool:
+        """Whether somebody publishes this version."""
+        bodies = [each.body for each in self._open.values()]
+        return any((each.policy, each.version) == (policy, version) for each in bodies)
+
     def under_way(self, now: float) -> list[UpdateStatus]:
         """Updates under way, catching up included."""
         return self._updates.status(now)[:MAX_MEMBERS]
@@ -125,6 +130,10 @@ class Publications:
         body = publication.body
         stale = self._staleness_of(body)  # a store may have told more since
         if not stale and self._must_let_waves_end(body.policy):
+            return
+        if self._updates.is_in_doubt(body.policy, body.version):
+            if publication.deadline_at <= now:
+                self._answer(publication, "failed", _unknown(body.version), now)
             return
         missing = None if stale else self._missing(body)
         if stale is not None:
@@ -194,6 +203,8 @@ class Publications:
             self._answer(publication, "finished", published, now)
         elif publication.is_called_off:
             self._answer(publication, "cancelled", None, now)
+        elif update.state == "unknown":
+            self._answer(publication, "failed", _unknown(update.body.version), now)
         elif update.met_only_silence and now < publication.deadline_at:
             # Nobody said no: the workers were lost, or this router was frozen for too long.
             publication.update = None
@@ -229,6 +240,11 @@ class Publications:
             del self._answered[next(iter(self._answered))]
         del self._open[publication.rid]
         self._context.to_client(publication.client, answer)
+
+
+def _unknown(version: int) -> Problem:
+    message = f"the store has not said whether it recorded version {version}; settle_version asks"
+    return Problem("update_unknown", message, "unknown")
 
 
 def _worker_update(update: Update, name: str) -> WorkerUpdate:

@@ -9,18 +9,21 @@ from bus.messages.weights import Prepared, PublishVersion, UpdateProgress, Updat
 from router.success_rule import n_needed
 from router.transport_plan import Way
 
-UpdateState = Literal["preparing", "recording", "committing", "committed", "aborted"]
+UpdateState = Literal["preparing", "recording", "committing", "committed", "aborted", "unknown"]
 
 UPDATE_LIFE: dict[UpdateState, dict[str, UpdateState]] = {
     # workers pull and verify the bytes beside the weights they serve with
     "preparing": {"prepared": "recording", "rule_broken": "aborted", "called_off": "aborted"},
     # the store writes the decision; from here on the version counts
-    "recording": {"recorded": "committing", "not_recorded": "aborted", "called_off": "aborted"},
+    "recording": {"recorded": "committing", "not_recorded": "aborted", "called_off": "aborted",
+                  "no_answer": "unknown"},
     # workers swap, each between two of its steps
     "committing": {"done": "committed"},
     "committed": {},
     "aborted": {},
-}
+    # the store may have written it down: it is asked until it says so
+    "unknown": {},
+}  # fmt: skip
 """state -> event -> state of an update."""
 
 SILENT = "silent"

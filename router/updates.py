@@ -87,6 +87,10 @@ class Updates:
         self._abort(update, "called_off", now)
         return True
 
+    def is_in_doubt(self, policy: str, version: int) -> bool:
+        """Whether only the store knows if this version is committed."""
+        return self._records.is_in_doubt(policy, version)
+
     def busy_policies(self) -> set[str]:
         """Those of which a version is on its way to all workers."""
         return {each.body.policy for each in self._open.values() if not each.is_catch_up}
@@ -170,12 +174,12 @@ class Updates:
         def asked() -> None:
             update.is_decided = True
 
-        def written(is_so: bool, at: float) -> None:  # noqa: FBT001 - the signature of OnWritten
+        def written(is_so: bool | None, at: float) -> None:  # noqa: FBT001 - of OnWritten
             if is_so:
                 self._advance(update, "recorded")
                 self._commit(update, at)
             else:
-                self._abort(update, "not_recorded", at)
+                self._abort(update, "no_answer" if is_so is None else "not_recorded", at)
 
         body = update.body
         record = RecordCommit(body.policy, body.version, body.floor)
@@ -219,7 +223,7 @@ class Updates:
         def asked() -> None:
             """It was decided long ago."""
 
-        def written(_is_so: bool, at: float) -> None:  # noqa: FBT001 - the signature of OnWritten
+        def written(_is_so: bool | None, at: float) -> None:  # noqa: FBT001 - of OnWritten
             # If it is not, the next router ends the waves once more.
             self._committed_all(update, at)
 
@@ -264,6 +268,8 @@ class Updates:
         self._advance(update, event)
         if event == "not_recorded":
             update.problems["store"] = "could not record the commit"
+        elif event == "no_answer":
+            update.problems["store"] = "has not said whether it recorded the commit"
         packed = pack(AbortUpdate(update.body.policy, update.body.version))
         name, until = f"{update.name}.a", max(update.deadline_at, now + ABORT_S)
         self._fleet.start(

@@ -12,6 +12,7 @@ from bus.entry import NO_BODY, Entry
 from bus.errors import (
     BusError,
     EngineFailed,
+    OutcomeUnknown,
     PeerLost,
     Refused,
     RemoteProtocolError,
@@ -28,6 +29,7 @@ from trainer_adapter.effects import Outcome
 from trainer_adapter.requests import OpenRequest
 from trainer_adapter.rollout import FleetResult, Float32s, Int32s, Rollout, RolloutCancelled
 
+UPDATE_UNKNOWN = "update_unknown"
 VERSION_CODES = frozenset({"stale_version", "version_unavailable"})
 
 CANCELLED = Problem(code="cancelled", message="The request was aborted.", outcome="unknown")
@@ -44,6 +46,8 @@ def error_of(kind: str, problem: Problem, rid: str) -> RequestError:
     """The exception for an ending `kind` with this problem."""
     if kind == "refused" and problem.code in VERSION_CODES:
         return StaleVersion(problem, rid=rid)
+    if problem.code == UPDATE_UNKNOWN:
+        return OutcomeUnknown(problem, rid=rid)
     return _ERRORS[kind](problem, rid=rid)
 
 

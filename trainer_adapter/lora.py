@@ -70,7 +70,9 @@ async def publish_adapter(
     publication = Publication(stored, {"deadline_s": deadline_s}, TransferLog())
     async with publication:
         await publication.write(HeldTensors({**factors, CONFIG: described}))
-        return await _load(policy, name, publication)
+        published = await _load(policy, name, publication)
+        publication.keep()
+        return published
 
 
 def factors_of(tensors: Tensors) -> dict[str, torch.Tensor]:

@@ -2,19 +2,30 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Literal, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import msgspec
 import torch
 
 from bus.bulk import BulkLink
-from bus.errors import DeadlineExceeded, PeerLost, RemoteProtocolError
+from bus.errors import (
+    BusError,
+    DeadlineExceeded,
+    EngineFailed,
+    OutcomeUnknown,
+    PeerLost,
+    RemoteProtocolError,
+    RequestCancelled,
+)
 from bus.manifest import lay_out, total_bytes
-from bus.messages.endings import Done
+from bus.messages.control import FleetStatus, Status
+from bus.messages.endings import Done, Problem
+from bus.messages.limits import MAX_SENTENCE_CHARS
 from bus.messages.membership import Member
 from bus.messages.weights import (
     Offer,
@@ -24,14 +35,17 @@ from bus.messages.weights import (
     Restored,
     RestoreVersion,
     SealVersion,
+    Settled,
+    SettleVersion,
     Tensor,
     UpdateProgress,
 )
 from bus.messages.weights import Published as PublishedByRouter
-from bus.ref import STORE
+from bus.ref import ROUTER, STORE
 from bus.security.zmq_dialer import Dialer
 from trainer_adapter.control import FleetRef
 from trainer_adapter.effects import Result
+from trainer_adapter.endings import UPDATE_UNKNOWN
 from trainer_adapter.link import Upstream
 from trainer_adapter.named_tensors import DTYPE_NAMES
 from trainer_adapter.offers.devices import gpus_of, is_shared
@@ -44,13 +58,20 @@ from trainer_adapter.tensor_source import StreamedTensors, TensorSource
 from trainer_adapter.transfer import TransferLog
 from trainer_adapter.weight_writer import CopyWatch, WeightWriter, in_thread, tensors_in
 
+SETTLE_S = 2.0
+"""For the store to take back a version that was refused, cancelled or failed."""
 STORE_TRIES = 3
 """Commands to the store may be repeated; so often when it is lost under way."""
 
-BULK_POLL_S = 0.05
-"""Between two looks for the store: a restarted router tells of it after its first answers."""
+POLL_S = 0.05
+"""Between two looks for what nobody tells of unasked: the store's place, an update's end."""
 
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
+TakenT = TypeVar("TakenT", Reserved, Restored)
+
+
+UpdateOutcome = Literal["committed", "not_committed"]
+"""What became of a version, for good."""
 
 
 class Courier(Protocol):
@@ -124,6 +145,8 @@ class Policy:
     soundness: Soundness
     offerings: Mapping[str, Offering] = field(default_factory=dict[str, Offering])
     """Transport -> who offers it."""
+    latest: deque[int] = field(default_factory=lambda: deque[int](maxlen=1))
+    """The version that the store assigned last."""
 
 
 class Publication:
@@ -147,6 +170,10 @@ class Publication:
         """The router's name for its try."""
         self._offerings: list[Offering] = []
         self._offers: list[Offer] = []
+        self._taking: asyncio.Future[Reserved | Restored] | None = None
+        """The store's answer that gives it its number."""
+        self._is_over = False
+        """It is committed, or the store has been told that it never will be."""
         self.version = 0
         """0 until it is written or restored."""
 
@@ -156,6 +183,7 @@ class Publication:
     async def __aexit__(self, *_: object) -> None:
         self._log.copied.set()
         async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._settle)
             for offering in self._offerings:
                 closing.push_async_callback(offering.close)
 
@@ -186,7 +214,7 @@ class Publication:
             RequestError: it does not.
         """
         body = RestoreVersion(policy=self._policy.name, version=version)
-        self.version = (await self._ask_store(Restored, body)).version
+        self.version = (await self._take(Restored, body)).version
         self._log.enter("sealing", version=self.version)
         self._log.copied.set()
 
@@ -202,12 +230,67 @@ class Publication:
         serving = [asyncio.create_task(each.serve()) for each in self._offerings]
         try:
             result = await self._ask_router(command)
+        except BusError as error:
+            has_moved = self._policy.client.connection.upstream.router != router
+            is_known = error.outcome != "unknown" or isinstance(error, RequestCancelled)
+            told = await self._judged(error, is_sure=is_known and not has_moved)
+            if told is error:
+                raise
+            raise told from error
         finally:
             for task in serving:
                 task.cancel()
             await asyncio.gather(*serving, return_exceptions=True)
+        self.keep()
         self._log.enter("committed")
         return result
+
+    def keep(self) -> None:
+        """It is committed, or in use: its bytes stay."""
+        self._is_over = True
+
+    async def _take(self, expected: type[TakenT], body: msgspec.Struct) -> TakenT:
+        """Have the store make a version of it; who is cancelled meanwhile gives it back."""
+        taking = asyncio.ensure_future(self._ask_store(expected, body))
+        self._taking = cast("asyncio.Future[Reserved | Restored]", taking)
+        taken = await asyncio.shield(taking)
+        self._policy.latest.append(taken.version)
+        return taken
+
+    async def _judged(self, error: BusError, *, is_sure: bool) -> BusError:
+        """What to tell of a publication that the router has not called committed."""
+        is_committed = await self._settle()
+        if is_committed:
+            message = f"version {self.version} is committed all the same; the update ended: {error}"
+        elif is_committed is None and not is_sure:
+            message = f"version {self.version} may be committed or not: {error}"
+        elif is_committed is None or is_sure or isinstance(error, RequestCancelled):
+            return error
+        else:
+            message = f"version {self.version} is not committed and never will be: {error}"
+            problem = Problem("update_failed", message[:MAX_SENTENCE_CHARS], "failed")
+            return EngineFailed(problem, rid=self._rid)
+        problem = Problem(UPDATE_UNKNOWN, message[:MAX_SENTENCE_CHARS], "unknown")
+        unknown = OutcomeUnknown(problem, rid=self._rid)
+        unknown.version = self.version
+        return unknown
+
+    async def _settle(self) -> bool | None:
+        """Give its bytes back unless it is committed; whether it is, None if nobody says."""
+        if self._is_over or self._taking is None:
+            return None
+        self._is_over = True
+        store = self._policy.client.ref(STORE)
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                version = (await asyncio.shield(self._taking)).version
+                body = SettleVersion(self._policy.name, version)
+                result = await store.ask_for(FleetResult, body, deadline_s=SETTLE_S)
+                return result.only(Settled).is_committed
+        except (BusError, TimeoutError):
+            return None  # the store gives it up by itself, once it is told that we are gone
+        finally:
+            self._policy.writer.tidy()
 
     async def bulk(self) -> str:
         """Endpoint of the store; waits while the client has not heard of it.
@@ -219,7 +302,7 @@ class Publication:
         while not client.bulk:
             if time.monotonic() >= self._deadline_at:
                 raise PeerLost("the router tells of no weight store", outcome="not_started")
-            await asyncio.sleep(BULK_POLL_S)  # news of members come unasked
+            await asyncio.sleep(POLL_S)  # news of members come unasked
         return client.bulk
 
     def stop(self) -> bool:
@@ -238,22 +321,25 @@ class Publication:
         layout = _layout(source, policy.dtype)
         self._log.enter("copying", size_bytes=total_bytes(layout))
         body = ReserveVersion(policy=policy.name, tensors=layout)
-        reserved = await self._ask_store(Reserved, body)
+        reserved = await self._take(Reserved, body)
         self._log.enter("copying", version=reserved.version)
         watch = CopyWatch(self._log.copied_so_far)
         written = await policy.writer.copy(reserved, layout, source, watch)
-        policy.soundness.require(layout, written.judgements)
-        await self._prepare_offers(layout, source.held or tensors_in(written.content, layout))
-        self._log.enter("sealing")
-        self._log.copied.set()
-        if not written.is_in_store:
-            bulk = BulkLink(await self.bulk(), policy.client.dialer)
-            await policy.writer.push(written.content, reserved, policy.name, bulk)
-        digests = [judged.digest for judged in written.judgements]
-        await self._ask_store(
-            Done, SealVersion(policy.name, reserved.version, digests, self._offers)
-        )
-        policy.soundness.sealed(layout, written.judgements)
+        try:
+            policy.soundness.require(layout, written.judgements)
+            await self._prepare_offers(layout, source.held or tensors_in(written.content, layout))
+            self._log.enter("sealing")
+            self._log.copied.set()
+            if not written.is_in_store:
+                bulk = BulkLink(await self.bulk(), policy.client.dialer)
+                await policy.writer.push(written.content, reserved, policy.name, bulk)
+            digests = [judged.digest for judged in written.judgements]
+            await self._ask_store(
+                Done, SealVersion(policy.name, reserved.version, digests, self._offers)
+            )
+            policy.soundness.sealed(layout, written.judgements)
+        finally:
+            del written  # an error's traceback would keep its memory
         self.version = reserved.version
 
     async def _prepare_offers(
@@ -324,3 +410,18 @@ def _bare(offer: Offer, router: str) -> Offer:
 
 def _ignore_copied(_n_bytes: int) -> None:
     """The copy that counts comes after it."""
+
+
+async def outcome_of(policy: Policy, version: int, deadline_s: float) -> UpdateOutcome:
+    """What became of a version, once nobody is publishing it any more; see `WeightPublisher`."""
+    client = policy.client
+    key = (policy.name, version)
+    while True:
+        fleet = await client.ref(ROUTER).ask_for(FleetStatus, Status(), deadline_s=deadline_s)
+        if key not in [(each.policy, each.version) for each in fleet.updates]:
+            break
+        await asyncio.sleep(POLL_S)
+    store = client.ref(STORE)
+    body = SettleVersion(policy.name, version)
+    result = await store.ask_for(FleetResult, body, deadline_s=deadline_s)
+    return "committed" if result.only(Settled).is_committed else "not_committed"

@@ -12,7 +12,9 @@ import torch
 
 from bus.errors import (
     BusError,
+    DeadlineExceeded,
     LocalProtocolError,
+    Refused,
     RequestCancelled,
     SettingsError,
     cannot_be_pickled,
@@ -25,7 +27,13 @@ from trainer_adapter.named_tensors import Rename, Tensors, are_held, require_ten
 from trainer_adapter.offers.collective import CollectiveOffering
 from trainer_adapter.offers.cuda_ipc import CudaIpcOffering
 from trainer_adapter.offers.offering import Offering
-from trainer_adapter.publication import Policy, Publication, Publishing
+from trainer_adapter.publication import (
+    Policy,
+    Publication,
+    Publishing,
+    UpdateOutcome,
+    outcome_of,
+)
 from trainer_adapter.published import (
     UPDATE_DEADLINE_S,
     Published,
@@ -180,9 +188,10 @@ class WeightPublisher:
 
         Raises:
             Refused: an option or a tensor is wrong; `.field` names it. Nothing was published.
+            OutcomeUnknown: it may be committed, or be some time; ask `outcome(error.version)`.
             RequestError: refused or failed: every worker keeps the old weights; see `.code`.
             PeerLost: no store, or a rank of a ShardedSource, is there any more.
-            DeadlineExceeded: unknown; ask `status` for the committed version.
+            DeadlineExceeded: no router answered; outcome `not_started`: nothing was published.
         Spec: docs/protocol.md, "Weights".
         """
         handle = self.start(
@@ -303,6 +312,31 @@ class WeightPublisher:
         publication = Publication(self._policy, options, log)
         run = partial(self._run, publication, partial(publication.restore, version))
         return await _attended(_handle(publication, log, run))
+
+    async def outcome(self, version: int = 0, *, deadline_s: float = 30.0) -> UpdateOutcome:
+        """What became of a version whose publication ended with `OutcomeUnknown`, for good.
+
+        One that is not committed by now never will be. Waits while it is being published, and for a
+        store that is not there.
+
+        Args:
+            version: `.version` of the error; 0: the latest one of this publisher.
+            deadline_s: seconds from now.
+
+        Raises:
+            Refused: `version_unavailable`: there was no such version, or it is too old to tell.
+            RequestError, PeerLost: nobody knows it yet: ask again when the store is back.
+            DeadlineExceeded: so, too.
+        """
+        try:
+            async with asyncio.timeout(deadline_s), self._turn:
+                if not version and not self._policy.latest:
+                    message = "this publisher has not published anything yet"
+                    raise Refused(Problem("version_unavailable", message, "not_started", "version"))
+                asked = version or self._policy.latest[-1]
+                return await outcome_of(self._policy, asked, deadline_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"nobody knows it after {deadline_s:g} s") from error
 
     @asynccontextmanager
     async def begin(

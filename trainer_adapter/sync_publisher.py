@@ -9,6 +9,7 @@ from bus.messages.weights import InFlight, TransportChoice, UpdateMode
 from bus.strict_calls import Described, strict
 from trainer_adapter.lora import PublishedLora
 from trainer_adapter.named_tensors import Rename, Tensors
+from trainer_adapter.publication import UpdateOutcome
 from trainer_adapter.published import (
     UPDATE_DEADLINE_S,
     Published,
@@ -170,6 +171,10 @@ class SyncWeightPublisher:
             deadline_s=deadline_s,
         )
         return self._client.run(restoring)
+
+    def outcome(self, version: int = 0, *, deadline_s: float = 30.0) -> UpdateOutcome:
+        """What became of a version; see `WeightPublisher.outcome`."""
+        return self._client.run(self._publisher.outcome(version, deadline_s=deadline_s))
 
     def forget(self) -> None:
         """Give back the memory that is kept from one version to the next."""

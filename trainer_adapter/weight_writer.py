@@ -115,6 +115,10 @@ class WeightWriter:
         async with bulk as link:
             await link.ask_all(_pushes(link, policy, reserved.version, content))
 
+    def tidy(self) -> None:
+        """A version was given up: let go of its segment."""
+        self._segments.tidy()
+
     def forget(self) -> None:
         """Give back what is kept between versions."""
         self._segments.forget()

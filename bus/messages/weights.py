@@ -27,7 +27,7 @@ InFlight = Literal["finish_old", "in_place", "retract", "abort"]
 UpdateMode = Literal["staged", "in_place"]
 Transport = Literal["shm", "tcp", "delta", "disk", "cuda_ipc", "collective"]
 TransportChoice = Literal["auto", "shm", "tcp", "delta", "disk", "cuda_ipc", "collective"]
-UpdatePhase = Literal["preparing", "recording", "committing", "committed", "aborted"]
+UpdatePhase = Literal["preparing", "recording", "committing", "committed", "aborted", "unknown"]
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -120,6 +120,22 @@ class Restored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The new version is sealed and can be published."""
 
     version: Natural
+
+
+class SettleVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Client or router to store: a version is done with, if it has not been committed.
+
+    Then it never will be, and its bytes are given back. Ends with `Settled`.
+    """
+
+    policy: Short
+    version: Natural
+
+
+class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What became of a version, for good."""
+
+    is_committed: bool
 
 
 class PublishVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -56,6 +56,7 @@ _TRAINER = _CLIENT | {
     "reserve_version",
     "seal_version",
     "restore_version",
+    "settle_version",
     "publish_version",
     "check_weights",
     "get_weights",

@@ -16,7 +16,15 @@ from bus.ids import NO_ATTEMPT
 from bus.member import MemberCore
 from bus.messages import COMMANDS
 from drills.simulation.process import Process
-from drills.simulation.scenario import BARRIER, BLINKING, DESERTED, FORSAKEN, HAUNTED, Scenario
+from drills.simulation.scenario import (
+    BARRIER,
+    BLINKING,
+    DESERTED,
+    FORGETFUL,
+    FORSAKEN,
+    HAUNTED,
+    Scenario,
+)
 from drills.simulation.sim_client import ClientNode
 from drills.simulation.sim_router import RouterNode
 from drills.simulation.sim_store import StoreNode
@@ -219,6 +227,21 @@ def without_commit_record(process: Process) -> None:
         updates._record = commit_at_once
 
 
+def without_doubt(process: Process) -> None:
+    """A router says that an update failed where the store has not answered."""
+    if isinstance(process, RouterNode):
+        records = process.core._updates._records
+        write = records.write
+
+        def write_surely(decision: Any, now: float) -> None:  # noqa: ANN401 - as wrapped
+            def told(is_so: Any, at: float) -> None:  # noqa: ANN401 - as wrapped
+                decision.on_written(bool(is_so), at)
+
+            write(decision._replace(on_written=told), now)
+
+        records.write = write_surely
+
+
 def without_quarantine(process: Process) -> None:
     """A router gives requests to workers that are behind."""
     if isinstance(process, RouterNode):
@@ -318,6 +341,7 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
     "short_window": with_short_window,
     "epoch_per_boot": with_epoch_per_boot,
     "commit_record": without_commit_record,
+    "doubt": without_doubt,
     "quarantine": without_quarantine,
     "isolation": without_isolation,
     "session_news": without_session_news,
@@ -330,6 +354,7 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
 """Protection -> how it is switched off."""
 SCENARIOS: dict[str, Scenario] = {
     "fencing": HAUNTED,
+    "doubt": FORGETFUL,
     "lease_from_receipt": HAUNTED,
     "epoch_per_boot": HAUNTED,
     "short_window": BLINKING,

@@ -1,5 +1,6 @@
 """What is asked of the fleet in one run: how much, when, and of which kinds."""
 
+import dataclasses
 from dataclasses import dataclass
 from random import Random
 from typing import get_args
@@ -11,6 +12,7 @@ from bus.messages.generation import Generate, Sampling
 from bus.messages.weights import Offer, PublishVersion, TransportChoice
 from bus.validation import cost_of
 from drills.simulation.sim_host import POISON
+from drills.simulation.watch import UpdatePhase
 from trainer_adapter.requests import Ask
 from trainer_adapter.rollout import OnLoss
 
@@ -52,6 +54,12 @@ class Scenario:
     """Without a swarm: the only fault, and when."""
     pause_s: tuple[float, float] | None = None
     """The fleet is paused once within this interval, and goes on at its end at the latest."""
+    ambush: tuple[UpdatePhase, str] | None = None
+    """Besides: when in the weight update to strike, and how."""
+    publish_deadline_s: float = 20.0
+    """Of each try to publish."""
+    store_answer_s: float = 0.0
+    """The store has written a commit down so long before it says so."""
     publication: PublishVersion | None = None
     """How the weights are published; None: each run draws its own."""
 
@@ -98,6 +106,16 @@ SMALL = Scenario(
     publication=PublishVersion("default", 1),
 )
 """A short run without faults of its own: the ground for one fault at a time."""
+
+
+FORGETFUL = dataclasses.replace(
+    SMALL,
+    total_s=90.0,
+    ambush=("recorded", "restart_store"),
+    publish_deadline_s=2.0,
+    store_answer_s=0.2,
+)
+"""The store dies between writing the commit down and saying so, for longer than anybody waits."""
 
 
 OFFERS: dict[TransportChoice, Offer] = {

@@ -1,6 +1,9 @@
 """A simulated weight store: it keeps only its promises, membership and the record of commits."""
 
 from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
 
 from bus.codec import unpack
 from bus.effects import Connect, Send, Stop
@@ -10,7 +13,7 @@ from bus.member_effects import Execute, Heed, MemberEffect
 from bus.memory_ports import MemoryNet
 from bus.messages.endings import Done
 from bus.messages.membership import Intent, StoreFacts
-from bus.messages.weights import RecordCommit
+from bus.messages.weights import RecordCommit, Settled, SettleVersion
 from bus.settings import LeaseSettings
 from drills.simulation.peeks import is_idle_member
 from drills.simulation.process import BACK, TICK_S, Process
@@ -46,8 +49,12 @@ class StoreNode(Process):
 
     tick_s = 2 * TICK_S  # nobody waits for it, and each tick has its beat
 
-    def __init__(self, net: MemoryNet, watch: Watch, boot: int, record: Record) -> None:
+    def __init__(
+        self, net: MemoryNet, watch: Watch, boot: int, record: Record, answer_s: float = 0.0
+    ) -> None:
+        """`answer_s`: how long after a commit was written it is answered."""
         super().__init__("store", net.time)
+        self._answer_s = answer_s
         self._watch = watch
         self._link = SimLink(self, net, BACK, self._from_router, self._link_down)
         self._record = record
@@ -94,15 +101,29 @@ class StoreNode(Process):
         for effect in effects:
             if isinstance(effect, Execute):
                 entry = effect.entry
-                self._write(entry)
-                found += self.member.ended("finished", key_of(entry), Done(), now)
+                body = unpack(entry)
+                if isinstance(body, RecordCommit) and self._answer_s:
+                    self._write(body)
+                    self.time.later(self._answer_s, partial(self.hear, self._answer, entry))
+                    continue
+                if isinstance(body, RecordCommit):
+                    self._write(body)
+                found += self.member.ended("finished", key_of(entry), self._result(body), now)
         return found
 
-    def _write(self, entry: Entry) -> None:
-        body = unpack(entry)
-        if isinstance(body, RecordCommit):
-            self._record.write(body)
-            self._watch.fleet.recorded(body.version)
+    def _answer(self, entry: Entry) -> None:
+        self._apply(self.member.ended("finished", key_of(entry), Done(), self.time.now))
+
+    def _write(self, body: RecordCommit) -> None:
+        self._record.write(body)
+        self._watch.fleet.recorded(body.version)
+        self._watch.fleet.update_reached("recorded", self.name)
+
+    def _result(self, body: object) -> msgspec.Struct:
+        """A trainer here publishes the same version again: none is ever withdrawn."""
+        if isinstance(body, SettleVersion):
+            return Settled(self._record.committed.get(body.policy, 0) >= body.version)
+        return Done()
 
     def _from_router(self, entries: list[Entry]) -> None:
         effects = self.member.receive(entries, self.time.now)

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from bus.errors import DeadlineExceeded, EngineFailed, PeerLost, Refused, RequestCancelled
+from bus.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    OutcomeUnknown,
+    PeerLost,
+    Refused,
+    RequestCancelled,
+)
 from bus.messages.generation import Generate
 from bus.versions import VersionRule, parse_versions
 from drills.simulation.ambush import PHASES
@@ -35,7 +42,7 @@ SOMETIMES = (
 )  # fmt: skip
 """Events that a large enough set of runs must show, or else it has tested nothing."""
 CLIENT_COUNTS = ("repairs", "reconnects", "stale_endings", "resends", "deferred", "sessions_moved")
-CONTROL_ERRORS = (EngineFailed, Refused, PeerLost, DeadlineExceeded)
+CONTROL_ERRORS = (EngineFailed, OutcomeUnknown, Refused, PeerLost, DeadlineExceeded)
 """What any other command than `generate` may end with: its caller tries again."""
 
 
@@ -94,6 +101,11 @@ def _judge(world: "World", report: Report, rid: str, case: Case) -> None:
         is_whim = isinstance(outcome, RequestCancelled) and case.was_aborted
         if not is_whim and not isinstance(outcome, (msgspec.Struct, FleetResult, *CONTROL_ERRORS)):
             broken("right_outcome", rid, f"{case.ask.kind} ended with {outcome!r}")
+        recorded_at = world.fleet_oracles.recorded_at
+        is_denied = isinstance(outcome, EngineFailed) and outcome.code == "update_failed"
+        if is_denied and recorded_at is not None and recorded_at <= case.ended_at:
+            broken("certain_outcome", rid, f"is committed, and its publisher heard {outcome}")
+        report.sometimes["publish_version_unknown"] += isinstance(outcome, OutcomeUnknown)
         report.sometimes[f"{case.ask.kind}_failed"] += isinstance(outcome, CONTROL_ERRORS)
         report.sometimes[f"{case.ask.kind}_called_off"] += is_whim
         return

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from drills.simulation.sim_router import RouterNode
     from drills.simulation.sim_worker import WorkerNode
 
-UpdatePhase = Literal["prepare", "transfer", "staged", "record", "commit", "swap"]
+UpdatePhase = Literal["prepare", "transfer", "staged", "record", "recorded", "commit", "swap"]
 """Where a weight update is: the router asks a worker to prepare; the worker pulls; it holds the
-new weights beside the old; the router asks the store to record; it tells a worker to commit; the
-worker swaps."""
+new weights beside the old; the router asks the store to record; the store has; the router tells a
+worker to commit; the worker swaps."""
 
 
 class RequestWatch(Protocol):

@@ -22,7 +22,6 @@ from trainer_adapter.requests import Ask
 if TYPE_CHECKING:
     from drills.simulation.world import World
 
-PUBLISH_DEADLINE_S = 20.0
 SESSION_DEADLINE_S = 10.0
 REOPEN_S = 6.0
 """A client opens its session again this often: to renew it, or because none had room."""
@@ -113,7 +112,9 @@ class Workload:
             self.published_at = self._world.time.now
             return
         if client.is_alive and not self._is_publishing(client):
-            rid = client.ask(Ask("publish_version", self._publication), PUBLISH_DEADLINE_S)
+            rid = client.ask(
+                Ask("publish_version", self._publication), self._world.scenario.publish_deadline_s
+            )
             if self._world.scenario.is_swarm and self._whims.random() < WHIM_SHARE:
                 patience_s = self._whims.uniform(0, 3)
                 self._world.later(patience_s, partial(client.abort, rid))

@@ -66,6 +66,8 @@ class World:
         self._watch = Watch(self.oracles, self.fleet_oracles)
         self.health = Health(self.time, self.weather)
         self.ambushes = Ambushes(self, self.time.chance("ambushes"))
+        if scenario.ambush is not None:
+            self.ambushes.lay_at(*scenario.ambush)
         self.record = Record()
         self.frozen_s: Counter[str] = Counter()
         """rid -> seconds for which an engine that had it stood still."""
@@ -161,7 +163,11 @@ class World:
         return self._tampered(RouterNode(self.net, self._watch, f"{self._boot():08d}-router"))
 
     def _new_store(self) -> StoreNode:
-        return self._tampered(StoreNode(self.net, self._watch, self._boot(), self.record))
+        return self._tampered(
+            StoreNode(
+                self.net, self._watch, self._boot(), self.record, self.scenario.store_answer_s
+            )
+        )
 
     def _new_worker(self, name: str) -> WorkerNode:
         step_s = self._chance.choice([0.4, 1.0, 2.0]) if self.scenario.is_swarm else 0.25

@@ -29,6 +29,7 @@ OF_THE_FLEET = frozenset(
         "reserve_version",
         "seal_version",
         "restore_version",
+        "settle_version",
         "prepare_update",
         "commit_update",
         "abort_update",

@@ -214,6 +214,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "reserve_version": weights.ReserveVersion(POLICY, TENSORS),
     "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER]),
     "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
+    "settle_version": weights.SettleVersion(POLICY, VERSION),
     "publish_version": weights.PublishVersion(
         *(POLICY, VERSION, "retract", "at-least:3", "collective", "in_place", 2, [OFFER])
     ),
@@ -232,7 +233,9 @@ _ROUTES = {
     **dict.fromkeys(
         ("pause", "resume", "sleep", "wake_up", "flush_cache", "server_info", "shutdown"), "fleet"
     ),
-    **dict.fromkeys(("reserve_version", "seal_version", "restore_version"), "store"),
+    **dict.fromkeys(
+        ("reserve_version", "seal_version", "restore_version", "settle_version"), "store"
+    ),
     "record_commit": "store",
     "check_weights": "fleet",
     "get_weights": "worker:w0",
@@ -315,6 +318,7 @@ _RESULTS: dict[str, msgspec.Struct] = {
     "open_session": session.OpenedSession("w0"),
     "reserve_version": weights.Reserved(VERSION, "host-1", "rb-5f", 8192128),
     "restore_version": weights.Restored(VERSION),
+    "settle_version": weights.Settled(is_committed=True),
     "publish_version": weights.Published(
         VERSION,
         [

@@ -11,6 +11,7 @@ import torch
 from bus.bulk import BulkLink
 from bus.checksum import checksum
 from bus.errors import Refused, RequestCancelled, SettingsError
+from bus.host import SHM_DIR
 from bus.manifest import digest_of
 from bus.messages.weights import (
     Bucket,
@@ -149,6 +150,53 @@ async def test_an_iterator_is_closed_when_its_version_is_refused(tmp_path: Path,
             await publishing
     assert caught.value.field == "layout.w3"
     assert not model.is_merged
+
+
+async def test_a_refused_or_cancelled_version_gives_its_memory_back_at_once(
+    tmp_path: Path, seed: int
+) -> None:
+    size = 48 << 20
+
+    def taken() -> int:
+        return sum(each.stat().st_size for each in SHM_DIR.glob(f"rolloutbus-{owner}-*"))
+
+    bad = {"w": torch.full((size // 4,), torch.nan)}
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        first = await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
+        async with BulkLink(harness.bulk) as link:
+            manifest = await link.ask("pull_manifest", PullManifest("default", first.version))
+        assert isinstance(manifest, Manifest)
+        owner = manifest.segment.split("-")[1]
+        before = taken()
+        for _ in range(3):
+            with pytest.raises(Refused):
+                await publisher.publish(bad, deadline_s=DEADLINE_S)
+            assert taken() == before
+        slow = SlowTensors(weights(seed))
+        handle = publisher.start(slow, deadline_s=DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            async for progress in handle.changes():
+                if progress.version:
+                    break
+        cancelling = asyncio.create_task(handle.cancel())
+        slow.go.set()
+        assert await cancelling
+        assert taken() == before
+
+
+async def test_a_version_of_unknown_outcome_is_settled_for_good(tmp_path: Path, seed: int) -> None:
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        with pytest.raises(Refused):
+            await publisher.outcome()
+        await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
+        harness.connection.decides.clear()
+        handle = publisher.start(weights(seed), deadline_s=DEADLINE_S)
+        await phase_comes(handle, "preparing")
+        assert await handle.cancel()
+        assert await publisher.outcome() == "not_committed"
+        assert await publisher.outcome(1) == "committed"
 
 
 async def test_every_listener_sees_the_way_to_the_end(tmp_path: Path, seed: int) -> None:

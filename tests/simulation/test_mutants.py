@@ -24,6 +24,7 @@ FOUND_BY = {
     "short_window": 0,
     "epoch_per_boot": 3,
     "commit_record": 0,
+    "doubt": 0,
     "quarantine": 0,
     "isolation": 4,
     "session_news": 0,

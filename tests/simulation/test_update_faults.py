@@ -3,6 +3,8 @@
 import pytest
 
 from bus.messages.weights import Transport, UpdateMode
+from drills.simulation.runs import run_seed
+from drills.simulation.scenario import FORGETFUL
 from drills.simulation.update_faults import WAYS, run_broken_waves, run_update_faults
 from drills.simulation.watch import UpdatePhase
 
@@ -30,3 +32,12 @@ def test_waves_are_gone_on_with_although_their_trainer_and_their_router_die() ->
     runs = [run_broken_waves(seed, phases) for seed in range(1, 5) for phases in DEATHS]
     assert [run for run in runs if run.violations or not run.are_over] == []
     assert any(run.n_resumed for run in runs)
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(120)
+def test_a_store_that_forgets_to_answer_leaves_its_publisher_in_doubt_and_not_in_error() -> None:
+    runs = [run_seed(seed, FORGETFUL) for seed in range(8)]
+    assert [run.violations for run in runs if run.violations] == []
+    assert all(run.sometimes["hit_recorded"] for run in runs)
+    assert any(run.sometimes["publish_version_unknown"] for run in runs)

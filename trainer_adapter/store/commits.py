@@ -26,6 +26,7 @@ def record(table: VersionTable, ask: RecordCommit) -> list[Committed] | Problem:
     is_new = stored.state == "sealed"
     stored.on("commit")
     table.committed[ask.policy] = ask.version
+    table.note_history(ask.policy, ask.version)
     if not (is_new or are_over):
         return []
     written = Committed(*stored.key, last if ask.floor else 0, ask.floor)

@@ -24,6 +24,8 @@ from bus.messages.weights import (
     Restored,
     RestoreVersion,
     SealVersion,
+    Settled,
+    SettleVersion,
 )
 from trainer_adapter.store import commits, problems
 from trainer_adapter.store.askers import Asker
@@ -45,7 +47,7 @@ from trainer_adapter.store.records import Assigned, Intended, Retired, Sealed
 from trainer_adapter.store.settings import StoreSettings
 from trainer_adapter.store.versions import DeltaKey, StoredVersion, VersionKey, VersionTable
 
-MemberCommand = ReserveVersion | SealVersion | RestoreVersion | RecordCommit
+MemberCommand = ReserveVersion | SealVersion | RestoreVersion | SettleVersion | RecordCommit
 """Comes through the router."""
 BulkRequest = PullManifest | PullDelta | PullChunk | PushChunk
 """Comes over the bulk socket."""
@@ -99,6 +101,8 @@ class StoreCore:
                 return self._seal(asker, command, now)
             case RestoreVersion():
                 return self._restore(asker, command, now)
+            case SettleVersion():
+                return self._settle(asker, command, now)
             case RecordCommit():
                 return self._commit(asker, command, now)
             case PullManifest():
@@ -119,13 +123,15 @@ class StoreCore:
         body = Reserved(
             version=stored.number, host=self._host, segment=segment, size_bytes=stored.size_bytes
         )
-        return _answer_all(stored, "finished", body)
+        return _answer_all(stored, "finished", body) + self._settle_all(stored, now)
 
     def allocation_failed(self, key: VersionKey, reason: str) -> list[StoreEffect]:
         """There is no room for it."""
         stored = self._table.by_key.pop(key)
         stored.on("give_up")
-        return _answer_all(stored, "failed", problems.store_full(reason))
+        full = problems.store_full(reason, self._reserved_bytes())
+        settled = self._settled(stored.settlers, is_committed=False)
+        return _answer_all(stored, "failed", full) + settled
 
     def verified(self, key: VersionKey, mismatch: str, now: float) -> list[StoreEffect]:
         """The digests are right (`mismatch` is empty), or this tensor has other bytes."""
@@ -133,13 +139,15 @@ class StoreCore:
         if mismatch:
             stored.on("mismatch")
             stored.used_at = now
-            return _answer_all(stored, "failed", problems.wrong_bytes(mismatch))
+            wrong = _answer_all(stored, "failed", problems.wrong_bytes(mismatch))
+            return wrong + self._settle_all(stored, now)
         stored.on("verified")
         return [
             Persist(Sealed(*stored.key, stored.segment, stored.tensors)),
             Freeze(stored.segment),
             *_answer_all(stored, "finished", Done()),
             *self._copies.sealed(stored),
+            *self._settle_all(stored, now),
             *self._retire_outdated(stored.policy, now),
         ]
 
@@ -163,6 +171,8 @@ class StoreCore:
                 del self._table.by_key[stored.key]
                 # Its trainer may be alive, late, and still writing.
                 effects.append(Release(stored.segment, is_reusable=False))
+            elif stored.state == "withdrawn":
+                effects += self._drop_withdrawn(stored, now)
         for policy in self._table.assigned:
             effects += self._retire_outdated(policy, now)
         return effects
@@ -211,6 +221,65 @@ class StoreCore:
             *self._copies.sealed(stored),
             *self._retire_outdated(stored.policy, now),
         ]
+
+    def _settle(self, asker: Asker, ask: SettleVersion, now: float) -> list[StoreEffect]:
+        """Decide against a version, unless it is committed; the answer is durable."""
+        stored = self._table.by_key.get((ask.policy, ask.version))
+        if stored is not None:
+            stored.settlers.append(asker)
+            return self._settle_all(stored, now)
+        was_committed = self._table.was_committed(ask.policy, ask.version)
+        if was_committed is None or ask.version > self._table.assigned.get(ask.policy, 0):
+            return [Answer(asker, "refused", problems.unavailable(ask.policy, ask.version))]
+        return self._settled([asker], is_committed=was_committed)
+
+    def _settle_all(self, stored: StoredVersion, now: float) -> list[StoreEffect]:
+        """Tell those who want it settled, if no step is under way that has to end first."""
+        if not stored.settlers or stored.state in {"reserving", "verifying"}:
+            return []
+        settlers, stored.settlers = stored.settlers, []
+        if stored.state == "committed":
+            # It may be on its way to the disk: what is written after it is answered after it.
+            last = self._table.assigned[stored.policy]
+            return [
+                Persist(Assigned(stored.policy, last)),
+                *self._settled(settlers, is_committed=True),
+            ]
+        effects: list[StoreEffect] = []
+        if stored.state == "reserved":
+            stored.on("give_up")
+            del self._table.by_key[stored.key]
+            # Who asks may not be who writes: a frozen trainer that was taken for dead wakes up.
+            effects.append(Release(stored.segment, is_reusable=False))
+        elif stored.state == "sealed":
+            stored.on("withdraw")
+            effects += [Persist(Retired(*stored.key)), *self._drop_withdrawn(stored, now)]
+        return effects + self._settled(settlers, is_committed=False)
+
+    def _settled(self, settlers: Sequence[Asker], *, is_committed: bool) -> list[StoreEffect]:
+        return list[StoreEffect](
+            Answer(each, "finished", Settled(is_committed)) for each in settlers
+        )
+
+    def _drop_withdrawn(self, stored: StoredVersion, now: float) -> list[StoreEffect]:
+        """Give its bytes back, as soon as nobody reads them."""
+        return [] if stored.is_in_use(now) else self._drop(stored)
+
+    def _drop(self, stored: StoredVersion) -> list[StoreEffect]:
+        """Forget a version whose end is written down."""
+        stored.on("outdated")
+        del self._table.by_key[stored.key]
+        effects: list[StoreEffect] = []
+        if not self._table.uses(stored.segment):
+            effects.append(Release(stored.segment, is_reusable=True))
+        effects += self._deltas.version_gone(stored.key)
+        return effects + self._copies.version_gone(stored.key)
+
+    def _reserved_bytes(self) -> int:
+        """Of versions that are being written."""
+        reserved = {"reserving", "reserved", "verifying"}
+        versions = self._table.by_key.values()
+        return sum(each.size_bytes for each in versions if each.state in reserved)
 
     def _commit(self, asker: Asker, ask: RecordCommit, now: float) -> list[StoreEffect]:
         written = commits.record(self._table, ask)
@@ -280,13 +349,7 @@ class StoreCore:
         ):
             if stored.is_in_use(now):
                 continue
-            stored.on("outdated")
-            del self._table.by_key[stored.key]
-            effects.append(Persist(Retired(*stored.key)))
-            if not self._table.uses(stored.segment):
-                effects.append(Release(stored.segment, is_reusable=True))
-            effects += self._deltas.version_gone(stored.key)
-            effects += self._copies.version_gone(stored.key)
+            effects += [Persist(Retired(*stored.key)), *self._drop(stored)]
         return effects
 
 

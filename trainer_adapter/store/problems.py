@@ -26,9 +26,11 @@ def unavailable(policy: str, version: int) -> Problem:
     )
 
 
-def store_full(reason: str) -> Problem:
+def store_full(reason: str, reserved_bytes: int) -> Problem:
     """No room for another version."""
     message = f"{reason}; give /dev/shm more memory, or keep fewer versions"
+    if reserved_bytes:
+        message += f"; {reserved_bytes} bytes belong to versions that are being written now"
     return Problem(code="store_full", message=message, outcome="not_started")
 
 

@@ -21,9 +21,19 @@ from trainer_adapter.store.records import (
     Sealed,
 )
 
-VersionState = Literal["reserving", "reserved", "verifying", "sealed", "committed", "retired"]
+VersionState = Literal[
+    "reserving", "reserved", "verifying", "sealed", "committed", "withdrawn", "retired"
+]
 VersionEvent = Literal[
-    "allocated", "seal", "verified", "mismatch", "restored", "commit", "give_up", "outdated"
+    "allocated",
+    "seal",
+    "verified",
+    "mismatch",
+    "restored",
+    "commit",
+    "give_up",
+    "withdraw",
+    "outdated",
 ]
 VersionKey = tuple[str, int]
 """(policy, version)."""
@@ -38,9 +48,11 @@ VERSION_LIFE: dict[VersionState, dict[VersionEvent, VersionState]] = {
     # its bytes are being compared with the trainer's digests
     "verifying": {"verified": "sealed", "mismatch": "reserved"},
     # immutable; may be pulled
-    "sealed": {"commit": "committed", "outdated": "retired"},
+    "sealed": {"commit": "committed", "withdraw": "withdrawn", "outdated": "retired"},
     # what its policy is, or was, served with; may be pulled
     "committed": {"commit": "committed", "outdated": "retired"},
+    # it will never be committed; its bytes are kept while somebody still reads them
+    "withdrawn": {"outdated": "retired"},
     "retired": {},
 }
 """state -> event -> state."""
@@ -64,6 +76,8 @@ class StoredVersion:
     """A worker that asked for it may ask for more until then."""
     askers: list[Asker] = field(default_factory=list[Asker])
     """Who waits for the step under way: the reservation, or the seal."""
+    settlers: list[Asker] = field(default_factory=list[Asker])
+    """Who wants to know what becomes of it, and waits for the step under way."""
     offers: list[Offer] = field(default_factory=list[Offer])
     """Other ways to its bytes than the segment."""
     is_adapter: bool = False
@@ -107,6 +121,10 @@ class StoredVersion:
         ]
 
 
+HISTORY = 256
+"""So many committed versions of a policy are remembered after their bytes are gone."""
+
+
 class VersionTable:
     """All versions that have or will have bytes, numbers taken, and what is committed."""
 
@@ -122,6 +140,8 @@ class VersionTable:
         """`<policy>.<adapter>` -> version that all workers are to have."""
         self.intent: Intent | None = None
         """What the fleet is to be, as a router told last."""
+        self.history: dict[str, list[int]] = {}
+        """Versions of each policy that have been committed, the latest last; not of adapters."""
 
     def restore(self, records: Iterable[Record]) -> None:
         """Become what earlier processes wrote down."""
@@ -137,6 +157,7 @@ class VersionTable:
                     if record.is_adapter:
                         self.note_adapter(record)
                     else:
+                        self.note_history(record.policy, record.version)
                         self._raise_to(self.committed, record.policy, record.version)
                         self.note_waves(record)
                     if (stored := self.by_key.get((record.policy, record.version))) is not None:
@@ -156,6 +177,10 @@ class VersionTable:
             records.append(Sealed(*stored.key, stored.segment, stored.tensors))
             if stored.state == "committed":
                 records.append(Committed(*stored.key, is_adapter=stored.is_adapter))
+        kept = {stored.key for stored in self.pullable()}
+        for policy, versions in self.history.items():
+            past = [each for each in versions if (policy, each) not in kept]
+            records += [Committed(policy, each) for each in past]
         for policy, version in self.committed.items():
             records.append(Committed(policy, version, *self.waves.get(policy, (0, 0))))
         forgotten = {each.policy: 0 for each in self.pullable() if each.is_adapter}
@@ -164,6 +189,25 @@ class VersionTable:
         if self.intent is not None:
             records.append(Intended(self.intent))
         return records
+
+    def note_history(self, policy: str, version: int) -> None:
+        """It has been committed, whatever becomes of its bytes."""
+        history = self.history.setdefault(policy, [])
+        if version and version not in history:
+            history.append(version)
+            del history[:-HISTORY]
+
+    def was_committed(self, policy: str, version: int) -> bool | None:
+        """Whether it ever was; None: it is too old to tell."""
+        stored = self.by_key.get((policy, version))
+        if stored is not None:
+            return stored.state == "committed"
+        history = self.history.get(policy, [])
+        if version in history:
+            return True
+        is_forgotten = len(history) == HISTORY and version < min(history)
+        # Of adapters no history is kept.
+        return None if is_forgotten or (not history and "." in policy) else False
 
     def note_adapter(self, record: Committed) -> None:
         """Which version of an adapter all workers are to have, if any."""
