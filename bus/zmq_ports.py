@@ -12,11 +12,12 @@ from bus.entry import Entry
 from bus.errors import SettingsError
 from bus.ids import Peer
 from bus.messages.limits import MAX_BODY_BYTES
+from bus.patience import LinkFailure
 from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters
 from bus.security.zmq_dialer import Dialer
 from bus.security.zmq_guard import Doorway
 from bus.zmq_admission import Admission
-from bus.zmq_monitor import Monitor
+from bus.zmq_monitor import LinkEvent, Monitor
 from bus.zmq_sockets import (
     Reader,
     Receiver,
@@ -26,6 +27,15 @@ from bus.zmq_sockets import (
     limit_frames,
     new_socket,
 )
+
+_DOWN = int(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+_REFUSED = int(
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+_MISPLACED = 500
+"""Status of a handshake whose key has another role; see `bus.security.zap`."""
 
 
 class DealerPort:
@@ -53,8 +63,10 @@ class DealerPort:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, 5_000)
         self._socket = socket
-        down = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-        self._watch = Monitor(socket, down, lambda _: on_down()) if on_down else None
+        self.failure: LinkFailure = "no-answer"
+        """Why the link did not come to be, once `on_down` was called; read it there."""
+        self._on_down = on_down
+        self._watch = Monitor(socket, _DOWN | _REFUSED, self._happened) if on_down else None
         if bind:
             self.endpoint = bind_local(socket, endpoint)
         else:
@@ -86,6 +98,15 @@ class DealerPort:
             if isinstance(error, SettingsError):
                 raise
             raise SettingsError(f"{endpoint[:80]!r} is no address to connect to") from error
+
+    def _happened(self, events: Sequence[LinkEvent]) -> None:
+        for event in events:
+            if event.kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self.failure = "wrong-role" if event.value == _MISPLACED else "unknown-key"
+            elif event.kind & _REFUSED:
+                self.failure = "other-key"
+        if self._on_down is not None and any(event.kind & _DOWN for event in events):
+            self._on_down()
 
     def send(self, entry: Entry) -> None:
         """Queue for the end of this tick; waits for the link to come up."""

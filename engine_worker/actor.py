@@ -13,6 +13,7 @@ from bus.effects import Connect, Publish, Send, Stop
 from bus.entry import Entry
 from bus.errors import RemoteProtocolError
 from bus.member_effects import Heed
+from bus.patience import Patience
 from bus.ports import LAST_WORDS_MS
 from bus.process import warn
 from bus.security.zmq_dialer import dialer_of
@@ -36,12 +37,14 @@ class WorkerActor:
         self._settings = settings
         self._on_joined = on_joined
         """Called once, with the stream endpoint, when the router has given the first lease."""
+        self._clock = BootClock()
         self._dialer = dialer_of(settings.security)
         self._guard = guard_of(settings.security)
         doorway = None if self._guard is None else Doorway(self._guard, "stream")
         is_unsafe = settings.security is not None and settings.security.unsafe_no_auth
         self._publisher = PubPort(settings.stream, doorway, is_unsafe=is_unsafe)
         self._router: DealerPort | None = None
+        self._patience = Patience(settings.router, "a worker")
         self._host: HostProcess | None = None
         self._hosts: asyncio.TaskGroup | None = None
         self.core = WorkerCore(
@@ -53,7 +56,7 @@ class WorkerActor:
         )
         self._actor = Actor(
             one_by_one(self._apply),
-            clock=BootClock(),
+            clock=self._clock,
             tick=self.core.tick,
             tick_s=TICK_S,
             flush=self.core.flush,
@@ -115,6 +118,8 @@ class WorkerActor:
 
     def _connect(self) -> None:
         if self._router is not None:
+            if self.core.member.state != "leased":
+                self._say_what_is_waited_for()
             self._router.close()
         self._router = DealerPort(
             self._settings.router, self._from_router, self._link_down, dialer=self._dialer
@@ -122,12 +127,21 @@ class WorkerActor:
 
     def _from_router(self, entries: list[Entry]) -> None:
         self._actor.feed(self.core.bus, entries)
+        if self.core.member.state == "leased":
+            self._patience.joined()
         if self._on_joined is not None and self.core.member.state == "leased":
             self._on_joined(self._publisher.endpoint)
             self._on_joined = None
 
     def _link_down(self) -> None:
+        self._say_what_is_waited_for()
         self._actor.feed(self.core.link_down)
+
+    def _say_what_is_waited_for(self) -> None:
+        if self._router is not None:
+            sentence = self._patience.failed(self._router.failure, self._clock.now())
+            if sentence:
+                warn(sentence)
 
     def _from_host(self, entries: list[Entry]) -> None:
         self._actor.feed(self._hear_host, entries)

@@ -132,7 +132,7 @@ async def connected(address: str, key_file: str = "") -> AsyncGenerator[RolloutC
     try:
         await client.__aenter__()
     except PeerLost as error:
-        raise Unreachable(f"no router answers at {settings.router}") from error
+        raise Unreachable(str(error).partition(";")[0]) from error
     try:
         yield client
     finally:

@@ -31,6 +31,7 @@ from bus.messages.generation import Generate
 from bus.messages.limits import MAX_TOKENS_BYTES
 from bus.messages.membership import Member
 from bus.messages.weights import UpdateProgress
+from bus.patience import LinkFailure, sentence_of
 from bus.ports import (
     LAST_WORDS_MS,
     BatchHandler,
@@ -87,6 +88,10 @@ FORKED = (
     "the client belongs to process {pid}, of which this one is a fork: connect a client of its own "
     "here"
 )
+HOPELESS: frozenset[LinkFailure] = frozenset({"unknown-key", "wrong-role"})
+"""A router that answers so has an allow-list; it looks at the file twice a second."""
+REFUSED_S = 2.0
+"""A client that is turned away for so long is not let in by waiting."""
 SPARE_DELTAS = 4
 """A stream has at most one delta per token, and an empty last one."""
 
@@ -113,6 +118,8 @@ class Connection:
         self._listeners: dict[str, ProgressListener] = {}
         self._actor: Actor[Effect] | None = None
         self._welcome: asyncio.Future[None] | None = None
+        self._refused_at: float | None = None
+        """When the router first turned away the key, before it welcomed this client."""
         self._is_closed = False
         self._pid = 0
         """Of the process that opened it: a forked child has neither its loop nor its sockets."""
@@ -166,8 +173,7 @@ class Connection:
         except TimeoutError:
             self._shut()
             raise PeerLost(
-                f"no router answered at {self.settings.router} within "
-                f"{self.settings.connect_timeout_s:g} s",
+                f"{self._why_not()}; {self.settings.connect_timeout_s:g} s have passed",
                 outcome="not_started",
             ) from None
         except BaseException:
@@ -315,7 +321,18 @@ class Connection:
         self._running().feed(self._core.receive_stream, entries)
 
     def _on_down(self) -> None:
-        self._running().feed(self._core.link_down)
+        welcome, actor = self._welcome, self._running()
+        if welcome is not None and not welcome.done() and self._failure() in HOPELESS:
+            self._refused_at = self._refused_at or self._clock.now()
+            if self._clock.now() - self._refused_at >= REFUSED_S:
+                welcome.set_exception(PeerLost(self._why_not(), outcome="not_started"))
+        actor.feed(self._core.link_down)
+
+    def _failure(self) -> LinkFailure:
+        return self._link.failure if isinstance(self._link, DealerPort) else "no-answer"
+
+    def _why_not(self) -> str:
+        return sentence_of(self._failure(), self.settings.router, "a client")
 
     def _apply(self, effect: Effect) -> None:
         match effect:

@@ -10,7 +10,8 @@ from bus.security.keys import KEY_BYTES
 from bus.security.principals import ROLES_AT, Principal
 
 VERSION = b"1.0"
-ALLOWED, REFUSED = b"200", b"400"
+ALLOWED, REFUSED, MISPLACED = b"200", b"400", b"500"
+"""`MISPLACED`: the key is known, but its role has no place at this socket. Who connects is told."""
 QUESTION_FRAMES = 8
 """Delimiter, version, request id, domain, address, routing id, mechanism, key."""
 
@@ -26,11 +27,12 @@ def answer(
         also: keys that are let in everywhere although nobody's: see `zmq_proof`.
 
     Returns:
-        Status 200 with the key in hexadecimal digits as the `User-Id`, or 400.
+        Status 200 with the key in hexadecimal digits as the `User-Id`, 500 to a key whose role has
+        no place here, or 400.
     """
-    key = _admitted(question, principals, also)
+    status, key = _judged(question, principals, also)
     request_id = question[2] if len(question) > 2 else b""  # noqa: PLR2004 - its place
-    status, text = (ALLOWED, b"OK") if key else (REFUSED, b"not allowed")
+    text = b"OK" if key else b"not allowed"
     return [b"", VERSION, request_id, status, text, key.encode(), b""]
 
 
@@ -39,18 +41,26 @@ def user_in(reply: Sequence[bytes]) -> str:
     return reply[5].decode()
 
 
-def _admitted(
+def knocker(question: Sequence[bytes]) -> tuple[str, str] | None:
+    """(door, key in hexadecimal digits) of who asks to be let in; None if that cannot be read."""
+    if len(question) != QUESTION_FRAMES or len(question[7]) != KEY_BYTES:
+        return None
+    return question[3].decode("ascii", "replace"), question[7].hex()
+
+
+def _judged(
     question: Sequence[bytes], principals: Mapping[str, Principal], also: Collection[str]
-) -> str:
-    """The key if it may come in, else nothing."""
+) -> tuple[bytes, str]:
+    """(status, the key if it may come in, else nothing)."""
     if len(question) != QUESTION_FRAMES:
-        return ""
+        return REFUSED, ""
     delimiter, version, _, domain, _, _, mechanism, key = question
     if (delimiter, version, mechanism) != (b"", VERSION, b"CURVE") or len(key) != KEY_BYTES:
-        return ""
+        return REFUSED, ""
     shown = key.hex()
     if shown in also:
-        return shown
-    principal = principals.get(shown)
-    roles = ROLES_AT.get(domain.decode("ascii", "replace"), frozenset[str]())
-    return shown if principal is not None and principal.role in roles else ""
+        return ALLOWED, shown
+    principal, roles = principals.get(shown), ROLES_AT.get(domain.decode("ascii", "replace"))
+    if principal is None or roles is None:
+        return REFUSED, ""
+    return (ALLOWED, shown) if principal.role in roles else (MISPLACED, "")

@@ -11,11 +11,12 @@ from bus.endpoints import split_key, with_key
 from bus.entry import Entry
 from bus.errors import SettingsError
 from bus.ids import Peer
+from bus.process import warn
 from bus.security.allow_list import AllowList
 from bus.security.key_files import read_key_pair
 from bus.security.principals import Door, Principal
 from bus.security.settings import SecuritySettings
-from bus.security.zap import answer, user_in
+from bus.security.zap import answer, knocker, user_in
 from bus.security.zmq_curve import dress_server, new_key_pair
 from bus.security.zmq_proof import prove
 from bus.security.zmq_zap import ZapHandler
@@ -29,6 +30,11 @@ PROVE_S = 60.0
 """Between two proofs that the locks work."""
 LAST_WORDS_S = 5.0
 """From the end of a key's rights to the end of its connections to a router, which tells them."""
+
+WARN_S = 10.0
+"""Between two complaints about one key that is turned away again and again."""
+MAX_WARNED = 100
+"""Keys that are remembered for it."""
 
 T = TypeVar("T")
 
@@ -70,6 +76,9 @@ class Guard:
         self._ending: set[Wire] = set()
         self.n_refused = 0
         """Connections that were turned away."""
+        self._warn_at: dict[str, float] = {}
+        """Key that was turned away -> when to complain of it again."""
+        self._is_proving = False
         self._context = new_context()
         self.zap = ZapHandler(self._context, self._answer)
         self._loop = asyncio.get_running_loop()
@@ -127,8 +136,12 @@ class Guard:
         Raises:
             SecurityError: one does not keep strangers out, or keeps everybody out.
         """
-        for address, kind in list(self._listening.items()):
-            await prove(address, kind, self.public, self._probe)
+        self._is_proving = True  # the stranger that is turned away is our own
+        try:
+            for address, kind in list(self._listening.items()):
+                await prove(address, kind, self.public, self._probe)
+        finally:
+            self._is_proving = False
 
     async def while_proven(self, work: Awaitable[T], every_s: float = PROVE_S) -> T:
         """Do the work of an actor, and prove the locks every `every_s` seconds meanwhile.
@@ -156,8 +169,28 @@ class Guard:
 
     def _answer(self, question: Sequence[bytes]) -> list[bytes]:
         reply = answer(question, self._allowed.principals, self._also)
-        self.n_refused += not user_in(reply)
+        if not user_in(reply):
+            self.n_refused += 1
+            self._complain(question)
         return reply
+
+    def _complain(self, question: Sequence[bytes]) -> None:
+        """Say who was turned away, and why: at once, and every WARN_S."""
+        knocked, now = knocker(question), self._loop.time()
+        if knocked is None or self._is_proving:
+            return
+        door, key = knocked
+        if now < self._warn_at.get(key, 0.0):
+            return
+        self._warn_at.pop(key, None)
+        if len(self._warn_at) >= MAX_WARNED:
+            del self._warn_at[next(iter(self._warn_at))]
+        self._warn_at[key] = now + WARN_S
+        principal = self.principal(key)
+        if principal is None:
+            warn(f"a key that is not in the allow-list was turned away at the {door}: {key}")
+        else:
+            warn(f"the {principal.role}'s key of {principal.name!r} has no place at the {door}")
 
     def _refresh(self) -> None:
         self._timer = self._loop.call_later(REFRESH_S, self._refresh)

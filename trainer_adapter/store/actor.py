@@ -26,6 +26,7 @@ from bus.messages.weights import (
     PullManifest,
     PushChunk,
 )
+from bus.patience import Patience
 from bus.ports import LAST_WORDS_MS
 from bus.process import warn
 from bus.security.principals import BULK_KINDS_OF, Principal
@@ -66,6 +67,7 @@ class StoreActor:
             identity, LeaseSettings(), random.SystemRandom(), intent=shelf.table.intent
         )
         self._link: DealerPort | None = None
+        self._patience = Patience(settings.router, "a store")
         self._dialer = dialer_of(settings.security)
         self._guard = guard_of(settings.security)
         self._actor = Actor(
@@ -158,6 +160,7 @@ class StoreActor:
                     self._link.send(entry)
             case Connect():
                 if self._link is not None:
+                    self._say_what_is_waited_for()
                     self._link.close()
                 self._link = DealerPort(
                     self._settings.router, self._said, self._link_down, dialer=self._dialer
@@ -176,12 +179,21 @@ class StoreActor:
 
     def _said(self, entries: list[Entry]) -> None:
         self._actor.feed(self._member.receive, entries)
+        if self._member.state == "leased":
+            self._patience.joined()
         if self._on_joined is not None and self._member.state == "leased":
             self._on_joined(self._bulk.endpoints[0])
             self._on_joined = None
 
     def _link_down(self) -> None:
+        self._say_what_is_waited_for()
         self._actor.feed(self._member.link_down)
+
+    def _say_what_is_waited_for(self) -> None:
+        if self._link is not None:
+            sentence = self._patience.failed(self._link.failure, self._clock.now())
+            if sentence:
+                warn(sentence)
 
     def _execute(self, entry: Entry) -> None:
         if not entry.rid:

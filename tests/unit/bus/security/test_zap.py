@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.security.principals import ROLES, ROLES_AT, Principal
-from bus.security.zap import ALLOWED, REFUSED, answer
+from bus.security.zap import ALLOWED, MISPLACED, REFUSED, answer
 
 KEY = bytes(range(32))
 PROBE = bytes(range(1, 33))
@@ -35,7 +35,8 @@ def test_unknown_key_stays_out() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_role_opens_its_own_doors_only(role: str, door: str) -> None:
     reply = answer(question(KEY, door.encode()), known(role))
-    assert (reply[STATUS] == ALLOWED) == (role in ROLES_AT[door])
+    assert reply[STATUS] == (ALLOWED if role in ROLES_AT[door] else MISPLACED)
+    assert bool(reply[USER_ID]) == (role in ROLES_AT[door])
 
 
 @pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN", b"GSSAPI", b""])

@@ -1,0 +1,85 @@
+"""Who cannot reach a router is told why, on both sides, and at once."""
+
+import asyncio
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bus.errors import PeerLost
+from engine_worker.settings import WorkerSettings
+from launcher.plan import environment, python
+from rolloutbus import RolloutClient
+from router.actor import RouterActor
+from router.settings import RouterSettings
+from tests.integration.drills import DEADLINE_S
+from tests.integration.keyring import Keyring
+from trainer_adapter.settings import ClientSettings
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+ANY_PORT = "tcp://127.0.0.1:0"
+NOBODY = "tcp://127.0.0.1:1"
+NEVER_S = 200.0
+"""A client that is turned away does not wait for so long."""
+
+
+@pytest.fixture
+def keyring(tmp_path: Path) -> Keyring:
+    keyring = Keyring(tmp_path)
+    keyring.add("router", "admin")
+    keyring.add("w0", "worker")
+    keyring.stranger("nobody")
+    return keyring
+
+
+async def worker_says(settings: WorkerSettings, sentence: str) -> None:
+    """Start a worker and wait until it says this on stderr."""
+    text = msgspec.json.encode(settings).decode()
+    process = await asyncio.create_subprocess_exec(
+        *python("engine_worker"), "--settings-json", text, stderr=PIPE, env=environment()
+    )
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(DEADLINE_S):
+            while sentence not in (line := await process.stderr.readline()).decode():
+                assert line, "it ended before"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_worker_without_a_router_says_so(tmp_path: Path) -> None:
+    stream = f"ipc://{tmp_path}/stream"
+    settings = WorkerSettings(name="w0", router=NOBODY, stream=stream, engine="fake")
+    await worker_says(settings, f"warning: no router answers at {NOBODY}")
+
+
+async def test_who_has_no_place_at_a_router_is_told_why_on_both_sides(
+    keyring: Keyring, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = RouterSettings(ANY_PORT, ANY_PORT, security=keyring.serves("router"))
+    async with RouterActor(settings, "r") as router:
+        frontend, backend = router.endpoints
+        for name, why in (("nobody", "does not know this key"), ("w0", "key is not a client's")):
+            own = ClientSettings(
+                name="c",
+                router=frontend,
+                security=keyring.dials(name),
+                connect_timeout_s=NEVER_S,
+            )
+            with pytest.raises(PeerLost, match=why):
+                await RolloutClient(own).__aenter__()
+        worker = WorkerSettings(
+            name="w1",
+            router=backend,
+            stream=ANY_PORT,
+            engine="fake",
+            security=keyring.serves("nobody"),
+        )
+        await worker_says(worker, "does not know this key")
+    said = capfd.readouterr().err
+    assert "not in the allow-list was turned away at the frontend" in said
+    assert "the worker's key of 'w0' has no place at the frontend" in said
+    assert "not in the allow-list was turned away at the backend" in said
