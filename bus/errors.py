@@ -9,6 +9,7 @@
     ├─ DeliveryError            no ending came
     │  ├─ MailboxFull           not_started: retry later or elsewhere
     │  ├─ PeerLost              unknown: retry only what may run twice
+    │  │  └─ OtherFleet         unknown: another fleet answers at the router's address
     │  └─ DeadlineExceeded      unknown
     ├─ RequestError             an ending came, and it was not `finished`
     │  ├─ Refused               not_started: safe to submit again
@@ -101,6 +102,10 @@ class MailboxFull(DeliveryError):
 
 class PeerLost(DeliveryError):
     """The worker or router went away while the command ran."""
+
+
+class OtherFleet(PeerLost):
+    """Another fleet answers at the router's address: versions of the former one mean nothing."""
 
 
 class DeadlineExceeded(DeliveryError):

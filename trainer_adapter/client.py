@@ -376,7 +376,9 @@ class RolloutClient(EngineClient):
 
 
 @strict()
-def connect(address: str, *, name: str = "", key_file: str | Path = "") -> RolloutClient:
+def connect(
+    address: str, *, name: str = "", key_file: str | Path = "", fleet: str = ""
+) -> RolloutClient:
     """Make a client for the router at `address`; use it with `async with`.
 
     Args:
@@ -385,14 +387,16 @@ def connect(address: str, *, name: str = "", key_file: str | Path = "") -> Rollo
         name: unique among live clients; a random one if empty.
         key_file: this client's own key, where the router asks for one. If `router.pub` lies beside
             it, the router may change its key to the one in that file meanwhile.
+        fleet: identity of the fleet that is expected there (`client.connection.fleet`); another one
+            ends the client with `OtherFleet`. Empty: any.
 
     Raises:
         SettingsError: the address is not allowed without keys, or the key file cannot be used.
     """
-    return RolloutClient(settings_for(address, name, key_file))
+    return RolloutClient(settings_for(address, name, key_file, fleet))
 
 
-def settings_for(address: str, name: str, key_file: str | Path) -> ClientSettings:
+def settings_for(address: str, name: str, key_file: str | Path, fleet: str = "") -> ClientSettings:
     """Settings of a client with a name of its own; with a key it is named after it.
 
     Raises:
@@ -404,7 +408,7 @@ def settings_for(address: str, name: str, key_file: str | Path) -> ClientSetting
         security = SecuritySettings(key_file=os.fspath(key_file), server_key_file=beside)
     dialer = dialer_of(security)
     unique = f"{dialer.name if dialer else 'client'}-{secrets.token_hex(4)}"
-    return ClientSettings(name=name or unique, router=address, security=security)
+    return ClientSettings(name=name or unique, router=address, fleet=fleet, security=security)
 
 
 def _attach(rid: str, *, is_followed: bool = False) -> Ask:

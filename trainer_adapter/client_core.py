@@ -10,18 +10,26 @@ from typing import cast
 from bus.backoff import Chance
 from bus.codec import unpack
 from bus.entry import Entry
-from bus.errors import ActorStopped, BusError, PeerLost, RemoteProtocolError
+from bus.errors import ActorStopped, BusError, OtherFleet, PeerLost, RemoteProtocolError
 from bus.messages import ENDINGS
 from bus.messages.delivery import Accepted, Lost, Queued
 from bus.messages.membership import Dismissed, Lease, Member, Members, Welcome
 from bus.messages.session import SessionMoved
 from bus.messages.weights import UpdateProgress
 from trainer_adapter.counters import ClientCounters
-from trainer_adapter.effects import Effect, Report, Stopped, Subscribe, Unsubscribe, Welcomed
+from trainer_adapter.effects import (
+    Effect,
+    FleetChanged,
+    Report,
+    Stopped,
+    Subscribe,
+    Unsubscribe,
+    Welcomed,
+)
 from trainer_adapter.link import Link, LinkIdentity, Upstream
 from trainer_adapter.losses import Losses
 from trainer_adapter.request_book import Desk, RequestBook
-from trainer_adapter.requests import Ask
+from trainer_adapter.requests import Ask, OpenRequest
 from trainer_adapter.session_book import HeldSession, SessionBook
 from trainer_adapter.settings import ClientSettings
 from trainer_adapter.stream_reader import StreamReader
@@ -55,6 +63,13 @@ class ClientCore:
         """Live workers, as the router last told."""
         self.bulk = ""
         """Where the weight store serves bytes; empty while none is here."""
+        self.fleet = settings.fleet
+        """Identity of the fleet; empty before it is known."""
+        self._is_bound_to_fleet = bool(settings.fleet)
+        self._owes_welcome = False
+        """The router does not know yet whether it holds the fleet that is expected."""
+        self._named_by = ""
+        """Instance of the router that told the identity."""
         self._error: BusError | None = None
 
     @property
@@ -173,6 +188,9 @@ class ClientCore:
                 body = cast("Members", unpack(entry))
                 self._link.wants_marks = body.marks
                 self._update_members(body.members, body.bulk, now)
+                if self._note_fleet(body.fleet, now) and self._owes_welcome and body.fleet:
+                    self._owes_welcome = False
+                    self._out.append(Welcomed(self._link.router_epoch))
             case "dismissed":
                 self._dismissed(cast("Dismissed", unpack(entry)), now)
             case _:
@@ -190,9 +208,37 @@ class ClientCore:
         self._link.heard(now)
         self._link.wants_marks = body.marks
         self._update_members(body.members, body.bulk, now)
-        self._out.append(Welcomed(body.router_epoch))
+        if not self._note_fleet(body.fleet, now):
+            return
+        self._owes_welcome = self._is_bound_to_fleet and not body.fleet
+        if not self._owes_welcome:
+            self._out.append(Welcomed(body.router_epoch))
         self._book.acks.say_again(now)
         self._book.relinked(now, self._sessions.reopening())
+
+    def _note_fleet(self, fleet: str, now: float) -> bool:
+        """The router names its fleet (empty: it does not know yet); False if it is a wrong one."""
+        former, is_renamed = self.fleet, self._named_by == self._link.instance
+        if not fleet:
+            return True
+        self._named_by = self._link.instance
+        if former in ("", fleet) or (is_renamed and not self._is_bound_to_fleet):
+            self.fleet = fleet
+            return True
+        error = OtherFleet(f"fleet {fleet} answers at the router's address; before it was {former}")
+        if self._is_bound_to_fleet:
+            self._error = error
+            self._link.stop(reason="another fleet was expected")
+            self._book.end_all(error, now)
+            self._out.append(Stopped(error))
+            return False
+        self.fleet = fleet
+        self.counters.fleets_changed += 1
+        for request in list(self._book.open.values()):
+            if _is_of_its_fleet(request):
+                self._book.end(request, error, now)
+        self._out.append(FleetChanged(former, fleet))
+        return True
 
     def _dismissed(self, body: Dismissed, now: float) -> None:
         match body.code:
@@ -236,3 +282,11 @@ class ClientCore:
         effects = self._out.copy()
         self._out.clear()
         return effects
+
+
+def _is_of_its_fleet(request: OpenRequest) -> bool:
+    """Whether it means nothing to another fleet: it names a version, or has tokens of one."""
+    versions = request.ask.place.versions if request.ask.place is not None else "any"
+    kind, _, number = versions.partition(":")
+    names_version = kind in ("min", "exact") and number != "0"
+    return names_version or (request.is_generate and request.assembly.n_tokens > 0)

@@ -5,6 +5,7 @@ messenger of every ref that a client gives out.
 """
 
 import asyncio
+import logging
 import os
 import random
 import secrets
@@ -50,6 +51,7 @@ from trainer_adapter.effects import (
     Complete,
     Deliver,
     Effect,
+    FleetChanged,
     Outcome,
     Report,
     Result,
@@ -88,6 +90,7 @@ FORKED = (
     "the client belongs to process {pid}, of which this one is a fork: connect a client of its own "
     "here"
 )
+_log = logging.getLogger(__name__)
 HOPELESS: frozenset[LinkFailure] = frozenset({"unknown-key", "wrong-role"})
 """A router that answers so has an allow-list; it looks at the file twice a second."""
 REFUSED_S = 2.0
@@ -131,6 +134,11 @@ class Connection:
     def members(self) -> tuple[Member, ...]:
         """Live workers, as the router last told."""
         return self._core.members
+
+    @property
+    def fleet(self) -> str:
+        """Identity of the fleet; empty before the router has told it."""
+        return self._core.fleet
 
     @property
     def upstream(self) -> Upstream:
@@ -356,6 +364,9 @@ class Connection:
             case Welcomed():
                 if self._welcome is not None and not self._welcome.done():
                     self._welcome.set_result(None)
+            case FleetChanged(former, fleet):
+                where = self.settings.router
+                _log.warning("fleet %s answers at %s; before it was %s", fleet, where, former)
             case Stopped(error):
                 self._fail_all(error)
 

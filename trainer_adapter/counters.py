@@ -38,3 +38,5 @@ class ClientCounters:
     """Entries whose body broke its type."""
     unexpected_in: int = 0
     """Entries that a client is never sent."""
+    fleets_changed: int = 0
+    """Another fleet answered at the router's address."""

@@ -56,6 +56,13 @@ class Welcomed(NamedTuple):
     router_epoch: int
 
 
+class FleetChanged(NamedTuple):
+    """Another fleet answers at the router's address than before."""
+
+    former: str
+    fleet: str
+
+
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """The router will never serve this client again; every request has been completed."""
@@ -63,4 +70,15 @@ class Stopped:
     error: BusError
 
 
-Effect = Connect | Send | Deliver | Report | Complete | Subscribe | Unsubscribe | Welcomed | Stopped
+Effect = (
+    Connect
+    | Send
+    | Deliver
+    | Report
+    | Complete
+    | Subscribe
+    | Unsubscribe
+    | Welcomed
+    | Stopped
+    | FleetChanged
+)

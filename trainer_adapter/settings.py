@@ -20,6 +20,9 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Unique among live clients: a newer client of the same name replaces this one."""
     router: str
     """Endpoint of the router's frontend."""
+    fleet: str = ""
+    """Identity of the fleet that is expected there, as `client.fleet` told; empty: any. Another one
+    ends the client."""
     lease: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
     connect_timeout_s: float = 10.0
     """Until the first welcome; afterwards a lost router is waited for."""

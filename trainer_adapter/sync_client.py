@@ -100,6 +100,8 @@ class SyncRolloutClient(SyncEngineClient):
 
 
 @strict()
-def connect_sync(address: str, *, name: str = "", key_file: str | Path = "") -> SyncRolloutClient:
+def connect_sync(
+    address: str, *, name: str = "", key_file: str | Path = "", fleet: str = ""
+) -> SyncRolloutClient:
     """Make a blocking client; use it with `with`. Arguments as of `connect`."""
-    return SyncRolloutClient(settings_for(address, name, key_file))
+    return SyncRolloutClient(settings_for(address, name, key_file, fleet))
