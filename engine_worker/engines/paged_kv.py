@@ -7,7 +7,8 @@ row. Which block belongs to whom is decided elsewhere (`kv_blocks`).
 Places that the mask hides are read too, and attention multiplies their values by zero. 0 x NaN is
 NaN, and weights or adapters that overflow do write NaN and infinity. So places that their row has
 not written yet are zeros: blocks are cleared when a request takes them. Hiding foreign places in
-what each pass gathers costs a CPU 5 to 10 % of a decode step; clearing costs 1 % at most.
+what each pass gathers cost a CPU 5 to 10 % of a decode step; clearing costs at most 0.2 % of the
+steps of a request, on a CPU and on an H200.
 """
 
 from dataclasses import dataclass
