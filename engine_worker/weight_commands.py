@@ -1,7 +1,7 @@
 """Weight commands as the engine host carries them out: take a version, or tell what is active."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -15,9 +15,9 @@ from bus.messages.weights import (
     Committed,
     CommitUpdate,
     GetWeights,
+    Manifest,
     Prepared,
     PrepareUpdate,
-    Tensor,
 )
 from bus.security.zmq_dialer import Dialer
 from engine_worker.capabilities import Stages
@@ -168,8 +168,10 @@ class WeightCommands:
         stats = self._engine.stats()
         return version <= stats.version and not stats.is_torn
 
-    def _judge(self, tensors: Mapping[str, RawTensor], manifest: Sequence[Tensor]) -> None:
-        require_sound(tensors, manifest, self._is_zero_now)
+    def _judge(self, tensors: Mapping[str, RawTensor], manifest: Manifest) -> None:
+        require_sound(
+            tensors, manifest.tensors, self._is_zero_now, allow_zeros=manifest.allow_zeros
+        )
 
     def _is_zero_now(self, name: str) -> bool:
         """What is torn says nothing of what was there."""

@@ -17,6 +17,7 @@ from bus.messages.engine import Adapters, LoadLora
 from bus.ref import ROUTER, worker
 from trainer_adapter.named_tensors import Tensors, are_held, named_tensors, renamed
 from trainer_adapter.publication import Policy, Publication
+from trainer_adapter.published import PublishOptions
 from trainer_adapter.rollout import FleetResult
 from trainer_adapter.tensor_source import HeldTensors
 from trainer_adapter.transfer import TransferLog
@@ -52,7 +53,7 @@ class PublishedLora:
 
 
 async def publish_adapter(
-    policy: Policy, name: str, tensors: Tensors, config: LoraConfig, deadline_s: float
+    policy: Policy, name: str, tensors: Tensors, config: LoraConfig, options: PublishOptions
 ) -> PublishedLora:
     """See `WeightPublisher.publish_lora`.
 
@@ -61,13 +62,13 @@ async def publish_adapter(
         name: of the adapter.
         tensors: as a trainer has them.
         config: what it is besides.
-        deadline_s: for everything, seconds from now.
+        options: the deadline for everything, and whether factors may become all zero.
     """
     factors = factors_of(tensors)
     whole = config_of(factors, config.alpha, use_rslora=config.use_rslora)
     described = torch.frombuffer(bytearray(json.dumps(whole).encode()), dtype=torch.uint8)
     stored = replace(policy, name=f"{policy.name}.{name}", dtype=None, offerings={})
-    publication = Publication(stored, {"deadline_s": deadline_s}, TransferLog())
+    publication = Publication(stored, options, TransferLog())
     async with publication:
         await publication.write(HeldTensors({**factors, CONFIG: described}))
         published = await _load(policy, name, publication)

@@ -165,6 +165,7 @@ class Publication:
         self._log = log
         self._deadline_at = time.monotonic() + options.get("deadline_s", UPDATE_DEADLINE_S)
         self._command = publish_command(policy.name, 0, options)
+        self._allow_zeros = options.get("allow_zeros", False)
         self._rid = ""
         self._update = ""
         """The router's name for its try."""
@@ -215,6 +216,7 @@ class Publication:
         """
         body = RestoreVersion(policy=self._policy.name, version=version)
         self.version = (await self._take(Restored, body)).version
+        self._policy.soundness.restored()
         self._log.enter("sealing", version=self.version)
         self._log.copied.set()
 
@@ -326,7 +328,7 @@ class Publication:
         watch = CopyWatch(self._log.copied_so_far)
         written = await policy.writer.copy(reserved, layout, source, watch)
         try:
-            policy.soundness.require(layout, written.judgements)
+            policy.soundness.require(layout, written.judgements, allow_zeros=self._allow_zeros)
             await self._prepare_offers(layout, source.held or tensors_in(written.content, layout))
             self._log.enter("sealing")
             self._log.copied.set()
@@ -334,9 +336,10 @@ class Publication:
                 bulk = BulkLink(await self.bulk(), policy.client.dialer)
                 await policy.writer.push(written.content, reserved, policy.name, bulk)
             digests = [judged.digest for judged in written.judgements]
-            await self._ask_store(
-                Done, SealVersion(policy.name, reserved.version, digests, self._offers)
+            seal = SealVersion(
+                policy.name, reserved.version, digests, self._offers, self._allow_zeros
             )
+            await self._ask_store(Done, seal)
             policy.soundness.sealed(layout, written.judgements)
         finally:
             del written  # an error's traceback would keep its memory

@@ -23,8 +23,8 @@ _RULE = re.compile(r"all|quorum|any|at-least:[1-9][0-9]{0,8}")
 Requirement = Annotated[str, Spelled(_RULE, "all, quorum, any or at-least:N")]
 
 
-class PublishOptions(TypedDict, total=False):
-    """All keyword parameters of `WeightPublisher.publish`, to hand them on as one."""
+class RestoreOptions(TypedDict, total=False):
+    """All keyword parameters of `WeightPublisher.restore`, to hand them on as one."""
 
     in_flight: InFlight
     require: Requirement
@@ -32,6 +32,12 @@ class PublishOptions(TypedDict, total=False):
     mode: UpdateMode
     floor: int
     deadline_s: float
+
+
+class PublishOptions(RestoreOptions, total=False):
+    """Those of `WeightPublisher.publish`."""
+
+    allow_zeros: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,8 @@ class WeightPublisher:
             rename: the engine's name for the trainer's; None for what is not published. A
                 `ShardedSource` has its own.
             check: `finite`: a version with infinity or NaN in it, or with a tensor that has become
-                all zero since the last one, is refused before anybody gets it. `off`: anything.
+                all zero since the last one (`allow_zeros=` of `publish` lets it), is refused before
+                anybody gets it. `off`: nothing is checked here; workers still check what they get.
             writer: how bytes get into the store.
         """
         self._rename = rename
@@ -163,6 +164,7 @@ class WeightPublisher:
         transport: TransportChoice = "auto",
         mode: UpdateMode = "staged",
         floor: int = 0,
+        allow_zeros: bool = False,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> Published:
         """Bring these weights to every worker of the policy, as one transaction.
@@ -184,6 +186,8 @@ class WeightPublisher:
                 `tcp`, `delta`, `disk`, `cuda_ipc` or `collective`.
             mode: `staged`: held beside the old weights first; `in_place`: written over them.
             floor: workers that go on serving while others swap; 0: all swap at once.
+            allow_zeros: a tensor may be all zero where the last version, or the active one of a
+                worker, was not: training begins again, or a layer was reset.
             deadline_s: for everything, seconds from now.
 
         Raises:
@@ -202,6 +206,7 @@ class WeightPublisher:
             transport=transport,
             mode=mode,
             floor=floor,
+            allow_zeros=allow_zeros,
             deadline_s=deadline_s,
         )
         return await _attended(handle)
@@ -216,6 +221,7 @@ class WeightPublisher:
         transport: TransportChoice = "auto",
         mode: UpdateMode = "staged",
         floor: int = 0,
+        allow_zeros: bool = False,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> WeightTransferHandle:
         """The same in the background: `await handle.copied()`, then train on; `await handle`.
@@ -231,6 +237,7 @@ class WeightPublisher:
             transport=transport,
             mode=mode,
             floor=floor,
+            allow_zeros=allow_zeros,
             deadline_s=deadline_s,
         )
         source = source_of(tensors, self._rename, layout)
@@ -256,6 +263,7 @@ class WeightPublisher:
         *,
         alpha: float,
         use_rslora: bool = False,
+        allow_zeros: bool = False,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> PublishedLora:
         """Bring a low-rank adapter to every worker of the policy; the weights stay.
@@ -269,6 +277,7 @@ class WeightPublisher:
                 [out, rank], as a PEFT model or its state dict has them; others are left out.
             alpha: the product of a pair is scaled by alpha / rank.
             use_rslora: the product is scaled by alpha / sqrt(rank) instead.
+            allow_zeros: a factor may be all zero that was not in the adapter's last version.
             deadline_s: for everything, seconds from now.
 
         Raises:
@@ -280,7 +289,8 @@ class WeightPublisher:
         async with self._turn:
             policy = replace(self._policy, soundness=soundness)
             config = LoraConfig(alpha, use_rslora=use_rslora)
-            return await publish_adapter(policy, name, tensors, config, deadline_s)
+            options = PublishOptions(allow_zeros=allow_zeros, deadline_s=deadline_s)
+            return await publish_adapter(policy, name, tensors, config, options)
 
     async def restore(
         self,
@@ -295,7 +305,8 @@ class WeightPublisher:
     ) -> Published:
         """Go back: publish a new version with the content of an old one that the store keeps.
 
-        The other arguments as of `publish`.
+        One that was committed once is trusted: tensors of zeros in it are no error. The other
+        arguments as of `publish`.
 
         Raises:
             As `publish`. Code `version_unavailable`: the store does not keep it any more.
@@ -347,6 +358,7 @@ class WeightPublisher:
         transport: TransportChoice = "auto",
         mode: UpdateMode = "staged",
         floor: int = 0,
+        allow_zeros: bool = False,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> AsyncGenerator[Update]:
         """An update in two steps: `await update.put_all(tensors)` inside, published at the end.
@@ -359,6 +371,7 @@ class WeightPublisher:
             transport=transport,
             mode=mode,
             floor=floor,
+            allow_zeros=allow_zeros,
             deadline_s=deadline_s,
         )
         publication = Publication(self._policy, options, TransferLog())

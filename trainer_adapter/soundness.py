@@ -19,11 +19,17 @@ class Soundness:
         self._nonzero: set[str] = set()
         """Tensors of the last version that were not all zero; integers are not looked at."""
 
-    def require(self, layout: Sequence[Tensor], judgements: Sequence[Judgement]) -> None:
+    def require(
+        self,
+        layout: Sequence[Tensor],
+        judgements: Sequence[Judgement],
+        *,
+        allow_zeros: bool = False,
+    ) -> None:
         """Check what is about to be sealed.
 
         A tensor of nothing but zeros is an error only if it had other values in the last version:
-        fresh adapters and biases are zero, a forgotten gather is, too.
+        fresh adapters and biases are zero, a forgotten gather is, too. `allow_zeros`: it is none.
 
         Raises:
             Refused: a tensor holds infinity or NaN, or was set to zero; `.field` names it.
@@ -33,12 +39,12 @@ class Soundness:
         for tensor, judged in zip(layout, judgements, strict=True):
             if not judged.is_finite:
                 raise _unsound(tensor, "it holds infinity or NaN: has the training diverged?")
-            if judged.is_zero and tensor.name in self._nonzero:
-                message = (
-                    "it is all zero, and was not in the last version; if that is meant, "
-                    'publish by WeightPublisher(check="off")'
+            if judged.is_zero and tensor.name in self._nonzero and not allow_zeros:
+                why = (
+                    "it is all zero, and was not in the last version: has a gather been forgotten? "
+                    "If it should be, publish it with allow_zeros=True"
                 )
-                raise _unsound(tensor, message)
+                raise _unsound(tensor, why)
 
     def sealed(self, layout: Sequence[Tensor], judgements: Sequence[Judgement]) -> None:
         """This is the last version now."""
@@ -47,6 +53,10 @@ class Soundness:
             for tensor, judged in zip(layout, judgements, strict=True)
             if not judged.is_zero and not tensor.dtype.startswith(("I", "U", "BOOL"))
         }
+
+    def restored(self) -> None:
+        """The last version is an older one now, whose values nobody here remembers."""
+        self._nonzero = set()
 
 
 def _unsound(tensor: Tensor, message: str) -> Refused:

@@ -93,6 +93,7 @@ class SyncWeightPublisher:
         transport: TransportChoice = "auto",
         mode: UpdateMode = "staged",
         floor: int = 0,
+        allow_zeros: bool = False,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> Published:
         """Bring these weights to every worker of the policy; see `WeightPublisher.publish`."""
@@ -104,6 +105,7 @@ class SyncWeightPublisher:
             transport=transport,
             mode=mode,
             floor=floor,
+            allow_zeros=allow_zeros,
             deadline_s=deadline_s,
         )
         return self._client.run(publishing)
@@ -118,6 +120,7 @@ class SyncWeightPublisher:
         transport: TransportChoice = "auto",
         mode: UpdateMode = "staged",
         floor: int = 0,
+        allow_zeros: bool = False,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> SyncWeightTransfer:
         """The same in the background; see `WeightPublisher.start`."""
@@ -127,6 +130,7 @@ class SyncWeightPublisher:
             transport=transport,
             mode=mode,
             floor=floor,
+            allow_zeros=allow_zeros,
             deadline_s=deadline_s,
         )
         # Made here: it takes note of what this thread has asked of its GPU.
@@ -141,11 +145,17 @@ class SyncWeightPublisher:
         *,
         alpha: float,
         use_rslora: bool = False,
+        allow_zeros: bool = False,
         deadline_s: float = UPDATE_DEADLINE_S,
     ) -> PublishedLora:
         """Bring a low-rank adapter to every worker; see `WeightPublisher.publish_lora`."""
         publishing = self._publisher.publish_lora(
-            name, tensors, alpha=alpha, use_rslora=use_rslora, deadline_s=deadline_s
+            name,
+            tensors,
+            alpha=alpha,
+            use_rslora=use_rslora,
+            allow_zeros=allow_zeros,
+            deadline_s=deadline_s,
         )
         return self._client.run(publishing)
 

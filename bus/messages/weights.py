@@ -103,6 +103,8 @@ class SealVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """xxh3-64 per tensor, in manifest order."""
     offers: Offers = []
     """Other ways to the same bytes."""
+    allow_zeros: bool = False
+    """Tensors that have become all zero are meant to be."""
 
 
 class RestoreVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -290,6 +292,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: Natural
     tensors: Tensors
     offers: Offers = []
+    allow_zeros: bool = False
+    """Tensors that are all zero are meant to be, or were when this content was committed."""
 
 
 class PullDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

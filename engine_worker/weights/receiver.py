@@ -21,9 +21,11 @@ from engine_worker.weights.raw_tensor import RawTensor
 from engine_worker.weights.relay import Relay
 from engine_worker.weights.staged import CannotFetch, Fetcher, Staged
 
-Judge = Callable[[Mapping[str, RawTensor], Sequence[Tensor]], None]
-"""Called in a thread with the bytes of a version and its tensors; raises to refuse it."""
+Judge = Callable[[Mapping[str, RawTensor], Manifest], None]
+"""Called in a thread with the bytes of a version and its manifest; raises to refuse it."""
 
+CASTS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Types that a publisher casts to one another -> their names in torch."""
 MAX_STAGED = 2
 """More versions staged than this: the oldest is dropped."""
 
@@ -187,7 +189,7 @@ class WeightReceiver:
             return
         manifest = staged.manifest
         try:
-            await asyncio.to_thread(self._judge, staged.tensors(), manifest.tensors)
+            await asyncio.to_thread(self._judge, staged.tensors(), manifest)
         except EngineFailed:
             # Not at a cancellation: then the thread still reads it.
             self._relay.end(manifest.policy, manifest.version)
@@ -203,13 +205,19 @@ class WeightReceiver:
             if (spec.dtype, spec.shape) != (tensor.dtype, tensor.shape):
                 message = (
                     f"published as {tensor.dtype} {list(tensor.shape)}, the engine has "
-                    f"{spec.dtype} {list(spec.shape)}"
+                    f"{spec.dtype} {list(spec.shape)}{_advice(spec, tensor)}"
                 )
                 return _wrong_tensor(tensor.name, message)
         missing = self._specs.keys() - {each.name for each in manifest.tensors}
         if missing:
             return _wrong_tensor(min(missing), f"{len(missing)} tensors of the engine are missing")
         return None
+
+
+def _advice(spec: TensorSpec, tensor: Tensor) -> str:
+    """How to make one of the other, where only the kind of floating-point number differs."""
+    is_cast = {spec.dtype, tensor.dtype} <= CASTS.keys() and spec.shape == tensor.shape
+    return f"; cast it with WeightPublisher(dtype=torch.{CASTS[spec.dtype]})" if is_cast else ""
 
 
 def _wrong_tensor(name: str, reason: str) -> Problem:

@@ -61,6 +61,8 @@ def require_sound(
     tensors: Mapping[str, RawTensor],
     manifest: Iterable[Tensor],
     is_zero_now: Callable[[str], bool],
+    *,
+    allow_zeros: bool = False,
 ) -> None:
     """Judge a version that is about to be staged.
 
@@ -68,6 +70,7 @@ def require_sound(
         tensors: its raw bytes by name; what is on a device is judged there.
         manifest: what they are.
         is_zero_now: whether the active tensor of that name is all zero: then it may stay so.
+        allow_zeros: any tensor may be all zero.
 
     Raises:
         EngineFailed: `bad_request`; `.field` names the tensor.
@@ -77,8 +80,11 @@ def require_sound(
         wrong, wiped = judge(raw, tensor.dtype)
         if wrong:
             raise _unsound(tensor.name, f"{wrong} of its numbers are infinite or NaN")
-        if wiped and tensor.size_bytes and not is_zero_now(tensor.name):
-            raise _unsound(tensor.name, "it is all zero, and the active one is not")
+        if allow_zeros or not wiped or not tensor.size_bytes:
+            continue
+        if not is_zero_now(tensor.name):
+            why = "it is all zero, and the active one is not; if it should be, allow_zeros=True"
+            raise _unsound(tensor.name, why)
 
 
 def judge(raw: RawTensor, dtype: str) -> tuple[int, bool]:

@@ -158,7 +158,9 @@ _EVENTS: dict[str, msgspec.Struct] = {
     ),
     "idle": stream.Idle([RID], [ATTEMPT], [9]),
     "pull_manifest": weights.PullManifest(POLICY, VERSION),
-    "manifest": weights.Manifest(POLICY, VERSION, "host-1", "rb-5f", 8192128, TENSORS, [OFFER]),
+    "manifest": weights.Manifest(
+        *(POLICY, VERSION, "host-1", "rb-5f", 8192128, TENSORS, [OFFER]), allow_zeros=True
+    ),
     "pull_delta": weights.PullDelta(POLICY, VERSION, VERSION - 1),
     "delta": weights.Delta(
         POLICY, VERSION, VERSION - 1, 4104, [weights.DeltaPart(1, "sparse", 0, 4104)]
@@ -212,7 +214,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "close_session": session.CloseSession("conv-1"),
     "status": control.Status(),
     "reserve_version": weights.ReserveVersion(POLICY, TENSORS),
-    "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER]),
+    "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER], allow_zeros=True),
     "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
     "settle_version": weights.SettleVersion(POLICY, VERSION),
     "publish_version": weights.PublishVersion(

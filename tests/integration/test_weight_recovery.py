@@ -16,19 +16,20 @@ from safetensors.torch import load_file
 import rolloutbus
 from launcher.settings import UpOptions
 from rolloutbus import FleetStatus, RolloutClient, WeightPublisher
+from rolloutbus.errors import EngineFailed, Refused
 from tests.integration.drills import (
     DEADLINE_S,
     assert_fake_rollout,
     fake_sampling,
     status_when,
 )
-from trainer_adapter.published import Published, PublishOptions
+from trainer_adapter.published import Published, PublishOptions, RestoreOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 WORKERS = ["w0", "w1"]
 PROMPT = [4, 5, 6]
-ALL: PublishOptions = {"require": "all", "deadline_s": DEADLINE_S}
+ALL: RestoreOptions = {"require": "all", "deadline_s": DEADLINE_S}
 BY_DELTA: PublishOptions = {**ALL, "transport": "delta"}
 BY_DISK: PublishOptions = {**ALL, "transport": "disk"}
 
@@ -41,11 +42,11 @@ def weights(head: float) -> dict[str, torch.Tensor]:
     return {"embed.weight": torch.ones(8, 4), "head.weight": torch.full((4,), head)}
 
 
-def all_serve(version: int) -> Callable[[FleetStatus], bool]:
+def all_serve(version: int, n_workers: int = len(WORKERS)) -> Callable[[FleetStatus], bool]:
     return lambda status: (
         status.committed == {"default": version}
         and [(each.version, each.state) for each in status.workers]
-        == [(version, "ready")] * len(WORKERS)
+        == [(version, "ready")] * n_workers
     )
 
 
@@ -113,3 +114,34 @@ async def test_a_real_model_takes_what_a_step_changed(tiny_model: Path, seed: in
         step = await publisher.publish(tensors, **BY_DELTA)
         assert step.transport == {"w0": "delta"}, step.why
         assert step.moved_bytes["w0"] < sum(each.nbytes for each in tensors.values()) / 50
+
+
+async def test_zeros_that_are_meant_are_published_restored_and_caught_up_to(
+    tiny_model: Path,
+) -> None:
+    tensors = load_file(tiny_model / "model.safetensors")
+    zeroed = min(name for name in tensors if "layernorm" in name)
+    async with (
+        rolloutbus.up(model=tiny_model, workers=1) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        publisher = WeightPublisher(client)
+        full = await publisher.publish(tensors, **ALL)
+        tensors[zeroed].zero_()
+        with pytest.raises(Refused, match="allow_zeros=True"):
+            await publisher.publish(tensors, **ALL)
+        # One that begins again knows nothing of earlier versions; the worker does.
+        with pytest.raises(EngineFailed, match="allow_zeros=True"):
+            await WeightPublisher(client).publish(tensors, **ALL)
+        meant = await WeightPublisher(client).publish(tensors, allow_zeros=True, **ALL)
+        await publisher.restore(full.version, **ALL)
+        again = await publisher.restore(meant.version, **ALL)
+        before = (await client.status()).workers[0].epoch
+        fleet.kill("w0")  # and comes back with the values of its checkpoint
+        status = await status_when(
+            client,
+            lambda status: (
+                all_serve(again.version, 1)(status) and status.workers[0].epoch != before
+            ),
+        )
+        assert status.counters["catch_ups"] >= 1

@@ -201,6 +201,8 @@ async def test_weights_of_another_model_are_refused_naming_the_tensor(
         with pytest.raises(Refused) as caught:
             await receiver.prepare(prepare(harness, version), timeout_s=DEADLINE_S)
     assert (caught.value.code, caught.value.field) == ("bad_request", field)
+    advice = "WeightPublisher(dtype=torch.float16)"
+    assert (advice in caught.value.problem.message) == (specs[0].dtype == "F16")
 
 
 async def test_a_pull_survives_the_restart_of_the_store(tmp_path: Path, seed: int) -> None:

@@ -43,7 +43,7 @@ from trainer_adapter.store.effects import (
     Verify,
     WriteChunk,
 )
-from trainer_adapter.store.records import Assigned, Intended, Retired, Sealed
+from trainer_adapter.store.records import Assigned, Intended, Retired
 from trainer_adapter.store.settings import StoreSettings
 from trainer_adapter.store.versions import DeltaKey, StoredVersion, VersionKey, VersionTable
 
@@ -143,7 +143,7 @@ class StoreCore:
             return wrong + self._settle_all(stored, now)
         stored.on("verified")
         return [
-            Persist(Sealed(*stored.key, stored.segment, stored.tensors)),
+            Persist(stored.sealed()),
             Freeze(stored.segment),
             *_answer_all(stored, "finished", Done()),
             *self._copies.sealed(stored),
@@ -198,6 +198,7 @@ class StoreCore:
             stored.used_at = now
             stored.take_digests(ask.digests)
             stored.offers = list(ask.offers)
+            stored.may_hold_zeros = ask.allow_zeros
             stored.askers.append(asker)
             return [Verify(stored.key, stored.segment, stored.tensors)]
         if ask.digests != [each.digest for each in stored.tensors]:
@@ -214,9 +215,10 @@ class StoreCore:
         stored = self._table.assign(old.policy, old.tensors)
         stored.on("restored")
         stored.segment = old.segment
+        stored.may_hold_zeros = old.allows_zeros
         return [
             Persist(Assigned(*stored.key)),
-            Persist(Sealed(*stored.key, stored.segment, stored.tensors)),
+            Persist(stored.sealed()),
             Answer(asker, "finished", Restored(stored.number)),
             *self._copies.sealed(stored),
             *self._retire_outdated(stored.policy, now),
@@ -301,6 +303,7 @@ class StoreCore:
             size_bytes=stored.size_bytes,
             tensors=stored.tensors,
             offers=stored.offers,
+            allow_zeros=stored.allows_zeros,
         )
         return [Answer(asker, "manifest", manifest)]
 

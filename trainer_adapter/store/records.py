@@ -28,6 +28,8 @@ class Sealed(msgspec.Struct, frozen=True, tag="sealed"):
     segment: str
     tensors: list[Tensor]
     """With digests."""
+    allow_zeros: bool = False
+    """Tensors of zeros in it are not to be judged."""
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):

@@ -82,6 +82,8 @@ class StoredVersion:
     """Other ways to its bytes than the segment."""
     is_adapter: bool = False
     """Committed as an adapter's."""
+    may_hold_zeros: bool = False
+    """Its trainer said so, or it is made of a version that was committed."""
     n_readers: int = 0
     """Threads of ours that read its segment, or will."""
 
@@ -99,6 +101,15 @@ class StoredVersion:
     def is_pullable(self) -> bool:
         """Whether its bytes are whole and will not change."""
         return self.state in PULLABLE
+
+    @property
+    def allows_zeros(self) -> bool:
+        """Whether a tensor of zeros is no reason to refuse it: what was committed is trusted."""
+        return self.may_hold_zeros or self.state == "committed"
+
+    def sealed(self) -> Sealed:
+        """What is written down of it."""
+        return Sealed(*self.key, self.segment, self.tensors, self.may_hold_zeros)
 
     def is_in_use(self, now: float) -> bool:
         """Whether somebody reads it who would not notice that it is gone."""
@@ -152,6 +163,7 @@ class VersionTable:
                 case Sealed():
                     stored = StoredVersion(record.policy, record.version, record.tensors, "sealed")
                     stored.segment = record.segment
+                    stored.may_hold_zeros = record.allow_zeros
                     self.by_key[stored.key] = stored
                 case Committed():
                     if record.is_adapter:
@@ -174,7 +186,7 @@ class VersionTable:
         """The shortest record from which `restore` makes this table again."""
         records: list[Record] = [Assigned(*each) for each in self.assigned.items()]
         for stored in self.pullable():
-            records.append(Sealed(*stored.key, stored.segment, stored.tensors))
+            records.append(stored.sealed())
             if stored.state == "committed":
                 records.append(Committed(*stored.key, is_adapter=stored.is_adapter))
         kept = {stored.key for stored in self.pullable()}

@@ -55,9 +55,9 @@ def test_unaligned_bytes_are_judged_too() -> None:
     assert n_not_finite(shifted, "F32") == 1
 
 
-def judged(content: Bytes, *, was_zero: bool = False) -> None:
+def judged(content: Bytes, *, was_zero: bool = False, allow_zeros: bool = False) -> None:
     manifest = lay_out([("w", "F32", (2,))])
-    require_sound({"w": content}, manifest, lambda _: was_zero)
+    require_sound({"w": content}, manifest, lambda _: was_zero, allow_zeros=allow_zeros)
 
 
 def test_the_tensor_that_is_not_sound_is_named() -> None:
@@ -70,6 +70,14 @@ def test_the_tensor_that_is_not_sound_is_named() -> None:
 def test_zeros_may_follow_zeros() -> None:
     judged(raw([0.0, 0.0], np.float32), was_zero=True)
     judged(raw([0.0, 1.0], np.float32))
+
+
+def test_zeros_that_are_meant_are_sound_and_infinity_is_not() -> None:
+    with pytest.raises(EngineFailed, match="allow_zeros=True"):
+        judged(raw([0.0, 0.0], np.float32))
+    judged(raw([0.0, 0.0], np.float32), allow_zeros=True)
+    with pytest.raises(EngineFailed, match="infinite or NaN"):
+        judged(raw([0.0, INF], np.float32), allow_zeros=True)
 
 
 def test_memory_of_a_device_is_judged_alike() -> None:

@@ -36,11 +36,21 @@ def test_zeros_may_come_after_a_version_with_the_wrong_dtype() -> None:
     soundness.require(LAYOUT, [ZERO, ZERO])
 
 
-def test_who_means_the_zeros_is_told_how_to_publish_them() -> None:
+def test_zeros_that_are_meant_are_published_and_infinity_is_not() -> None:
     soundness = Soundness()
     soundness.sealed(LAYOUT, [FINE, FINE])
-    with pytest.raises(Refused, match='check="off"'):
+    with pytest.raises(Refused, match="allow_zeros=True"):
         soundness.require(LAYOUT, [ZERO, FINE])
+    soundness.require(LAYOUT, [ZERO, FINE], allow_zeros=True)
+    with pytest.raises(Refused, match="infinity"):
+        soundness.require(LAYOUT, [ZERO, BROKEN], allow_zeros=True)
+
+
+def test_what_follows_a_restored_version_is_not_compared_with_another() -> None:
+    soundness = Soundness()
+    soundness.sealed(LAYOUT, [FINE, FINE])
+    soundness.restored()
+    soundness.require(LAYOUT, [ZERO, FINE])
 
 
 def test_a_version_that_was_refused_is_not_what_the_next_is_compared_with() -> None:
