@@ -78,7 +78,9 @@ def seconds_of(value: object, *, field: str = "deadline_s") -> float:
     if isinstance(value, str | bytes) or not math.isfinite(seconds):
         is_number = isinstance(value, float) or value is None
         shown = str(value) if is_number else f"a value of type {type(value).__name__}"
-        raise Refused(bad_request(field, f"expected a finite number of seconds, got {shown}"))
+        raise Refused(
+            bad_request(field, f"expected a finite number of seconds above 0, got {shown}")
+        )
     return seconds
 
 

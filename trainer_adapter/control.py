@@ -6,7 +6,7 @@ from typing import NoReturn, Self, TypeVar
 import msgspec
 
 from bus.clock import Clock
-from bus.errors import cannot_be_pickled
+from bus.errors import Refused, cannot_be_pickled
 from bus.messages.control import (
     DEVICE,
     CacheTier,
@@ -22,6 +22,7 @@ from bus.messages.control import (
     Status,
     WakeUp,
 )
+from bus.messages.endings import Problem
 from bus.ref import FLEET, ROUTER, ActorRef, worker
 from bus.security.zmq_dialer import Dialer
 from bus.strict_calls import strict
@@ -43,8 +44,9 @@ class FleetClient:
 
     `target` is `fleet` or the name of one worker. Deadlines are seconds from now for the whole
     command; 0 takes the settings' control deadline. A command that some target did not do raises
-    FleetCommandFailed, which says who and why; with `check=False` it returns: errors then stand in
-    the result under the workers' names.
+    FleetCommandFailed, which says who and why, and one that reached no worker at all Refused, code
+    `not_ready`; with `check=False` it returns: errors then stand in the result under the workers'
+    names. `pause` and `resume` are kept for workers that join later.
     """
 
     def __init__(
@@ -169,6 +171,7 @@ class FleetClient:
         if reset_running_requests:
             result = await reset_with_what_runs(self, target, deadline_s)
             if check:
+                _require_somebody(result, FlushCache())
                 result.check()
             return result
         return await self.flush_cache(target=target, deadline_s=deadline_s, check=check)
@@ -196,6 +199,7 @@ class FleetClient:
         deadline_s = deadline_s or self._patience_s
         result = await ref.ask_for(FleetResult, body, deadline_s=deadline_s)
         if check:
+            _require_somebody(result, body)
             result.check()
         return result
 
@@ -207,3 +211,10 @@ class FleetClient:
     @property
     def _patience_s(self) -> float:
         return self.connection.settings.control_deadline_s
+
+
+def _require_somebody(result: FleetResult, body: msgspec.Struct) -> None:
+    """Raise if it reached nobody; a pause and its end are kept for those who join."""
+    if not (result.by_worker or result.silent or isinstance(body, Pause | Resume)):
+        message = "no worker is there, so nobody did it; `status` tells of those that are"
+        raise Refused(Problem("not_ready", message, "not_started", field="target"))

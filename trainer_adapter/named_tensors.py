@@ -1,6 +1,8 @@
 """Tensors with names, from whatever a trainer has: a module, a state dict, or pairs."""
 
+import inspect
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, Protocol, cast
@@ -35,6 +37,7 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
 """safetensors names of what may be published."""
 
 
+_PLAIN_ITEMS: tuple[object, ...] = tuple(vars(kind)["items"] for kind in (dict, OrderedDict))
 _DICT_ITEMS = type(dict[str, torch.Tensor]().items())
 
 
@@ -87,7 +90,9 @@ def are_held(tensors: Tensors) -> bool:
     An iterator promises a tensor only until the next one is asked for: it may gather, merge or
     reuse a buffer. `Module.named_parameters` alone is known to give out what the module holds.
     """
-    if isinstance(tensors, torch.nn.Module | dict | list | tuple):
+    if isinstance(tensors, dict):  # a dict of another kind may make them as they are asked for
+        return inspect.getattr_static(cast("object", tensors), "items") in _PLAIN_ITEMS
+    if isinstance(tensors, torch.nn.Module | list | tuple):
         return True
     if isinstance(tensors, GeneratorType):
         code = cast("GeneratorType[Any, Any, Any]", tensors).gi_code

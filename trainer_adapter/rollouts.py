@@ -23,7 +23,7 @@ from bus.messages.generation import (
 from bus.messages.limits import MAX_TOKENS_BYTES
 from bus.outgoing import sealed, seconds_of
 from bus.strict_calls import Described, Spelled
-from bus.validation import MAX_SEED, MIN_SEED, check_placement
+from bus.validation import MAX_COST, MAX_SEED, MIN_SEED, check_placement
 from bus.versions import VERSIONS_TEXT, VERSIONS_WANTED
 from trainer_adapter import logit_processors
 from trainer_adapter.requests import Ask
@@ -130,13 +130,16 @@ def ask_of(
     if not 0 < deadline_s < math.inf:
         message = f"a deadline is a number of seconds above 0, not {deadline_s}"
         raise Refused(bad_request("deadline_s", message))
+    if sampling.max_new_tokens < 1:  # else the cost that is made of it would be blamed
+        message = f"{sampling.max_new_tokens} is not at least 1"
+        raise Refused(bad_request("sampling.max_new_tokens", message))
     tokens = tokens_of(prompt)
     place = Placement(
         policy=policy,
         versions=versions,
         session=session,
         group=group,
-        cost=len(tokens) + sampling.max_new_tokens,
+        cost=min(len(tokens) + sampling.max_new_tokens, MAX_COST),
         priority=priority,
         outlives_client=detached,
     )
@@ -233,13 +236,11 @@ def tokens_of(prompt: Prompt) -> Int32s:
         array = np.asarray(prompt)
     except (ValueError, TypeError) as error:
         raise Refused(bad_request("prompt", f"a prompt is a list of token ids: {error}")) from error
-    if array.ndim != 1 or array.size == 0:
-        raise Refused(
-            bad_request(
-                "prompt",
-                f"a prompt is one list of token ids, at least one, not an array {array.shape}",
-            )
-        )
+    if array.ndim == 1 and array.size == 0:
+        raise Refused(bad_request("prompt", "a prompt has at least a token; this one is empty"))
+    if array.ndim != 1:
+        shape = f"not an array of shape {array.shape}"
+        raise Refused(bad_request("prompt", f"a prompt is one list of token ids, {shape}"))
     if not np.issubdtype(array.dtype, np.integer):
         raise Refused(bad_request("prompt", f"token ids are integers, not {array.dtype}"))
     if array.min() < 0 or array.max() > np.iinfo(np.int32).max:

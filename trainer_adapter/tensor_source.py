@@ -178,15 +178,34 @@ class StreamedTensors:
 
 def _planned(layout: Layout | None, rename: Rename | None) -> list[SourceTensor]:
     planned: list[SourceTensor] = []
-    for name, dtype, shape in layout or ():
+    for entry in layout or ():
+        if not _is_planned(entry):
+            raise SettingsError(
+                "layout: (name, dtype, shape) of each tensor: a str, a torch.dtype and a list of "
+                f"sizes; not {entry!r:.80}"
+            )
+        name, dtype, shape = entry
         published = name if rename is None else rename(name)
-        if not isinstance(dtype, torch.dtype):  # type: ignore[reportUnnecessaryIsInstance]
-            raise SettingsError(f"layout: the dtype of {name!r} is a torch.dtype, not {dtype!r}")
         if published is not None:
             planned.append(SourceTensor(published, dtype, tuple(shape)))
     if layout is not None and not planned:
         raise SettingsError("layout: there are no tensors to publish")
     return planned
+
+
+def _is_planned(entry: object) -> bool:
+    if not isinstance(entry, tuple | list):
+        return False
+    parts = cast("Sequence[object]", entry)
+    if len(parts) != len(SourceTensor._fields):
+        return False
+    name, dtype, shape = parts
+    return (
+        isinstance(name, str)
+        and isinstance(dtype, torch.dtype)
+        and isinstance(shape, tuple | list)
+        and all(isinstance(size, int) and size >= 0 for size in cast("Sequence[object]", shape))
+    )
 
 
 def _require_planned(

@@ -45,7 +45,7 @@ def assert_explains(error: RequestError, field: str, says: str) -> None:
     ("prompt", "says"),
     [
         ([], "a token"),
-        ([[1, 2], [3, 4]], "one dimension"),
+        ([[1, 2], [3, 4]], "one list of token ids"),
         ([1.5, 2.5], "integers"),
         (["a", "b"], "integers"),
         ([1, -1], "negative"),
@@ -82,7 +82,7 @@ async def test_a_bad_prompt_is_refused(client: RolloutClient, prompt: Any, says:
         ("top_p", 0.0, "above 0 and at most 1"),
         ("top_p", 1.1, "above 0 and at most 1"),
         ("top_p", math.nan, "above 0 and at most 1"),
-        ("top_k", -1, "at least 0"),
+        ("top_k", -2, "at least 0"),
         ("min_p", 1.5, "from 0 to 1"),
         ("repetition_penalty", 0.0, "from 0.01 to 10"),
         ("frequency_penalty", 2.5, "from -2 to 2"),
@@ -112,9 +112,9 @@ async def test_a_bad_sampling_value_is_refused_with_its_limit(
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("versions", "newest", "use any, latest, min:V, exact:V or max-staleness:K"),
-        ("versions", "min:-1", "use any, latest"),
-        ("versions", "min:", "use any, latest"),
+        ("versions", "newest", "any, latest, min:V, exact:V or max-staleness:K"),
+        ("versions", "min:-1", "any, latest"),
+        ("versions", "min:", "any, latest"),
         ("versions", f"exact:{2**64}", "wants a number up to"),
         ("priority", 101, "[-100, 100]"),
         ("policy", "two words", "printable ASCII"),
@@ -131,7 +131,8 @@ async def test_a_bad_option_is_refused_before_it_is_sent(
 ) -> None:
     with pytest.raises(Refused) as caught:
         await client.generate(PROMPT, fake_sampling(8), **{option: value})
-    assert_explains(caught.value, f"place.{option}", says)
+    field = option if says.startswith("any, latest") else f"place.{option}"
+    assert_explains(caught.value, field, says)
     await assert_serves(client)
 
 
@@ -143,11 +144,21 @@ async def test_a_request_for_a_policy_that_nobody_serves_expires_and_says_so(
     await assert_serves(client)
 
 
-@pytest.mark.parametrize("deadline_s", [0.0, -1.0, math.nan, math.inf])
-async def test_a_deadline_that_is_none_is_refused(client: RolloutClient, deadline_s: float) -> None:
+@pytest.mark.parametrize(
+    ("deadline_s", "says"),
+    [
+        (0.0, "seconds above 0"),
+        (-1.0, "seconds above 0"),
+        (math.nan, "a number"),
+        (math.inf, "seconds above 0"),
+    ],
+)
+async def test_a_deadline_that_is_none_is_refused(
+    client: RolloutClient, deadline_s: float, says: str
+) -> None:
     with pytest.raises(Refused) as caught:
         await client.generate(PROMPT, fake_sampling(8), deadline_s=deadline_s)
-    assert_explains(caught.value, "deadline_s", "seconds above 0")
+    assert_explains(caught.value, "deadline_s", says)
     await assert_serves(client)
 
 

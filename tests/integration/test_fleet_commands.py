@@ -57,6 +57,7 @@ class HalfFleet:
         self._router = RouterPort([f"ipc://{folder}/router"], self._arrived)
         self.address = self._router.endpoints[0]
         self.troubled: tuple[str, ...] = ("w1", "w2")
+        self.is_deserted = False
         self.asked: list[str] = []
 
     def close(self) -> None:
@@ -81,6 +82,8 @@ class HalfFleet:
             self._router.send(peer, answer)
 
     def _outcome(self, kind: str) -> FleetOutcome:
+        if self.is_deserted:
+            return FleetOutcome([], [])
         done = WorkerOutcome("w0", "finished", NAMES[f"finished.{kind}"].body)
         busy = WorkerOutcome("w1", "refused", pack(BUSY))
         results = [each for each in (done, busy) if each.worker != "w1" or "w1" in self.troubled]
@@ -163,6 +166,22 @@ async def test_command_that_all_did_returns_their_results(
     result = await caller(command)(*NEEDED.get(command, ()), deadline_s=DEADLINE_S)
     assert [*result.by_worker] == ["w0"]
     result.check()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_command_that_reached_nobody_raises_unless_it_is_kept_for_later(
+    fleet: HalfFleet, caller: Caller, command: str
+) -> None:
+    fleet.is_deserted = True
+    call, args = caller(command), NEEDED.get(command, ())
+    if command in ("pause", "resume"):
+        assert not (await call(*args, deadline_s=DEADLINE_S)).by_worker
+        return
+    with pytest.raises(Refused, match="no worker is there") as caught:
+        await call(*args, deadline_s=DEADLINE_S)
+    assert (caught.value.code, caught.value.outcome) == ("not_ready", "not_started")
+    result = await call(*args, deadline_s=DEADLINE_S, check=False)
+    assert not result.by_worker
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])

@@ -106,6 +106,17 @@ def test_a_top_k_of_minus_one_is_off_and_no_other_negative_one() -> None:
     assert sampling_in(Sampling(top_k=-2)).top_k == -2  # which a worker refuses
 
 
+@pytest.mark.parametrize("n_tokens", [0, -1, -3, -(2**40)])
+def test_too_few_tokens_are_told_by_the_name_that_the_caller_knows(n_tokens: int) -> None:
+    with pytest.raises(Refused) as caught:
+        ask_of([1, 2], Sampling(max_new_tokens=n_tokens))
+    assert caught.value.field == "sampling.max_new_tokens"
+
+
+def test_too_many_tokens_are_left_to_the_engine_that_knows_its_limit() -> None:
+    ask_of([1, 2], Sampling(max_new_tokens=2**31))  # not blamed on the cost that is made of it
+
+
 @pytest.mark.parametrize(
     ("kind", "field", "told"),
     [

@@ -3,6 +3,7 @@
 import random
 import weakref
 from collections.abc import Callable, Generator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,3 +214,41 @@ def test_a_source_that_remembers_its_tensors_takes_no_iterator() -> None:
 def test_a_layout_needs_dtypes_of_torch() -> None:
     with pytest.raises(SettingsError, match="torch"):
         StreamedTensors(iter([("a", torch.ones(1))]), None, [("a", "float32", (1,))])  # type: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ("a", torch.float32),
+        ("a", torch.float32, -1),
+        ("a", torch.float32, (-1, 2)),
+        ("a", torch.float32, ("x",)),
+        (1, torch.float32, (1,)),
+        "abc",
+        None,
+    ],
+)
+def test_a_layout_of_something_else_is_told_in_a_sentence(entry: object) -> None:
+    layout: Any = [entry]
+    with pytest.raises(SettingsError, match="layout"):
+        StreamedTensors(iter([("a", torch.ones(1))]), None, layout)
+
+
+class Lazy(dict[str, torch.Tensor]):
+    """Makes each tensor in one buffer, when it is asked for."""
+
+    def items(self) -> Any:  # noqa: ANN401 - no view of the dict
+        buffer = torch.empty(1)
+        return ((name, buffer.copy_(each)) for name, each in super().items())
+
+
+def test_a_dict_that_makes_its_tensors_when_asked_is_read_as_an_iterator() -> None:
+    lazy = Lazy({name: torch.full((1,), float(i)) for i, name in enumerate("abc")})
+    source = source_of(lazy)
+    assert isinstance(source, StreamedTensors)
+    held = source.held_copies(None, lambda: None)
+    assert {each.name: float(t) for each, t in zip(held.tensors, held.held, strict=True)} == {
+        "a": 0.0,
+        "b": 1.0,
+        "c": 2.0,
+    }
