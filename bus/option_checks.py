@@ -68,6 +68,12 @@ def adapter_of(lora: str) -> tuple[str, int | None] | None:
     return found[1], None if found[2] is None else int(found[2])
 
 
+def is_pinned(lora: str) -> bool:
+    """Whether it is a `NAME@VERSION`."""
+    named = adapter_of(lora)
+    return named is not None and named[1] is not None
+
+
 def check_tokens_listed(field: str, tokens: Sequence[int], vocab_size: int) -> Problem | None:
     """Token ids that a model of this vocabulary knows."""
     for token in tokens:
@@ -105,6 +111,11 @@ def _problems(body: Generate, vocab_size: int) -> Iterator[Problem]:
     if body.lora and adapter_of(body.lora) is None:
         limit = f"NAME or NAME@VERSION, NAME 1 to {MAX_ADAPTER_CHARS} of A-Z a-z 0-9 _ -"
         yield bad_request("lora", f"{body.lora[:MAX_SHORT_CHARS]!r} is not {limit}")
+    if body.prefix is not None and body.lora and not is_pinned(body.lora):
+        message = (
+            f"{body.lora}: a prefix goes on with the version that sampled it; name NAME@VERSION"
+        )
+        yield bad_request("lora", message)
     yield from _want_problems(body.want, len(body.prompt) // 4, vocab_size)
     if body.grammar is not None:
         yield from _grammar_problems(body.grammar)

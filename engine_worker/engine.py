@@ -113,6 +113,15 @@ class Step:
     arrays: Sequence[tuple[int, Mapping[str, Array]]] = ()
     """(row, name -> array) of rows that finish: what their `want` asked for; see docs/protocol.md,
     "Arrays". Made by `bus.arrays.array_of`."""
+    adapters: Sequence[tuple[int, str]] = ()
+    """(row, `NAME@VERSION`) of rows that begin with an adapter: what the engine has given them,
+    told no later than with their first token. See `began_with`."""
+
+
+def began_with(key: AttemptKey, lora: str) -> Step:
+    """The step before the first one of a request with the adapter `lora`, a `NAME@VERSION`."""
+    nothing, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return Step([key], [0], nothing, no_logprobs, version=0, adapters=((0, lora),))
 
 
 @dataclass(frozen=True, slots=True)

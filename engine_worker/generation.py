@@ -97,6 +97,13 @@ _NO_BEHAVIOUR = Problem(
     field="sampling",
 )
 
+_NO_ADAPTER = Problem(
+    "engine_failed",
+    "The engine has told tokens without the version of the adapter that sampled them.",
+    "failed",
+    field="lora",
+)
+
 
 class Generation:
     """All running requests, by rid."""
@@ -155,8 +162,12 @@ class Generation:
     def keep(self, extras: Extras) -> None:
         """What belongs to the result of a request, beside its columns."""
         request = self._at(extras.rid, extras.attempt)
-        if request is not None:
+        if request is None:
+            return
+        if extras.arrays:
             request.arrays = extras.arrays
+        if extras.lora:
+            request.began_with(extras.lora)
 
     def step(self, deltas: Deltas, now: float) -> list[Finished | Unmeasured]:
         """One engine step: append rows, publish them, return what is complete or has to fail."""
@@ -174,6 +185,8 @@ class Generation:
             version = deltas.versions[row]
             part = slice(start, stop)
             lacking = measured.lacking(start, stop, truncates=request.has_behaviour)
+            if lacking is None and request.lacks_adapter and stop > start:
+                lacking = _NO_ADAPTER
             if lacking:
                 finished.append(Unmeasured(request, lacking))
                 self._remove(request)

@@ -36,6 +36,7 @@ class RunningRequest:
         "_n_prompt",
         "_started_at",
         "_tokens",
+        "_wanted_lora",
         "arrays",
         "arrived_at",
         "client",
@@ -43,6 +44,7 @@ class RunningRequest:
         "is_pinned",
         "is_streamed",
         "key",
+        "lora",
         "n_prefix",
         "n_published",
         "n_tokens",
@@ -73,11 +75,24 @@ class RunningRequest:
         self.n_prefix = self.n_published = self.n_tokens
         self.arrays: dict[str, Array] = {}
         """What was wanted besides; they come just before the end."""
+        self._wanted_lora = body.lora
+        self.lora = ""
+        """The adapter that the engine has given it, `NAME@VERSION`."""
 
     @property
     def has_behaviour(self) -> bool:
         """Whether its tokens carry logprobs of the truncated support."""
         return self._behaviour is not None
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """Whether it asked for an adapter and the engine has not told which one it got."""
+        return bool(self._wanted_lora) and not self.lora
+
+    def began_with(self, lora: str) -> None:
+        """The engine has given it this adapter; one that it did not ask for does not count."""
+        if lora == self._wanted_lora or lora.rpartition("@")[0] == self._wanted_lora:
+            self.lora = lora
 
     def add(
         self,
@@ -91,11 +106,11 @@ class RunningRequest:
 
         `behaviour` is of no use for requests that do not truncate.
         """
-        if not self._started_at:
-            self._started_at = now
         n_new = len(tokens) // ITEM_BYTES
         if not n_new:
             return
+        if not self._started_at:
+            self._started_at = now
         self._tokens += tokens
         self._logprobs += logprobs
         if self._behaviour is not None:
@@ -140,6 +155,7 @@ class RunningRequest:
             queue_ms=(started_at - self.arrived_at) * 1000,
             run_ms=(now - started_at) * 1000,
             arrays=self.arrays,
+            lora=self.lora,
         )
 
 

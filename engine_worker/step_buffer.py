@@ -18,6 +18,7 @@ from bus.messages.generation import FinishReason
 from bus.messages.host import Extras
 from bus.messages.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
 from bus.messages.stream import Deltas
+from bus.option_checks import is_pinned
 from bus.versions import MAX_VERSION
 from engine_worker.engine import Step
 
@@ -34,7 +35,7 @@ class StepBuffer:
     """Takes steps from any thread; on the loop, all that wait become one `deltas` entry."""
 
     def __init__(self, on_entry: Callable[[Entry], None]) -> None:
-        """`on_entry` gets `deltas`, and before them `extras` and `failed` of what ends in them."""
+        """`on_entry` gets `deltas`, and before them `extras` and `failed` of what is in them."""
         self._loop = asyncio.get_running_loop()
         self._on_entry = on_entry
         self._steps: deque[Step] = deque()
@@ -89,7 +90,7 @@ class StepBuffer:
         n_rows = 0
         for step in steps:
             self._count(step, merged.seqs)
-            if step.arrays or step.problems:
+            if step.arrays or step.problems or step.adapters:
                 self._say_more(step)
             for row, reason in step.finishes:
                 merged.finishes.append((n_rows + row, reason))
@@ -99,6 +100,10 @@ class StepBuffer:
 
     def _say_more(self, step: Step) -> None:
         """What of the step does not fit into columns; it must be known before the end is."""
+        for row, lora in step.adapters:
+            key = step.keys[row]
+            extras = Extras(key[0], key[1], lora=lora)
+            self._on_entry(Entry("extras", key[0], key[1], body=pack(extras)))
         for row, arrays in step.arrays:
             key = step.keys[row]
             problem = _too_large(arrays, self._next_seq.get(key, 0))
@@ -136,7 +141,7 @@ def _sound(step: Step) -> Step:
         none = [0] * len(step.keys)
         problems = [(row, problem) for row in range(len(none))]
         return Step(step.keys, none, _NO_TOKENS, _NO_LOGPROBS, 0, problems=problems)
-    if not (step.finishes or step.arrays):
+    if not (step.finishes or step.arrays or step.adapters):
         return step
     ended = dict(step.problems)
     for row, reason in step.finishes:
@@ -146,18 +151,27 @@ def _sound(step: Step) -> Step:
         wrong = next((name for name, each in arrays.items() if not _is_array(each)), None)
         if wrong is not None:
             _end_row(ended, row, f"given {wrong!r:.40}, which is no array of the bus")
+    for row, lora in step.adapters:
+        if not _is_adapter(lora):
+            _end_row(ended, row, f"given the adapter {lora!r:.60}, which is no NAME@VERSION")
     if len(ended) == len(step.problems):
         return step
     return replace(
         step,
         finishes=[(row, reason) for row, reason in step.finishes if row not in ended],
         arrays=[(row, arrays) for row, arrays in step.arrays if row not in ended],
+        adapters=[(row, lora) for row, lora in step.adapters if row not in ended],
         problems=list(ended.items()),
     )
 
 
 def _end_row(ended: dict[int, Problem], row: int, what: str) -> None:
     ended.setdefault(row, Problem("engine_failed", f"the request was {what}", "failed"))
+
+
+def _is_adapter(value: object) -> bool:
+    """Whether it names an adapter and its version."""
+    return isinstance(value, str) and is_pinned(value)
 
 
 def _is_array(value: object) -> bool:

@@ -93,7 +93,9 @@ class RolloutClient(EngineClient):
                 again, `fail` raises PeerLost.
             detached: it goes on when this process ends, and is not stopped when its caller stops
                 waiting; see `reattach`. Its `group` tells it apart then.
-            lora: adapter, `NAME` or `NAME@VERSION`; none if empty. See `load_lora`.
+            lora: adapter, `NAME` or `NAME@VERSION`; none if empty. See `load_lora`. `Rollout.lora`
+                tells the version. Without one in here nothing is resumed: it starts again, so that
+                one version samples all.
             want: what to tell besides tokens and logprobs: it comes in `Rollout.arrays`.
             grammar: the output must match it.
             processors: change logits before sampling, in this order; see

@@ -124,6 +124,7 @@ def rollout_of(request: OpenRequest, generated: Generated, worker: str) -> Rollo
         queue_ms=generated.queue_ms,
         run_ms=generated.run_ms,
         arrays={name: numpy_of(array) for name, array in generated.arrays.items()},
+        lora=generated.lora,
     )
 
 

@@ -149,7 +149,7 @@ class RequestBook:
         """Send a request again whose execution is over: with what is held, or from the start."""
         request.advance("lost")
         request.may_run = False
-        if request.ask.on_loss == "retry" or not request.assembly.n_tokens:
+        if not request.may_resume or not request.assembly.n_tokens:
             request.assembly.begin(0)
             self._counters.retried += 1
         else:

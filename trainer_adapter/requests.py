@@ -19,7 +19,7 @@ from bus.messages.endings import Problem
 from bus.messages.generation import Generate
 from bus.messages.limits import MAX_DEADLINE_MS, MAX_TOKENS_BYTES
 from bus.messages.weights import PublishVersion
-from bus.option_checks import truncates
+from bus.option_checks import is_pinned, truncates
 from bus.outgoing import sealed
 from bus.prefix_marks import marks_of
 from bus.reassembly import Assembly
@@ -201,6 +201,15 @@ class OpenRequest:
         """Whether nobody but this client can know of it."""
         return self.state == "deferred" or (self.state == "unsent" and not self.may_run)
 
+    @property
+    def may_resume(self) -> bool:
+        """Whether another execution may go on after the tokens held.
+
+        An adapter that was named without its version may be another one there: it begins again.
+        """
+        lora = self.ask.body.lora if isinstance(self.ask.body, Generate) else ""
+        return self.ask.on_loss != "retry" and (not lora or is_pinned(lora))
+
     def advance(self, event: str) -> RequestState:
         """Move along REQUEST_LIFE.
 
@@ -241,7 +250,7 @@ class OpenRequest:
         """
         ask = self.ask
         body, place = ask.body, ask.place
-        if isinstance(body, Generate) and self.assembly.n_tokens and ask.on_loss != "retry":
+        if isinstance(body, Generate) and self.assembly.n_tokens and self.may_resume:
             body = msgspec.structs.replace(body, prefix=self.assembly.prefix())
             self.n_prefix = self.assembly.n_tokens
             self.packed = None

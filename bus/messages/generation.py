@@ -203,6 +203,9 @@ class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     run_ms: float = 0.0
     arrays: Arrays = {}
     """What `want` asked for; a row per token begins at token `n_resumed`."""
+    lora: Short = ""
+    """`NAME@VERSION` of the adapter that sampled all tokens, as the engine had it loaded; empty:
+    no adapter."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

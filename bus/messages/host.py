@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Engine host".
 
 import msgspec
 
-from bus.messages.array import Arrays
+from bus.messages.array import Array, Arrays
 from bus.messages.limits import (
     AttemptId,
     Counters,
@@ -63,8 +63,10 @@ class EngineBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Extras(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The arrays of a request that is about to finish."""
+    """Of a request: its adapter before its first tokens, or its arrays before it finishes."""
 
     rid: Rid
     attempt: AttemptId
-    arrays: Arrays
+    arrays: Arrays = msgspec.field(default_factory=dict[str, Array])
+    lora: Short = ""
+    """`NAME@VERSION` of the adapter that the engine gave it; empty: nothing new is said of it."""

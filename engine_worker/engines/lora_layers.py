@@ -29,6 +29,11 @@ class LoadedAdapter:
     factors: Mapping[str, Factors]
     """By module; where the module's weight lies, and of its type."""
 
+    @property
+    def full_name(self) -> str:
+        """`NAME@VERSION`."""
+        return f"{self.name}@{self.version}"
+
 
 Rows = Sequence[LoadedAdapter | None]
 

@@ -28,7 +28,7 @@ from engine_worker.engines.sglang.guard import Guard
 from engine_worker.engines.sglang.hooks import Lack
 from engine_worker.engines.sglang.inside.scheduler import run_scheduler
 from engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem_of
-from engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits
+from engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits, full_name
 from engine_worker.engines.sglang.operated import Operated, Operations
 from engine_worker.engines.sglang.pausing import Pausing
 from engine_worker.engines.sglang.prefixes import PrefixFeed, ReportsPrefixes
@@ -147,6 +147,8 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
             try:
                 self._reading.check_writes()
                 adapter = self._lora.begin(live.rid, each.lora)
+                if adapter:
+                    self._live.began_with(live, full_name(adapter))
                 request = generate_request(each, live.rid, upstream.request, self._terms, adapter)
             except Unfit as error:
                 self._lora.end(live.rid)

@@ -26,6 +26,7 @@ from engine_worker.engine import (
     PauseMode,
     StepSink,
     Work,
+    began_with,
 )
 from engine_worker.engines.adapted import Adapted
 from engine_worker.engines.batch import Batch, BatchLimits
@@ -120,6 +121,8 @@ class TransformersEngine(Inspectable, Adapted, Scoring):
             problem = self._furnish(request, each)
             if problem is None:
                 requests.append(request)
+                if request.adapter is not None:
+                    self._sink(began_with(each.key, request.adapter.full_name))
             else:
                 self._sink(refusal(each.key, problem))
         self._loop.submit(requests)

@@ -129,6 +129,7 @@ def _as_json(rollout: Rollout) -> str:
         "tokens": rollout.tokens.tolist(),
         "logprobs": rollout.logprobs.tolist(),
         "versions": rollout.versions,
+        "lora": rollout.lora,
         "finish_reason": rollout.finish_reason,
         "worker": rollout.worker,
         "n_attempts": rollout.n_attempts,

@@ -39,7 +39,7 @@ class Trajectory:
     """Of the samples of one prompt; empty: none was named."""
     policy: str
     lora: str
-    """Adapter; empty: none."""
+    """Adapter that sampled, `NAME@VERSION` as the engine told; empty: none, or it was not told."""
     prompt_ids: Ints
     """int32 [n_prompt_tokens]."""
     output_ids: Ints
@@ -170,7 +170,7 @@ class Trajectories:
             session=place.session,
             group=place.group,
             policy=place.policy,
-            lora=asked.generate.lora,
+            lora=result.lora,
             prompt_ids=ints(asked.generate.prompt),
             output_ids=ints(result.tokens),
             logprobs=floats(result.logprobs),

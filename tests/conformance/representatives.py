@@ -173,7 +173,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
         *(["lora", "stop"], {"tp": 2}, {"sglang": "0.5.17"}, {"judge": VERSION}),
     ),
-    "extras": host.Extras(RID, ATTEMPT, {"top_logprobs": SCORES}),
+    "extras": host.Extras(RID, ATTEMPT, {"top_logprobs": SCORES}, "judge@7"),
     "engine_failed": host.EngineFailed("the model's folder has no config.json"),
     "engine_beat": host.EngineBeat(12345, 2, 1, 640, VERSION, torn=True),
 }
@@ -258,6 +258,7 @@ _GENERATED = generation.Generated(
     queue_ms=1.5,
     run_ms=250.25,
     arrays={"hidden_states": array.Array("bfloat16", (1, 2), b"\x80\x3f\x00\x40")},
+    lora="judge@7",
 )
 _MEMORY = control.Memory({"kv_cache": 2**33, "weights": 2**31}, ["kv_cache", "weights"])
 _DONE = endings.Done("nothing was running")

@@ -68,7 +68,12 @@ async def a_new_version_leaves_the_others_alone(
     await on_other.grown_by(N_BEFORE)
     after = await client.generate(PROMPT, SAMPLING, lora=f"swapped@{second}", deadline_s=DEADLINE_S)
 
-    assert_from(swap.old.merged(model), PROMPT, await on_old.cut())
+    by_name = await client.generate(PROMPT, SAMPLING, lora="swapped", deadline_s=DEADLINE_S)
+    before = await on_old.cut()
+
+    assert (before.lora, after.lora) == (f"swapped@{first}", f"swapped@{second}")
+    assert by_name.lora == after.lora
+    assert_from(swap.old.merged(model), PROMPT, before)
     assert_from(swap.other.merged(model), PROMPT, await on_other.cut())
     assert_from(swap.new.merged(model), PROMPT, after)
     with pytest.raises(Refused, match=f"swapped@{first} is not loaded") as caught:

@@ -54,6 +54,8 @@ def extras_of(rollout: Rollout, *, has_tokens: bool) -> Json:
         "rid": rollout.rid,
         "worker": rollout.worker,
     }
+    if rollout.lora:
+        extras["lora"] = rollout.lora
     if has_tokens:
         extras["token_ids"] = rollout.tokens.tolist()
     return extras

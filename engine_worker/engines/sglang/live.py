@@ -14,7 +14,7 @@ from bus.ids import AttemptKey, RequestId
 from bus.messages.array import Array
 from bus.messages.endings import Problem, bad_request
 from bus.messages.generation import FinishReason
-from engine_worker.engine import Float32s, Int32s, Step, StepSink, Work
+from engine_worker.engine import Float32s, Int32s, Step, StepSink, Work, began_with
 from engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS, cannot_sample
 from engine_worker.engines.sglang.death import is_out_of_memory
 from engine_worker.engines.sglang.requests import engine_rid
@@ -75,6 +75,10 @@ class LiveRequests:
             live = LiveRequest(work.key, rid, has_media=bool(work.media))
             self._by_rid[rid] = self._by_key[work.key] = live
         return live
+
+    def began_with(self, live: LiveRequest, lora: str) -> None:
+        """Tell the adapter that a request is given, before SGLang hears of it."""
+        self._sink(began_with(live.key, lora))
 
     def begin_reading(self) -> str:
         """SGLang's id for a request that tells no steps; it is live until `end_reading`."""

@@ -221,6 +221,11 @@ class LoraAdapters:
             self._one_left.notify_all()
 
 
+def full_name(key: str) -> str:
+    """`NAME@VERSION` of an adapter, from SGLang's name of it."""
+    return key.rpartition(".")[0]
+
+
 def _shapes(weights: Sequence[TensorSpec]) -> Mapping[str, Shape]:
     return {
         spec.name.removesuffix(".weight"): spec.shape

@@ -7,13 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from bus.messages.generation import Generate, Grammar, Media, Processor, Sampling, Want
+from bus.messages.generation import Generate, Grammar, Media, Prefix, Processor, Sampling, Want
 from bus.messages.limits import MAX_PIECE_BYTES
 from bus.option_checks import adapter_of
 from bus.validation import check_generate
 
 VOCAB_SIZE = 100
 PLAIN = Generate(np.array([1, 2, 3], "<i4").tobytes(), Sampling(max_new_tokens=8))
+PREFIX = Prefix(np.array([4], "<i4").tobytes(), bytes(4), [(1, 1)])
 
 POSSIBLE: list[dict[str, Any]] = [
     {"sampling": Sampling(8, stop=["x" * 256] * 32, stop_regex=["[.!?]$"])},
@@ -23,6 +24,7 @@ POSSIBLE: list[dict[str, Any]] = [
     {"want": Want(hidden_states="full", routed_experts=True, sampling_mask=True)},
     {"lora": "judge"},
     {"lora": "A" * 40 + "@18446744073709551615"},
+    {"lora": "judge@5", "prefix": PREFIX},
     {"grammar": Grammar("regex", "é" * (32 * 1024))},
     {"processors": [Processor("mask", {"ids": [1, 2], "value": -math.inf})] * 8},
     {"media": [Media("image", b"x")] * 64},
@@ -56,6 +58,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"lora": "judge@01"}, "lora", "NAME@VERSION"),
     ({"lora": "../judge"}, "lora", "NAME@VERSION"),
     ({"lora": "A" * 41}, "lora", "1 to 40"),
+    ({"lora": "judge", "prefix": PREFIX}, "lora", "NAME@VERSION"),
     ({"grammar": Grammar("ebnf", "")}, "grammar.text", "1 to 65536"),
     ({"grammar": Grammar("ebnf", "é" * 32769)}, "grammar.text", "1 to 65536"),
     ({"processors": [Processor("p")] * 9}, "processors", "at most 8"),

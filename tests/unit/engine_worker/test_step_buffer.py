@@ -15,7 +15,7 @@ from bus.messages.endings import Problem
 from bus.messages.host import Extras
 from bus.messages.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
 from bus.messages.stream import Deltas
-from engine_worker.engine import Step
+from engine_worker.engine import Step, began_with
 from engine_worker.step_buffer import StepBuffer
 
 A: AttemptKey = (RequestId("c/1"), (1, 1))
@@ -126,6 +126,20 @@ async def test_arrays_of_a_request_go_before_the_step_that_ends_it() -> None:
     assert [(entry.kind, entry.rid) for entry in found] == [("extras", "c/1"), ("deltas", "")]
     extras = unpack(found[0])
     assert extras == Extras("c/1", (1, 1), states)
+
+
+async def test_the_adapter_of_a_request_goes_before_its_first_tokens() -> None:
+    found = await entries_of(
+        [began_with(A, "judge@5"), Step([A], [1], columns(7), logprobs(-3), 3)]
+    )
+    assert [(entry.kind, entry.rid) for entry in found] == [("extras", "c/1"), ("deltas", "")]
+    assert unpack(found[0]) == Extras("c/1", (1, 1), lora="judge@5")
+
+
+@pytest.mark.parametrize("lora", ["judge", "judge@", 5])
+async def test_an_adapter_without_its_version_ends_the_request(lora: str) -> None:
+    found = await entries_of([began_with(A, lora)])
+    assert [(entry.kind, entry.rid) for entry in found] == [("failed", "c/1"), ("deltas", "")]
 
 
 async def test_a_request_that_the_engine_gives_up_fails_with_its_problem() -> None:

@@ -69,6 +69,38 @@ def test_arrays_that_come_before_the_end_are_in_the_result(new: Bench) -> None:
     assert bench.said.result("c/1").arrays == STATES
 
 
+def say_adapter(bench: Bench, rid: str, lora: str) -> None:
+    bench.host(Entry("extras", rid, (1, 1), body=pack(Extras(rid, (1, 1), lora=lora))))
+
+
+def test_a_result_tells_the_adapter_that_the_engine_gave_it(new: Bench) -> None:
+    bench = joined(new, engine_with("lora", "hidden_states_last", judge=5))
+    generate(bench, "c/1", lora="judge", want=Want(hidden_states="last"))
+    say_adapter(bench, "c/1", "judge@6")  # loaded since the worker last heard of it
+    bench.step({"c/1": [5]})
+    say_extras(bench, "c/1")
+    bench.step({"c/1": [6]}, {"c/1": "length"})
+    result = bench.said.result("c/1")
+    assert (result.lora, result.arrays) == ("judge@6", STATES)
+
+
+@pytest.mark.parametrize("told", ["", "other@5", "judge@6"])
+def test_tokens_of_an_adapter_that_was_not_told_are_no_result(new: Bench, told: str) -> None:
+    bench = joined(new, engine_with("lora", judge=5))
+    generate(bench, "c/1", lora="judge@5")
+    if told:
+        say_adapter(bench, "c/1", told)
+    bench.step({"c/1": [5]})
+    assert bench.said.problem("c/1") == ("failed", "engine_failed", "lora")
+
+
+def test_a_result_without_adapter_tells_none(new: Bench) -> None:
+    bench = joined(new, engine_with("lora", judge=5))
+    generate(bench, "c/1")
+    bench.step({"c/1": [5]}, {"c/1": "length"})
+    assert bench.said.result("c/1").lora == ""
+
+
 def test_arrays_of_another_attempt_or_of_nobody_are_dropped(new: Bench) -> None:
     bench = joined(new, engine_with("hidden_states_last"))
     generate(bench, "c/1", want=Want(hidden_states="last"))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import count
 
+import msgspec
 import numpy as np
 
 from bus.codec import pack
@@ -38,6 +39,7 @@ class Tape:
 
     def asked(self, rid: str = RID, session: str = "", group: str = "") -> None:
         body = Generate(ints(3, 1, 2), Sampling(max_new_tokens=9, temperature=0.5, seed=4))
+        body = msgspec.structs.replace(body, lora="judge")
         place = Placement("p", session=session, group=group)
         self.add("received", Entry("generate", rid, place=place, body=pack(body)))
 
@@ -46,7 +48,15 @@ class Tape:
 
     def ended(self, kind: str = "finished", rid: str = RID) -> None:
         result = Generated(
-            ints(7, 8), floats(-0.5, -1.5), [(2, 1), (3, 1)], "stop", 0, 3, n_resumed=1, run_ms=5.0
+            ints(7, 8),
+            floats(-0.5, -1.5),
+            [(2, 1), (3, 1)],
+            "stop",
+            0,
+            3,
+            n_resumed=1,
+            run_ms=5.0,
+            lora="judge@5",
         )
         entry = Entry(kind, rid, (1, 1), route="w0", body=pack(result))
         self.add("received", entry)
@@ -73,6 +83,7 @@ def test_a_row_tells_what_was_asked_what_came_and_when() -> None:
     assert (row.rid, row.client, row.session, row.group, row.policy) == (RID, "c", "s", "g", "p")
     assert row.prompt_ids.tolist() == [3, 1, 2]
     assert row.output_ids.tolist() == [7, 8]
+    assert row.lora == "judge@5"  # what sampled, not what was asked for
     assert row.logprobs.tolist() == row.behaviour_logprobs.tolist() == [-0.5, -1.5]
     assert (row.run_versions, row.run_lengths) == ([2, 3], [1, 1])
     assert (row.finish_reason, row.worker, row.n_attempts, row.n_resumed) == ("stop", "w0", 2, 1)

@@ -142,8 +142,16 @@ class Bench(Wire):
         member = Member("w0", "b.1", "ipc:///w0", "live", 0, "default")
         self.say("welcome", Welcome(epoch, instance, 1, [member]))
 
-    def generate(self, *, deadline_s: float = 60.0, stream: bool = False, **ask: Any) -> str:  # noqa: ANN401 - fields of Ask
-        body = Generate(prompt=ints(1, 2, 3), sampling=Sampling(max_new_tokens=8), stream=stream)
+    def generate(
+        self,
+        *,
+        deadline_s: float = 60.0,
+        stream: bool = False,
+        lora: str = "",
+        **ask: Any,  # noqa: ANN401 - fields of Ask
+    ) -> str:
+        sampling = Sampling(max_new_tokens=8)
+        body = Generate(prompt=ints(1, 2, 3), sampling=sampling, stream=stream, lora=lora)
         full = Ask("generate", body, place=Placement("default"), **ask)
         rid, effects = self.core.submit(full, deadline_s, self.clock.now())
         self.apply(effects)

@@ -1,5 +1,6 @@
 """What a client makes of lost workers, lost links and restarted routers."""
 
+import msgspec
 import pytest
 
 from bus.errors import EngineFailed, PeerLost, RequestCancelled
@@ -33,6 +34,27 @@ def test_a_lost_request_resumes_with_tokens_logprobs_and_versions(bench: Bench) 
     assert (rollout.n_attempts, rollout.n_resumed, rollout.worker) == (2, 3, "w1")
     assert bench.core.counters.resumed == 1
     assert bench.core.counters.stream_mismatches == 0
+
+
+@pytest.mark.parametrize(("lora", "is_resumed"), [("judge", False), ("judge@5", True)])
+def test_a_lost_request_goes_on_only_with_the_adapter_version_that_it_names(
+    bench: Bench, lora: str, *, is_resumed: bool
+) -> None:
+    rid = bench.generate(lora=lora)
+    bench.row(rid, (1, 1), 0, 5, 6)
+    bench.take("generate")
+    bench.lose(rid, (1, 1))
+    (body,) = bench.bodies("generate", Generate)
+    assert (body.lora, body.prefix is not None) == (lora, is_resumed)
+    kept = generated(5, 6, 7, n_resumed=2 if is_resumed else 0)
+    bench.finish(rid, (1, 2), msgspec.structs.replace(kept, lora="judge@5"), worker="w1")
+    assert bench.rollout(rid).lora == "judge@5"
+
+
+def test_what_no_worker_vouched_for_names_no_adapter(bench: Bench) -> None:
+    rid = bench.generate(lora="judge")
+    bench.finish(rid, (1, 1), generated(5))
+    assert bench.rollout(rid).lora == ""
 
 
 def test_tokens_beyond_a_gap_are_not_part_of_the_prefix(bench: Bench) -> None:

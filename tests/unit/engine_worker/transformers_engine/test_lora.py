@@ -73,6 +73,19 @@ def test_an_adapter_comes_from_files_too(build: Build, log: StepLog, tmp_path: P
     assert engine.adapters() == {"a": 7}
 
 
+def test_each_request_is_told_the_version_that_it_was_given(build: Build, log: StepLog) -> None:
+    engine = build()
+    works = [with_lora(lora, name) for lora, name in (("a", "old"), ("a", "new"), ("", "none"))]
+    engine.load_lora("a", 1, A.in_memory())
+    engine.generate(works[:1])
+    engine.load_lora("a", 2, A2.in_memory())
+    engine.generate(works[1:])
+    log.wait_finished("old", "new", "none")
+
+    told = [(step.keys[row][0], lora) for step in log.steps for row, lora in step.adapters]
+    assert told == [("old", "a@1"), ("new", "a@2")]
+
+
 def test_adapters_share_no_kv_of_equal_prompts(build: Build, log: StepLog) -> None:
     engine = build()
     engine.load_lora("a", 1, A.in_memory())
