@@ -103,7 +103,7 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 return
             if self._is_final(status):
-                self._tell("left", how_it_ended(status))
+                self._tell("left", self._complaint or how_it_ended(status))
                 return
             await self._rest(self._judge(status))
 
@@ -149,8 +149,9 @@ class SupervisedProcess:
 
     def _was_told(self, sentence: str) -> None:
         if complaint := complaint_in([sentence]):
-            self._complaint = complaint
-        self._tell("told", sentence)
+            self._complaint = complaint  # said with its end
+        else:
+            self._tell("told", sentence)
 
     def _is_final(self, status: int) -> bool:
         """Whether it left on purpose, or would only be turned away again."""
@@ -169,7 +170,10 @@ class SupervisedProcess:
         if n_deaths > self._rule.max_deaths:
             raise self._failure(status, f", {n_deaths} times in {self._rule.window_s:g} seconds")
         delay_s = min(self._rule.first_s * 2 ** (n_deaths - 1), self._rule.max_s)
-        self._tell("died", f"{how_it_ended(status)}; starting it again in {delay_s:g} s")
+        why = how_it_ended(status)
+        if self._complaint:
+            why += f": {self._complaint}"
+        self._tell("died", f"{why}; starting it again in {delay_s:g} s")
         return delay_s
 
     def _failure(self, status: int, how_often: str) -> ProcessFailed:
