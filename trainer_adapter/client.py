@@ -113,6 +113,8 @@ class RolloutClient(EngineClient):
             RolloutCancelled: aborted; `.partial` holds what was sampled.
             RequestExpired, DeadlineExceeded: the deadline passed.
             PeerLost: the worker was lost and `on_loss` is `fail`.
+            OtherFleet: another fleet answers at the address, and the request names a version of the
+                former one or has tokens of it; see `accept_fleet`.
             EngineFailed: the engine failed, or crashed three times while this request ran.
         Spec: docs/protocol.md, "Generation".
         """
@@ -389,8 +391,8 @@ def connect(
         name: unique among live clients; a random one if empty.
         key_file: this client's own key, where the router asks for one. If `router.pub` lies beside
             it, the router may change its key to the one in that file meanwhile.
-        fleet: identity of the fleet that is expected there (`client.connection.fleet`); another one
-            ends the client with `OtherFleet`. Empty: any.
+        fleet: identity of the fleet that is expected there (`client.fleet`); another one ends the
+            client with `OtherFleet`. Empty: any.
 
     Raises:
         SettingsError: the address is not allowed without keys, or the key file cannot be used.

@@ -13,6 +13,7 @@ from bus.entry import Entry
 from bus.errors import ActorStopped, BusError, OtherFleet, PeerLost, RemoteProtocolError
 from bus.messages import ENDINGS
 from bus.messages.delivery import Accepted, Lost, Queued
+from bus.messages.endings import Outcome
 from bus.messages.membership import Dismissed, Lease, Member, Members, Welcome
 from bus.messages.session import SessionMoved
 from bus.messages.weights import UpdateProgress
@@ -65,6 +66,8 @@ class ClientCore:
         """Where the weight store serves bytes; empty while none is here."""
         self.fleet = settings.fleet
         """Identity of the fleet; empty before it is known."""
+        self._trusted = settings.fleet
+        """The fleet whose version numbers the caller knows."""
         self._is_bound_to_fleet = bool(settings.fleet)
         self._owes_welcome = False
         """The router does not know yet whether it holds the fleet that is expected."""
@@ -87,6 +90,24 @@ class ClientCore:
         """The sessions that are open, by name."""
         return self._sessions.held
 
+    @property
+    def other_fleet(self) -> FleetChanged | None:
+        """The fleet that answers, if it is another one than the caller knows."""
+        return None if self.fleet == self._trusted else FleetChanged(self._trusted, self.fleet)
+
+    def require_known_fleet(self) -> None:
+        """Do nothing if version numbers mean what the caller thinks.
+
+        Raises:
+            OtherFleet: another fleet answers, and the caller has not accepted it.
+        """
+        if self.other_fleet is not None:
+            raise _told(self.other_fleet, "not_started")
+
+    def accept_fleet(self) -> None:
+        """The caller has heard of the change: version numbers are this fleet's from now on."""
+        self._trusted = self.fleet
+
     def start(self, now: float) -> list[Effect]:
         """Connect."""
         self._link.start(now)
@@ -98,9 +119,12 @@ class ClientCore:
         Raises:
             ActorStopped: this client has been closed or dismissed.
             MailboxFull: too many requests are open.
+            OtherFleet: it names a version, and the fleet is another one than the caller knows.
         """
         if self._link.state == "stopped":
             raise self._error or ActorStopped("the client is closed")
+        if _names_version(ask):
+            self.require_known_fleet()
         request = self._book.add(ask, deadline_s, now)
         return request.rid, self._drain()
 
@@ -223,10 +247,13 @@ class ClientCore:
             return True
         self._named_by = self._link.instance
         if former in ("", fleet) or (is_renamed and not self._is_bound_to_fleet):
+            self._trusted = fleet if self._trusted == former else self._trusted
             self.fleet = fleet
             return True
-        error = OtherFleet(f"fleet {fleet} answers at the router's address; before it was {former}")
+        change = FleetChanged(former, fleet)
+        error = _told(change, "unknown")
         if self._is_bound_to_fleet:
+            error = OtherFleet(f"fleet {fleet} answers at the router's address, not {former}")
             self._error = error
             self._link.stop(reason="another fleet was expected")
             self._book.end_all(error, now)
@@ -237,7 +264,7 @@ class ClientCore:
         for request in list(self._book.open.values()):
             if _is_of_its_fleet(request):
                 self._book.end(request, error, now)
-        self._out.append(FleetChanged(former, fleet))
+        self._out.append(change)
         return True
 
     def _dismissed(self, body: Dismissed, now: float) -> None:
@@ -286,7 +313,23 @@ class ClientCore:
 
 def _is_of_its_fleet(request: OpenRequest) -> bool:
     """Whether it means nothing to another fleet: it names a version, or has tokens of one."""
-    versions = request.ask.place.versions if request.ask.place is not None else "any"
-    kind, _, number = versions.partition(":")
-    names_version = kind in ("min", "exact") and number != "0"
-    return names_version or (request.is_generate and request.assembly.n_tokens > 0)
+    has_tokens = request.is_generate and request.assembly.n_tokens > 0
+    is_settling = request.ask.kind == "settle_version"  # a new one may be of the fleet's own
+    return has_tokens or is_settling or _names_version(request.ask)
+
+
+def _names_version(ask: Ask) -> bool:
+    """Whether it counts in versions of a fleet: zero is every fleet's."""
+    if ask.kind == "restore_version":
+        return True
+    kind, _, number = ("any" if ask.place is None else ask.place.versions).partition(":")
+    return kind == "max-staleness" or (kind in ("min", "exact") and number != "0")
+
+
+def _told(change: FleetChanged, outcome: Outcome) -> OtherFleet:
+    return OtherFleet(
+        f"fleet {change.fleet} answers at the router's address; before it was {change.former}, "
+        "whose version numbers mean nothing here: publish your weights, then `accept_fleet()`, or "
+        "connect to the fleet that you mean",
+        outcome=outcome,
+    )

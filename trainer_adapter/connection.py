@@ -85,6 +85,7 @@ def ports_of(dialer: Dialer | None) -> Ports:
 
 
 ProgressListener = Callable[[UpdateProgress], None]
+FleetListener = Callable[[FleetChanged], None]
 
 FORKED = (
     "the client belongs to process {pid}, of which this one is a fork: connect a client of its own "
@@ -119,6 +120,8 @@ class Connection:
         self._futures: dict[str, asyncio.Future[Result]] = {}
         self._inboxes: dict[str, Mailbox[Delta]] = {}
         self._listeners: dict[str, ProgressListener] = {}
+        self.fleet_listeners: list[FleetListener] = []
+        """Called with each change of the fleet, on the loop of this connection."""
         self._actor: Actor[Effect] | None = None
         self._welcome: asyncio.Future[None] | None = None
         self._refused_at: float | None = None
@@ -139,6 +142,23 @@ class Connection:
     def fleet(self) -> str:
         """Identity of the fleet; empty before the router has told it."""
         return self._core.fleet
+
+    @property
+    def other_fleet(self) -> FleetChanged | None:
+        """The fleet that answers, if it is another one than the caller knows."""
+        return self._core.other_fleet
+
+    def require_known_fleet(self) -> None:
+        """Do nothing if version numbers mean what the caller thinks.
+
+        Raises:
+            OtherFleet: another fleet answers, and the caller has not accepted it.
+        """
+        self._core.require_known_fleet()
+
+    def accept_fleet(self) -> None:
+        """Version numbers are those of the fleet that answers from now on."""
+        self._core.accept_fleet()
 
     @property
     def upstream(self) -> Upstream:
@@ -245,6 +265,7 @@ class Connection:
         Raises:
             ActorStopped: closed or dismissed.
             MailboxFull: too many requests are open.
+            OtherFleet: it names a version, and the fleet is another one than the caller knows.
             Refused: a field has a wrong type or size.
             WrongEventLoop: called from another loop than that which opened it.
         """
@@ -364,9 +385,12 @@ class Connection:
             case Welcomed():
                 if self._welcome is not None and not self._welcome.done():
                     self._welcome.set_result(None)
-            case FleetChanged(former, fleet):
+            case FleetChanged(former, fleet) as change:
                 where = self.settings.router
                 _log.warning("fleet %s answers at %s; before it was %s", fleet, where, former)
+                for listener in self.fleet_listeners:
+                    # What it raises is its loop's to report, and ends no connection.
+                    asyncio.get_running_loop().call_soon(listener, change)
             case Stopped(error):
                 self._fail_all(error)
 

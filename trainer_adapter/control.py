@@ -26,8 +26,8 @@ from bus.messages.endings import Problem
 from bus.ref import FLEET, ROUTER, ActorRef, worker
 from bus.security.zmq_dialer import Dialer
 from bus.strict_calls import strict
-from trainer_adapter.connection import Connection, Ports
-from trainer_adapter.effects import Result
+from trainer_adapter.connection import Connection, FleetListener, Ports
+from trainer_adapter.effects import FleetChanged, Result
 from trainer_adapter.prefix_reset import reset_with_what_runs
 from trainer_adapter.rollout import Delta, FleetResult
 from trainer_adapter.settings import ClientSettings
@@ -78,6 +78,32 @@ class FleetClient:
     async def close(self) -> None:
         """Leave: what is open is stopped, and its callers get ActorStopped. Once is enough."""
         self.connection.close()
+
+    @property
+    def fleet(self) -> str:
+        """Identity of the fleet, e.g. for `connect(fleet=…)`; empty before the router told it."""
+        return self.connection.fleet
+
+    @property
+    def other_fleet(self) -> FleetChanged | None:
+        """(former, fleet) while a fleet answers that is not accepted; see `accept_fleet`."""
+        return self.connection.other_fleet
+
+    def on_other_fleet(self, listener: FleetListener) -> None:
+        """Call `listener` with (former, fleet) whenever another fleet answers at the address.
+
+        It is called on the client's event loop; `other_fleet` says the same.
+        """
+        self.connection.fleet_listeners.append(listener)
+
+    def accept_fleet(self) -> None:
+        """Go on with the other fleet that answers: version numbers are its own from now on.
+
+        Until then requests that name a version (`min:V`, `exact:V`, `max-staleness:K`, and a
+        publisher's `restore` and `outcome`) raise OtherFleet; others are served. No change: no
+        effect.
+        """
+        self.connection.accept_fleet()
 
     @property
     def bulk(self) -> str:

@@ -96,6 +96,10 @@ class Courier(Protocol):
         """Open a request: its rid, and the future of its result."""
         ...
 
+    def require_known_fleet(self) -> None:
+        """Raise OtherFleet if version numbers do not mean what the caller thinks."""
+        ...
+
     def abort(self, rids: Sequence[str]) -> int:
         """Stop requests; each still ends by itself."""
         ...
@@ -424,6 +428,7 @@ async def outcome_of(policy: Policy, version: int, deadline_s: float) -> UpdateO
         if key not in [(each.policy, each.version) for each in fleet.updates]:
             break
         await asyncio.sleep(POLL_S)
+    client.connection.require_known_fleet()  # or its version of that number would be settled
     store = client.ref(STORE)
     body = SettleVersion(policy.name, version)
     result = await store.ask_for(FleetResult, body, deadline_s=deadline_s)

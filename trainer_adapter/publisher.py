@@ -336,6 +336,7 @@ class WeightPublisher:
 
         Raises:
             Refused: `version_unavailable`: there was no such version, or it is too old to tell.
+            OtherFleet: it is a version of the fleet that was at the address before.
             RequestError, PeerLost: nobody knows it yet: ask again when the store is back.
             DeadlineExceeded: so, too.
         """

@@ -17,7 +17,8 @@ from bus.messages.control import DEVICE, CacheTier, FleetStatus, MemoryTag, Paus
 from bus.ref import FLEET
 from bus.strict_calls import strict
 from trainer_adapter.client import RolloutClient
-from trainer_adapter.connection import FORKED
+from trainer_adapter.connection import FORKED, FleetListener
+from trainer_adapter.effects import FleetChanged
 from trainer_adapter.rollout import FleetResult
 from trainer_adapter.settings import ClientSettings
 
@@ -129,6 +130,32 @@ class SyncFleetClient:
             ActorStopped: the client is not open, or was opened before this process was forked.
         """
         return self._thread.wait(coroutine)
+
+    @property
+    def fleet(self) -> str:
+        """Identity of the fleet, e.g. for `connect(fleet=…)`; empty before the router told it."""
+        return self._client.connection.fleet
+
+    @property
+    def other_fleet(self) -> FleetChanged | None:
+        """(former, fleet) while a fleet answers that is not accepted; see `accept_fleet`."""
+        return self._client.connection.other_fleet
+
+    def on_other_fleet(self, listener: FleetListener) -> None:
+        """Call `listener` with (former, fleet) whenever another fleet answers at the address.
+
+        It is called in the client's thread, and must not call the client there.
+        """
+        self._client.connection.fleet_listeners.append(listener)
+
+    def accept_fleet(self) -> None:
+        """Go on with the other fleet that answers: version numbers are its own from now on.
+
+        Until then requests that name a version (`min:V`, `exact:V`, `max-staleness:K`, and a
+        publisher's `restore` and `outcome`) raise OtherFleet; others are served. No change: no
+        effect.
+        """
+        self._client.connection.accept_fleet()
 
     @property
     def async_client(self) -> RolloutClient:

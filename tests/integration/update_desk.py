@@ -55,6 +55,9 @@ class UpdateDesk:
     def require_home(self) -> None:
         """Any loop will do."""
 
+    def require_known_fleet(self) -> None:
+        """There is one fleet."""
+
     def abort(self, rids: Sequence[str]) -> int:
         """Too late for those that are decided."""
         held = [rid for rid in rids if rid in self._updates and not self.decides.is_set()]

@@ -1,0 +1,44 @@
+"""Two fleets, one after the other at one address, and the clients of the first."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import rolloutbus
+from rolloutbus.errors import OtherFleet
+from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+PROMPT, N_TOKENS = [1, 2, 3], 4
+
+
+async def test_clients_of_a_fleet_are_told_of_the_next_one_at_its_address(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/front"
+    changes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    sampling = fake_sampling(N_TOKENS)
+    async with rolloutbus.up(workers=1, engine="fake", store=False, address=address):
+        client = await rolloutbus.connect(address).open()
+        bound = await rolloutbus.connect(address, fleet=client.fleet).open()
+        former = client.fleet
+        client.on_other_fleet(changes.put_nowait)
+        waiting = asyncio.create_task(bound.generate(PROMPT, sampling, versions="min:124"))
+        assert_fake_rollout(PROMPT, await client.generate(PROMPT, sampling), N_TOKENS)
+    async with rolloutbus.up(workers=1, engine="fake", store=False, address=address):
+        async with asyncio.timeout(DEADLINE_S):
+            change = await changes.get()
+            assert change == client.other_fleet == (former, client.fleet)
+            assert former != client.fleet
+            with pytest.raises(OtherFleet, match="accept_fleet"):
+                await client.generate(PROMPT, sampling, versions="min:124")
+            with pytest.raises(OtherFleet, match=f"not {former}"):
+                await waiting
+            assert_fake_rollout(PROMPT, await client.generate(PROMPT, sampling), N_TOKENS)
+            client.accept_fleet()
+            rule = "max-staleness:0"
+            await client.generate(PROMPT, sampling, versions=rule)
+            with pytest.raises(OtherFleet):
+                await rolloutbus.connect(address, fleet=former).open()
+        await bound.close()
+        await client.close()
