@@ -79,7 +79,11 @@ class _Call(NamedTuple):
     is_method: bool
 
 
-def strict(*, options: Callable[..., Any] | None = None) -> Callable[[T], T]:
+def strict(
+    *,
+    options: Callable[..., Any] | None = None,
+    refused: Callable[[Iterable[object]], None] | None = None,
+) -> Callable[[T], T]:
     """Check every call of a function, or of the public methods of a class.
 
     Unknown keywords raise TypeError. Values that do not fit raise Refused from methods, with
@@ -87,15 +91,18 @@ def strict(*, options: Callable[..., Any] | None = None) -> Callable[[T], T]:
 
     Args:
         options: whose keyword parameters have the defaults of an `**options: Unpack[...]`.
+        refused: called with the arguments of a call that is refused, for those who wait for it.
     """
 
     def decorate(thing: T) -> T:
         if not isinstance(thing, type):
-            return cast("T", _checked(cast("FunctionType", thing), options, is_method=False))
+            return cast(
+                "T", _checked(cast("FunctionType", thing), options, refused, is_method=False)
+            )
         for name, member in list(vars(thing).items()):
             is_public = not name.startswith("_") or name == "__init__"
             if is_public and isinstance(member, FunctionType):
-                setattr(thing, name, _checked(member, options, is_method=True))
+                setattr(thing, name, _checked(member, options, refused, is_method=True))
         return thing
 
     return decorate
@@ -125,7 +132,11 @@ def unknown_keyword(
 
 
 def _checked(
-    function: FunctionType, options: Callable[..., Any] | None, *, is_method: bool
+    function: FunctionType,
+    options: Callable[..., Any] | None,
+    refused: Callable[[Iterable[object]], None] | None,
+    *,
+    is_method: bool,
 ) -> Callable[..., Any]:
     signature = _spelled_out(function, options)
     call = _described(function, signature, is_method=is_method)
@@ -133,19 +144,27 @@ def _checked(
     tests = {name: kind.fits for name, kind in call.kinds.items()}
     test_of = tests.get
 
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function has them
+    def fault(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
         if not kwargs.keys() <= names:
             wrong = next(each for each in kwargs if each not in names)
-            raise unknown_keyword(call.name, wrong, names, _FIELDS)
+            return unknown_keyword(call.name, wrong, names, _FIELDS)
         for name, value in zip(positional, args, strict=False):
             fits = test_of(name)
             if fits is not None and not fits(value):
-                raise _wrong_value(call, name, value)
+                return _wrong_value(call, name, value)
         for name, value in kwargs.items():
             fits = test_of(name)
             if fits is not None and not fits(value):
-                raise _wrong_value(call, name, value)
+                return _wrong_value(call, name, value)
+        return None
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function has them
+        error = fault(args, kwargs)
+        if error is not None:
+            if refused is not None:
+                refused((*args, *kwargs.values()))
+            raise error
         return function(*args, **kwargs)
 
     cast("Any", checked).__signature__ = signature

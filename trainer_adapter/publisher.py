@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -55,6 +55,13 @@ Pairs that come out of an iterator are copied one by one, each before the next o
 _CLIENT = "a RolloutClient, of connect(); SyncWeightPublisher takes one of connect_sync()"
 
 
+def give_up_sources(arguments: Iterable[object]) -> None:
+    """Tell those who wait for the sources among the arguments of a call that it was refused."""
+    for each in arguments:
+        if isinstance(each, HeldTensors | StreamedTensors | ShardedSource):
+            each.give_up()
+
+
 @strict()
 class Update:
     """One version under way; see `WeightPublisher.begin`."""
@@ -95,7 +102,7 @@ class Update:
         return self.version
 
 
-@strict()
+@strict(refused=give_up_sources)
 class WeightPublisher:
     """Publishes versions of one policy. Updates of one policy go one after another."""
 

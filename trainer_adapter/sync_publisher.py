@@ -16,7 +16,7 @@ from trainer_adapter.published import (
     PublishOptions,
     Requirement,
 )
-from trainer_adapter.publisher import Publishable, WeightPublisher, source_of
+from trainer_adapter.publisher import Publishable, WeightPublisher, give_up_sources, source_of
 from trainer_adapter.soundness import WeightCheck
 from trainer_adapter.sync_control import SyncFleetClient
 from trainer_adapter.tensor_source import Layout
@@ -65,7 +65,7 @@ class SyncWeightTransfer:
         return self._client.run(_result(self._handle))
 
 
-@strict()
+@strict(refused=give_up_sources)
 class SyncWeightPublisher:
     """Publishes versions of one policy; see `WeightPublisher`."""
 

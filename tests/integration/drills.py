@@ -204,11 +204,21 @@ def fake_sampling(n_tokens: int) -> Sampling:
     return Sampling(max_new_tokens=n_tokens, ignore_eos=True, seed=FAKE_SEED)
 
 
-def assert_fake_rollout(prompt: Sequence[int], rollout: Rollout, n_tokens: int) -> None:
-    """Every token is the one that its prompt, seed, index and version give."""
+def assert_fake_rollout(
+    prompt: Sequence[int], rollout: Rollout, n_tokens: int, *, row: int = 0
+) -> None:
+    """Every token is the one that its prompt, seed, index and version give.
+
+    Args:
+        prompt: what was continued.
+        rollout: what came.
+        n_tokens: that were asked for.
+        row: of its batch, by which its seed differs from those of the others.
+    """
     digest = prompt_digest(np.array(prompt, np.int32).tobytes())
     versions = rollout.token_versions.tolist()
-    wanted = [token_after(digest, FAKE_SEED, i, version) for i, version in enumerate(versions)]
+    seed = FAKE_SEED + row
+    wanted = [token_after(digest, seed, i, version) for i, version in enumerate(versions)]
     assert len(wanted) == n_tokens
     assert rollout.tokens.tolist() == wanted
     assert rollout.logprobs.tolist() == [fake_logprob(token) for token in wanted]

@@ -76,8 +76,8 @@ class Load:
             assert streamed.is_contiguous
             assert streamed.tokens == rollout.tokens.tolist()
         rollouts += [rollout for [rollout] in groups]
-        for prompt, rollout in zip(PROMPTS, rollouts, strict=True):
-            assert_fake_rollout(prompt, rollout, N_TOKENS)
+        for n, (prompt, rollout) in enumerate(zip(PROMPTS, rollouts, strict=True)):
+            assert_fake_rollout(prompt, rollout, N_TOKENS, row=max(0, n - N_STREAMS))
         assert len({rollout.rid for rollout in rollouts}) == N_REQUESTS
         return rollouts
 
@@ -189,6 +189,6 @@ async def test_a_frozen_worker_that_wakes_up_changes_nothing(
     await serves(client, "w2", epoch)
     assert fleet.pids["w2"] == pid, "it need not have been started again"
     again = await client.generate_batch(PROMPTS, fake_sampling(9), deadline_s=DEADLINE_S)
-    for prompt, [rollout] in zip(PROMPTS, again, strict=True):
-        assert_fake_rollout(prompt, rollout, 9)
+    for row, (prompt, [rollout]) in enumerate(zip(PROMPTS, again, strict=True)):
+        assert_fake_rollout(prompt, rollout, 9, row=row)
         assert rollout.n_attempts == 1
