@@ -244,7 +244,7 @@ class EngineClient(FleetClient):
 
         Args:
             n_steps: stop by itself after so many engine steps; 0: at `stop_profile`.
-            activities: `CPU`, `GPU` and so on: what is recorded.
+            activities: what is recorded: `CPU`, `GPU` or both.
             with_stack: also where in the program.
             record_shapes: also the shapes of tensors.
             target: `fleet`, or the name of one worker.

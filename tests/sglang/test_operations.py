@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import pytest_asyncio
@@ -20,7 +20,7 @@ from bus.messages.endings import Done
 from bus.messages.engine import Load, Profiled
 from launcher.process_tree import children_of
 from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.errors import RequestError
+from rolloutbus.errors import Refused, RequestError
 from tests.integration.drills import DEADLINE_S, PACE_S, Streamed
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS, SLOTS
@@ -139,9 +139,19 @@ async def test_a_profile_of_some_steps_stops_by_itself(operated: RolloutClient) 
     assert len((await operated.stop_profile()).only(Profiled).files) == 1
 
 
-@pytest.mark.parametrize("activities", [["MEM"], ["RPD"], ["GPU"], []])
+@pytest.mark.parametrize("activities", [["MEM"], ["RPD"]])
+async def test_what_no_engine_profiles_is_refused_at_the_call(
+    operated: RolloutClient,
+    activities: Any,  # noqa: ANN401
+) -> None:
+    with pytest.raises(Refused) as refused:
+        await operated.start_profile(activities=activities)
+    assert (refused.value.code, refused.value.field) == ("bad_request", "activities")
+
+
+@pytest.mark.parametrize("activities", [["GPU"], []])
 async def test_what_cannot_be_profiled_here_is_refused(
-    operated: RolloutClient, activities: list[str]
+    operated: RolloutClient, activities: list[Literal["CPU", "GPU"]]
 ) -> None:
     told = error_in(await operated.start_profile(activities=activities, check=False))
 
