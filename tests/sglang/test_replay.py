@@ -36,7 +36,7 @@ async def test_recorded_tokens_get_the_recorded_logprobs_from_the_same_weights(
             await recorder.caught_up(DEADLINE_S)
         wanted = Regeneration(
             tmp_path / "j",
-            skip=False,
+            allow_gaps=False,
             rids=frozenset(),
             router=fleet.address,
             key_file="",

@@ -26,9 +26,12 @@ def ask(client: SimClient, marks: list[int], **place: Any) -> None:  # noqa: ANN
     client.generate(marks=packed(marks), **place)
 
 
-def fleet(n_workers: int = 4, **options: int) -> tuple[Bus, list[SimWorker], SimClient]:
+def fleet(
+    n_workers: int = 4,
+    **facts: Any,  # noqa: ANN401 - fields of WorkerFacts
+) -> tuple[Bus, list[SimWorker], SimClient]:
     bus = Bus()
-    workers = [bus.worker(f"w{n}", slots=8, **options) for n in range(n_workers)]
+    workers = [bus.worker(f"w{n}", slots=8, **facts) for n in range(n_workers)]
     return bus, workers, bus.client()
 
 
