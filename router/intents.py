@@ -12,7 +12,7 @@ import msgspec
 from bus.codec import pack
 from bus.messages.control import Pause, Paused, Resume
 from bus.messages.limits import MAX_MEMBERS
-from bus.messages.membership import Beat, Hello
+from bus.messages.membership import Beat, Hello, Intent
 from router.context import Context
 from router.fleet import Fleet, MemberCommand, Results
 from router.members import MemberRecord
@@ -25,6 +25,9 @@ PAUSE_S = 120.0
 RETRY_S = 2.0
 """Before a worker that did not is told again; also before it is told for the first time, so that
 what clients asked for can end by itself."""
+NAMELESS_S = 30.0
+"""A fleet has no name so long after its router's start, unless somebody brings one. A second router
+without the store of its fleet, started by mistake, names none before it is found out."""
 
 OnChange = Callable[[float], None]
 """Other workers may serve than before; (now)."""
@@ -84,7 +87,7 @@ class Intents:
 
     def tell(self, member: MemberRecord) -> None:
         """Tell one member, which has been welcomed."""
-        if self._context.intent.fleet:
+        if self._context.intent.stamp > Intent().stamp:
             self._context.to_member(member, "intent", pack(self._context.intent))
 
     def heard(self, member: MemberRecord, beat: Beat) -> None:
@@ -129,20 +132,28 @@ class Intents:
         if not context.knows_intent and (not context.is_recovering or self._is_new_fleet(now)):
             context.knows_intent = True
             self._on_change(now)
-        if not context.intent.fleet and not context.is_recovering:
-            self._named(context.instance, "router")
-            self._changed(now)
         if context.is_recovering:
             return
+        if context.intent.stamp == Intent().stamp:
+            self._set()  # members that were told an intent are witnesses for the next router
+            self._changed(now)
+        if not context.intent.fleet and self._age_s(now) >= NAMELESS_S:
+            self._named(context.instance, "router")
+            self._changed(now)
         for worker in context.members.workers():
             if worker.retry_pause_at <= now and worker.state == "live":
                 self._keep_to_it(worker, now)
 
     def _is_new_fleet(self, now: float) -> bool:
         """Whether all who knew another router would have come by now, and nobody has."""
-        settings, started_at = self._context.settings.leases, self._context.started_at
+        settings = self._context.settings.leases
         wait_s = settings.reconnect_max_s + settings.beat_s
-        return not self._has_predecessor and started_at is not None and now >= started_at + wait_s
+        return not self._has_predecessor and self._age_s(now) >= wait_s
+
+    def _age_s(self, now: float) -> float:
+        """Seconds since its first tick."""
+        started_at = self._context.started_at
+        return 0.0 if started_at is None else now - started_at
 
     def _keep_to_it(self, worker: MemberRecord, now: float) -> None:
         wanted, state = self._context.intent.pause_of(worker.name), worker.beat.state

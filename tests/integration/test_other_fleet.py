@@ -18,14 +18,14 @@ async def test_clients_of_a_fleet_are_told_of_the_next_one_at_its_address(tmp_pa
     address = f"ipc://{tmp_path}/front"
     changes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     sampling = fake_sampling(N_TOKENS)
-    async with rolloutbus.up(workers=1, engine="fake", store=False, address=address):
+    async with rolloutbus.up(workers=1, engine="fake", address=address):
         client = await rolloutbus.connect(address).open()
         bound = await rolloutbus.connect(address, fleet=client.fleet).open()
         former = client.fleet
         client.on_other_fleet(changes.put_nowait)
         waiting = asyncio.create_task(bound.generate(PROMPT, sampling, versions="min:124"))
         assert_fake_rollout(PROMPT, await client.generate(PROMPT, sampling), N_TOKENS)
-    async with rolloutbus.up(workers=1, engine="fake", store=False, address=address):
+    async with rolloutbus.up(workers=1, engine="fake", address=address):
         async with asyncio.timeout(DEADLINE_S):
             change = await changes.get()
             assert change == client.other_fleet == (former, client.fleet)

@@ -1,5 +1,7 @@
 """A pause is an intent: the router keeps it, and whoever joins is held to it before it serves."""
 
+from typing import cast
+
 import pytest
 
 from bus.codec import unpack, unpack_result
@@ -7,6 +9,7 @@ from bus.messages.control import FleetStatus, Pause, Resume
 from bus.messages.endings import Done
 from bus.messages.engine import Score
 from bus.messages.membership import Dismissed, Intent, Members
+from router.intents import NAMELESS_S
 from tests.unit.router.harness import INSTANCE, Bus, SimClient, SimWorker
 
 ABLE = ["generate", "pause", "resume", "score"]
@@ -187,9 +190,9 @@ def test_what_this_router_was_asked_for_counts_more_than_what_latecomers_know() 
 def test_an_intent_that_was_lost_is_told_again() -> None:
     bus = Bus()
     worker = bus.worker(abilities=ABLE)
-    worker.take("intent")
+    stamp = intent_of(worker).stamp
     worker.beat()
-    assert intent_of(worker).fleet == INSTANCE
+    assert intent_of(worker).stamp == stamp
 
 
 def test_members_and_clients_hear_which_fleet_it_is() -> None:
@@ -203,8 +206,19 @@ def test_members_and_clients_hear_which_fleet_it_is() -> None:
     assert news[-1].fleet == "fleet-x"
 
 
+def test_a_second_router_without_the_store_names_no_fleet_before_it_is_found_out() -> None:
+    bus = Bus()
+    bus.worker(abilities=ABLE)
+    bus.advance(NAMELESS_S - 5)
+    client = bus.client()
+    assert client.take_body("welcome").fleet == ""
+    bus.advance(5)
+    assert cast("Members", unpack(client.take("members")[-1])).fleet == INSTANCE
+
+
 def test_a_record_names_the_fleet_whatever_a_router_called_it_before() -> None:
     bus = Bus()
+    bus.advance(NAMELESS_S)
     client, worker = bus.client(), bus.worker(abilities=ABLE)
     assert status_of(client).fleet == INSTANCE
     bus.store(intent=STARTED)
