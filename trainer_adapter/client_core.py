@@ -30,7 +30,7 @@ from trainer_adapter.effects import (
 from trainer_adapter.link import Link, LinkIdentity, Upstream
 from trainer_adapter.losses import Losses
 from trainer_adapter.request_book import Desk, RequestBook
-from trainer_adapter.requests import Ask, OpenRequest
+from trainer_adapter.requests import Ask, OpenRequest, sealed_ask
 from trainer_adapter.session_book import HeldSession, SessionBook
 from trainer_adapter.settings import ClientSettings
 from trainer_adapter.stream_reader import StreamReader
@@ -123,7 +123,7 @@ class ClientCore:
         """
         if self._link.state == "stopped":
             raise self._error or ActorStopped("the client is closed")
-        if _names_version(ask):
+        if self.other_fleet is not None and _names_version(sealed_ask(ask)[0]):
             self.require_known_fleet()
         request = self._book.add(ask, deadline_s, now)
         return request.rid, self._drain()
