@@ -76,8 +76,8 @@ class Guard:
         self._ending: set[Wire] = set()
         self.n_refused = 0
         """Connections that were turned away."""
-        self._warn_at: dict[str, float] = {}
-        """Key that was turned away -> when to complain of it again."""
+        self._warn_at: dict[tuple[str, str], float] = {}
+        """(door, key that was turned away there) -> when to complain of it again."""
         self._is_proving = False
         self._context = new_context()
         self.zap = ZapHandler(self._context, self._answer)
@@ -180,12 +180,12 @@ class Guard:
         if knocked is None or self._is_proving:
             return
         door, key = knocked
-        if now < self._warn_at.get(key, 0.0):
+        if now < self._warn_at.get(knocked, 0.0):
             return
-        self._warn_at.pop(key, None)
+        self._warn_at.pop(knocked, None)
         if len(self._warn_at) >= MAX_WARNED:
             del self._warn_at[next(iter(self._warn_at))]
-        self._warn_at[key] = now + WARN_S
+        self._warn_at[knocked] = now + WARN_S
         principal = self.principal(key)
         if principal is None:
             warn(f"a key that is not in the allow-list was turned away at the {door}: {key}")
