@@ -11,7 +11,7 @@ from bus.errors import RequestError
 from bus.messages.control import Memory, MemoryTag, PauseMode
 from bus.messages.weights import InFlight
 from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.errors import BusError
+from rolloutbus.errors import BusError, FleetCommandFailed
 from tests.integration.drills import DEADLINE_S, Streamed
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS
@@ -103,7 +103,8 @@ async def test_a_flush_beside_requests_that_a_pause_holds_harms_nobody(
     streams = await under_way(client)
     await client.pause(mode)
 
-    await client.flush_cache()
+    with pytest.raises(FleetCommandFailed, match="busy"):
+        await client.flush_cache()
 
     await client.resume()
     await all_go_on(streams)
