@@ -12,6 +12,7 @@ from bus.codec import pack, unpack
 from bus.entry import Entry
 from bus.messages.control import FleetStatus, Pause, Resume, WorkerStatus
 from bus.messages.endings import Problem
+from bus.messages.engine import LoadLora
 from bus.messages.generation import Abort, Aborted
 from bus.messages.session import CloseSession, OpenedSession, OpenSession
 from bus.messages.weights import PublishVersion
@@ -35,6 +36,13 @@ FOR_THE_STORE = frozenset({"reserve_version", "seal_version", "restore_version",
 """Commands of a publisher that wait for a store which is not there."""
 READING = frozenset({"score", "embed", "rerank"})
 """Commands that compute with the model, as `generate` does."""
+MISSED = frozenset(
+    {
+        *("sleep", "wake_up", "flush_cache", "load_lora", "unload_lora", "start_profile"),
+        *("stop_profile", "shutdown"),
+    }
+)
+"""Commands that change workers, and that nobody brings to those who join later."""
 MAX_SESSION_S = 86_400.0
 """A lease or a grace of a session lasts a day at most."""
 
@@ -158,7 +166,7 @@ class Desk:
                 self._intents.asked(body, entry.route, now)
                 self._fleet.ask(client.name, entry, targets, now)
         else:
-            self._fleet.ask(client.name, entry, targets, now)
+            self._fleet.ask(client.name, entry, targets, now, self._missed(entry, body))
 
     def report(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Answer `status`."""
@@ -189,6 +197,13 @@ class Desk:
     def _held(self, targets: Iterable[MemberRecord]) -> str:
         """Name of one that is to be paused, or might be; empty if none is."""
         return next((each.name for each in targets if self._context.is_held(each)), "")
+
+    def _missed(self, entry: Entry, body: object) -> list[str]:
+        """Workers that are away, and will not do it when they come."""
+        is_brought = isinstance(body, LoadLora) and not body.path  # out of the store
+        if entry.route != "fleet" or entry.kind not in MISSED or is_brought:
+            return []
+        return self._context.expected.absent()
 
     def _targets(self, route: str) -> list[MemberRecord] | None:
         members = self._context.members

@@ -105,11 +105,21 @@ class Fleet:
             self._context.to_client(client, done[1])
         return done is not None or rid in self._commands
 
-    def ask(self, client: str, entry: Entry, targets: Sequence[MemberRecord], now: float) -> None:
-        """A client's command to members; answered with one `finished(FleetOutcome)`."""
+    def ask(
+        self,
+        client: str,
+        entry: Entry,
+        targets: Sequence[MemberRecord],
+        now: float,
+        absent: Sequence[str] = (),
+    ) -> None:
+        """A client's command to members; answered with one `finished(FleetOutcome)`.
+
+        `absent`: workers that should get it and are not there; they are named as silent.
+        """
 
         def answer(results: Results, silent: list[str], at: float) -> None:
-            body = pack(FleetOutcome(list(results.values()), silent))
+            body = pack(FleetOutcome(list(results.values()), [*silent, *absent]))
             reply = Entry("finished", entry.rid, body=body)
             if len(body) > MAX_BODY_BYTES:
                 why = f"{len(results)} answers of {len(body)} bytes; {MAX_BODY_BYTES} can be sent"

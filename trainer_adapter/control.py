@@ -46,7 +46,9 @@ class FleetClient:
     command; 0 takes the settings' control deadline. A command that some target did not do raises
     FleetCommandFailed, which says who and why, and one that reached no worker at all Refused, code
     `not_ready`; with `check=False` it returns: errors then stand in the result under the workers'
-    names. `pause` and `resume` are kept for workers that join later.
+    names. `pause` and `resume` are kept for workers that join later. A launched or lately lost
+    worker that is away while the fleet gets another command that changes workers (`sleep`,
+    `flush_cache`) stands in `silent`.
     """
 
     def __init__(

@@ -120,7 +120,8 @@ class FleetResult:
     by_worker: Mapping[str, msgspec.Struct | BusError]
     """Worker -> its typed result, or the error that it answered."""
     silent: list[str] = field(default_factory=list[str])
-    """Workers that had not answered at the deadline, or were lost while the command ran."""
+    """Workers that had not answered at the deadline, were lost while the command ran, or were away
+    and do not catch up with it when they join."""
 
     @property
     def errors(self) -> dict[str, BusError]:
@@ -159,7 +160,7 @@ def _what_failed(result: FleetResult) -> str:
     """One sentence: how many did not do it, who, and why."""
     errors = result.errors
     lines = [f"{name}: {type(each).__name__}: {each}" for name, each in sorted(errors.items())]
-    lines += [f"{name}: no answer" for name in sorted(result.silent)]
+    lines += [f"{name}: no answer (late, lost or not there)" for name in sorted(result.silent)]
     more = [f"and {len(lines) - MAX_NAMED} more"] if len(lines) > MAX_NAMED else []
     n_targets = len(result.by_worker) + len(result.silent)
     done = sorted(result.by_worker.keys() - errors.keys())

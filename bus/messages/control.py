@@ -126,7 +126,8 @@ class FleetOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     results: Annotated[list[WorkerOutcome], msgspec.Meta(max_length=MAX_MEMBERS)]
     silent: Names
-    """Workers that had not answered at the deadline, or were lost while it ran."""
+    """Workers that had not answered at the deadline, were lost while it ran, or were not there and
+    do not catch up with it when they join."""
 
 
 class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,10 +1,13 @@
 """Who counts where a publication asks for all workers: also those who are not here just now."""
 
+import msgspec
 import pytest
 
 from bus.codec import pack
 from bus.entry import Entry
+from bus.messages.control import FlushCache, Pause, ServerInfo, Shutdown, Sleep, WakeUp
 from bus.messages.endings import Done
+from bus.messages.engine import LoadLora, StartProfile, StopProfile, UnloadLora
 from bus.messages.membership import Goodbye
 from tests.unit.router.harness import Bus
 from tests.unit.router.update_steps import commit, prepare, publish, published, record
@@ -130,3 +133,52 @@ def test_all_waits_until_a_new_router_knows_who_there_is() -> None:
     second = bus.worker("w1")
     bus.advance(4)
     assert prepare(first).version == prepare(second).version == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("sleep", Sleep(["weights"])),
+        ("wake_up", WakeUp(["weights"])),
+        ("flush_cache", FlushCache()),
+        ("load_lora", LoadLora("math", 1, "adapters/math")),
+        ("unload_lora", UnloadLora("math")),
+        ("start_profile", StartProfile()),
+        ("stop_profile", StopProfile()),
+        ("shutdown", Shutdown()),
+    ],
+)
+def test_a_command_names_the_workers_that_miss_it(kind: str, body: msgspec.Struct) -> None:
+    bus = Bus(expected_workers={"w0": "default", "w1": "default", "w2": "other"})
+    here, lost, client = bus.worker("w0"), bus.worker("w1"), bus.client()
+    lost.is_alive = False
+    bus.advance(4)
+    client.ask(kind, body, "fleet")
+    here.end(here.heard_one(kind), body=Done())
+    outcome = client.outcome()
+    assert [each.worker for each in outcome.results] == ["w0"]
+    assert sorted(outcome.silent) == ["w1", "w2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("pause", Pause()),  # those who join are paused
+        ("load_lora", LoadLora("math", 1)),  # and get what the store keeps
+        ("server_info", ServerInfo()),  # nothing is missed
+    ],
+)
+def test_but_not_if_they_do_not_miss_anything(kind: str, body: msgspec.Struct) -> None:
+    bus = Bus(expected_workers={"w0": "default", "w1": "default"})
+    here, client = bus.worker("w0"), bus.client()
+    client.ask(kind, body, "fleet")
+    here.end(here.heard_one(kind), body=Done())
+    assert client.outcome().silent == []
+
+
+def test_a_command_to_one_worker_names_no_other() -> None:
+    bus = Bus(expected_workers={"w0": "default", "w1": "default"})
+    here, client = bus.worker("w0"), bus.client()
+    client.ask("sleep", Sleep(["weights"]), "worker:w0")
+    here.end(here.heard_one("sleep"), body=Done())
+    assert client.outcome().silent == []
