@@ -179,6 +179,8 @@ class Publication:
         """The store's answer that gives it its number."""
         self._is_over = False
         """It is committed, or the store has been told that it never will be."""
+        self._on_commit: Callable[[], None] = _ignore_commit
+        """Then it is what the next version is compared with."""
         self.version = 0
         """0 until it is written or restored."""
 
@@ -220,7 +222,7 @@ class Publication:
         """
         body = RestoreVersion(policy=self._policy.name, version=version)
         self.version = (await self._take(Restored, body)).version
-        self._policy.soundness.restored()
+        self._on_commit = self._policy.soundness.restored
         self._log.enter("sealing", version=self.version)
         self._log.copied.set()
 
@@ -254,6 +256,7 @@ class Publication:
     def keep(self) -> None:
         """It is committed, or in use: its bytes stay."""
         self._is_over = True
+        self._on_commit()
 
     async def _take(self, expected: type[TakenT], body: msgspec.Struct) -> TakenT:
         """Have the store make a version of it; who is cancelled meanwhile gives it back."""
@@ -292,7 +295,10 @@ class Publication:
                 version = (await asyncio.shield(self._taking)).version
                 body = SettleVersion(self._policy.name, version)
                 result = await store.ask_for(FleetResult, body, deadline_s=SETTLE_S)
-                return result.only(Settled).is_committed
+                is_committed = result.only(Settled).is_committed
+                if is_committed:
+                    self._on_commit()
+                return is_committed
         except (BusError, TimeoutError):
             return None  # the store gives it up by itself, once it is told that we are gone
         finally:
@@ -344,7 +350,7 @@ class Publication:
                 policy.name, reserved.version, digests, self._offers, self._allow_zeros
             )
             await self._ask_store(Done, seal)
-            policy.soundness.sealed(layout, written.judgements)
+            self._on_commit = partial(policy.soundness.committed, layout, written.judgements)
         finally:
             del written  # an error's traceback would keep its memory
         self.version = reserved.version
@@ -413,6 +419,10 @@ def _bare(offer: Offer, router: str) -> Offer:
     """As the router is told of it."""
     router = router if offer.transport == "collective" else ""
     return msgspec.structs.replace(offer, buckets=[], router=router)
+
+
+def _ignore_commit() -> None:
+    """Nothing is sealed yet."""
 
 
 def _ignore_copied(_n_bytes: int) -> None:

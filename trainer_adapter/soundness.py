@@ -12,7 +12,7 @@ WeightCheck = Literal["finite", "off"]
 
 
 class Soundness:
-    """Compares each version of one policy with the one before."""
+    """Compares each version of one policy with the one committed before."""
 
     def __init__(self, check: WeightCheck = "finite") -> None:
         self._check = check
@@ -46,7 +46,7 @@ class Soundness:
                 )
                 raise _unsound(tensor, why)
 
-    def sealed(self, layout: Sequence[Tensor], judgements: Sequence[Judgement]) -> None:
+    def committed(self, layout: Sequence[Tensor], judgements: Sequence[Judgement]) -> None:
         """This is the last version now."""
         self._nonzero = {
             tensor.name

@@ -459,3 +459,30 @@ async def test_an_offer_is_called_off_when_the_workers_are_told_a_second_time(
         desk.decides.set()
         await handle
     assert window.steps == ["prepared", "serving", "called off", "stopped", "closed"]
+
+
+async def test_zeros_are_compared_with_the_last_version_that_was_committed(
+    tmp_path: Path, seed: int
+) -> None:
+    model = weights(seed)
+    zeros = {**model, "w0": torch.zeros(64, 32)}
+    async with store_harness(tmp_path) as harness:
+        desk = harness.connection
+        publisher = WeightPublisher(harness)
+
+        async def publish_in_vain(tensors: Weights, *, allow_zeros: bool = False) -> None:
+            desk.asked.clear()
+            desk.decides.clear()
+            handle = publisher.start(tensors, allow_zeros=allow_zeros, deadline_s=DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):
+                await desk.asked.wait()
+            assert await handle.cancel()
+            desk.decides.set()
+
+        await publish_in_vain(model)
+        await publisher.publish(zeros, deadline_s=DEADLINE_S)  # nothing was committed before
+        await publisher.publish(model, deadline_s=DEADLINE_S)
+        await publish_in_vain(zeros, allow_zeros=True)
+        with pytest.raises(Refused, match="allow_zeros=True") as caught:
+            await publisher.publish(zeros, deadline_s=DEADLINE_S)
+        assert caught.value.field == "tensors.w0"

@@ -22,7 +22,7 @@ def test_what_is_not_finite_is_named() -> None:
 def test_zeros_may_come_first_but_not_after_values() -> None:
     soundness = Soundness()
     soundness.require(LAYOUT, [FINE, ZERO])
-    soundness.sealed(LAYOUT, [FINE, ZERO])
+    soundness.committed(LAYOUT, [FINE, ZERO])
     soundness.require(LAYOUT, [FINE, ZERO])
     with pytest.raises(Refused) as caught:
         soundness.require(LAYOUT, [ZERO, ZERO])
@@ -32,13 +32,13 @@ def test_zeros_may_come_first_but_not_after_values() -> None:
 def test_zeros_may_come_after_a_version_with_the_wrong_dtype() -> None:
     soundness = Soundness()
     integers = lay_out([("a", "I64", (2,)), ("b", "BOOL", (2,)), ("c", "U8", (2,))])
-    soundness.sealed(integers, [FINE, FINE, FINE])  # whether integers are zero is not looked at
+    soundness.committed(integers, [FINE, FINE, FINE])  # whether integers are zero is not looked at
     soundness.require(LAYOUT, [ZERO, ZERO])
 
 
 def test_zeros_that_are_meant_are_published_and_infinity_is_not() -> None:
     soundness = Soundness()
-    soundness.sealed(LAYOUT, [FINE, FINE])
+    soundness.committed(LAYOUT, [FINE, FINE])
     with pytest.raises(Refused, match="allow_zeros=True"):
         soundness.require(LAYOUT, [ZERO, FINE])
     soundness.require(LAYOUT, [ZERO, FINE], allow_zeros=True)
@@ -48,14 +48,14 @@ def test_zeros_that_are_meant_are_published_and_infinity_is_not() -> None:
 
 def test_what_follows_a_restored_version_is_not_compared_with_another() -> None:
     soundness = Soundness()
-    soundness.sealed(LAYOUT, [FINE, FINE])
+    soundness.committed(LAYOUT, [FINE, FINE])
     soundness.restored()
     soundness.require(LAYOUT, [ZERO, FINE])
 
 
 def test_a_version_that_was_refused_is_not_what_the_next_is_compared_with() -> None:
     soundness = Soundness()
-    soundness.sealed(LAYOUT, [FINE, FINE])
+    soundness.committed(LAYOUT, [FINE, FINE])
     for _ in range(2):
         with pytest.raises(Refused):
             soundness.require(LAYOUT, [ZERO, FINE])
@@ -63,5 +63,5 @@ def test_a_version_that_was_refused_is_not_what_the_next_is_compared_with() -> N
 
 def test_nothing_is_checked_when_it_is_off() -> None:
     soundness = Soundness("off")
-    soundness.sealed(LAYOUT, [FINE, FINE])
+    soundness.committed(LAYOUT, [FINE, FINE])
     soundness.require(LAYOUT, [ZERO, BROKEN])
