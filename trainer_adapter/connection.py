@@ -12,7 +12,8 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 from bus.actor import Actor, one_by_one
 from bus.clock import BootClock, Clock
@@ -66,6 +67,9 @@ from trainer_adapter.rollout import Delta
 from trainer_adapter.session_book import HeldSession
 from trainer_adapter.settings import TICK_S, ClientSettings
 
+if TYPE_CHECKING:
+    from trainer_adapter.session_place import SessionPlace
+
 
 class Ports(NamedTuple):
     """How to reach routers and workers."""
@@ -114,6 +118,8 @@ class Connection:
         self._core = ClientCore(settings, secrets.token_hex(16), random.SystemRandom())
         self.sessions: Mapping[str, HeldSession] = self._core.sessions
         """The sessions that are open, by name; always up to date."""
+        self.session_holders: WeakValueDictionary[str, SessionPlace] = WeakValueDictionary()
+        """Session name -> who opens it, or has it open."""
         self._home = HomeLoop("client")
         self._link: LinkPort | None = None
         self._streams: SubscriptionPort | None = None

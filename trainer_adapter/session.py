@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Unpack
 
 from bus.errors import Refused
-from bus.messages.endings import Problem
+from bus.messages.endings import Problem, bad_request
 from bus.messages.session import OpenSession
 from bus.strict_calls import strict
 from trainer_adapter.rollout import Delta, Rollout
@@ -58,8 +58,9 @@ class Session(SessionPlace):
         """Add tokens that no model chose, int32 [k]; returns the turn's index in the transcript.
 
         Raises:
-            Refused: not token ids; or a turn is being sampled.
+            Refused: not token ids; or a turn is being sampled; or the session is closed.
         """
+        self._require_not_closed()
         self._check_idle()
         return self.transcript.append(tokens)
 
@@ -67,7 +68,7 @@ class Session(SessionPlace):
         """Sample the next turn after the whole transcript, and add it.
 
         Raises:
-            As `RolloutClient.generate`; nothing is added then.
+            As `RolloutClient.generate`; nothing is added then. Refused: nothing was appended yet.
         """
         return await self.replace(len(self.transcript.turns), sampling, **options)
 
@@ -82,7 +83,9 @@ class Session(SessionPlace):
         Raises:
             As `RolloutClient.generate`.
         """
+        self._require_open()
         self._check_idle()
+        self._require_tokens(self.transcript)
         turns = self.transcript.turns
         deltas = self.stream(self.transcript.tokens, sampling, **options)
         async with aclosing(deltas):
@@ -106,6 +109,7 @@ class Session(SessionPlace):
         """
         with self._sampling():
             kept = self.transcript.before(turn)
+            self._require_tokens(kept)
             rollout = await self.generate(kept.tokens, sampling, **options)
             self.transcript.rewind(len(kept.turns))
             self.transcript.add(rollout)
@@ -115,8 +119,9 @@ class Session(SessionPlace):
         """Forget a turn and all after it, so that others can follow.
 
         Raises:
-            Refused: there is no such turn; or a turn is being sampled.
+            Refused: there is no such turn; or a turn is being sampled; or the session is closed.
         """
+        self._require_not_closed()
         self._check_idle()
         self.transcript.rewind(turn)
 
@@ -167,6 +172,13 @@ class Session(SessionPlace):
             yield
         finally:
             self._is_sampling = False
+
+    def _require_tokens(self, kept: Transcript) -> None:
+        if len(kept):
+            return
+        message = f"session {self.name[:64]!r} has no tokens before this turn"
+        way = "`append` its prompt first, then sample"
+        raise Refused(bad_request("prompt", f"{message}: {way}"))
 
     def _check_idle(self) -> None:
         if self._is_sampling:

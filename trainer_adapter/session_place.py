@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import msgspec
 
 from bus.errors import ActorStopped, MailboxFull, Refused, cannot_be_pickled
-from bus.messages.endings import bad_request
+from bus.messages.endings import Problem, bad_request
 from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
 from bus.strict_calls import strict
 
@@ -50,6 +50,11 @@ class SessionPlace:
         return self._asked.session
 
     @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        return self._is_open
+
+    @property
     def worker(self) -> str:
         """Who has its prefix; empty when the router has given its place away."""
         held = self._client.sessions.get(self.name)
@@ -76,6 +81,7 @@ class SessionPlace:
         try:
             await self._admitted()
         except Refused:
+            self._let_go()
             raise
         except BaseException:
             self.close()  # it may have been opened all the same
@@ -98,6 +104,8 @@ class SessionPlace:
         Nobody waits for the answer: who leaves because the router is away is not held up.
         """
         self._is_open = False
+        if not self._let_go():
+            return  # the place is another's, or was never this one's
         deadline_s = self._client.connection.settings.control_deadline_s
         # A client that is closed has freed the place with its goodbye; else the lease will.
         with suppress(ActorStopped, MailboxFull):
@@ -109,18 +117,48 @@ class SessionPlace:
         Raises:
             Refused: it has none yet, or none any more.
         """
-        if self._is_open:
-            return
-        why = "is closed" if self._was_open else "is not open yet"
-        way = "branch from it" if self._was_open else "enter it"
-        message = f"session {self.name[:64]!r} {why}: {way} by `async with` or `with`, or `open()`"
-        raise Refused(bad_request("session", message))
+        self._require_not_closed()
+        if not self._is_open:
+            raise self._not_open("is not open yet: enter")
+
+    def _require_not_closed(self) -> None:
+        """Check that it has a place, or may still get one.
+
+        Raises:
+            Refused: it has none any more.
+        """
+        if self._was_open and not self._is_open:
+            raise self._not_open("is closed: branch from")
+
+    def _not_open(self, why: str) -> Refused:
+        way = "it by `async with` or `with`, or `open()`"
+        return Refused(bad_request("session", f"session {self.name[:64]!r} {why} {way}"))
+
+    def _claim(self) -> None:
+        """Be the only open one of its name in this client.
+
+        Raises:
+            Refused: another one has the place.
+        """
+        other = self._client.connection.session_holders.setdefault(self.name, self)
+        has_lost_it = other.is_open and not other.worker
+        if other is not self and not has_lost_it:
+            message = f"session {self.name[:64]!r} is open in this client already: use that one,"
+            message += " `branch` from it under another name, or close it first"
+            raise Refused(Problem("session_taken", message, "not_started", field="session"))
+        self._client.connection.session_holders[self.name] = self
+
+    def _let_go(self) -> bool:
+        """Whether the place was its own until now."""
+        holders = self._client.connection.session_holders
+        return holders.get(self.name) is self and holders.pop(self.name) is self
 
     async def _admitted(self) -> None:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._wait_s
         while True:
             try:
+                self._claim()
                 await self._ask()
             except Refused as error:
                 retry_at = loop.time() + max(RETRY_S, error.retry_after_ms / 1000)

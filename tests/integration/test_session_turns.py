@@ -87,6 +87,37 @@ async def test_a_session_can_be_opened_and_closed_by_hand(client: RolloutClient)
     session.close()
 
 
+async def test_a_closed_session_takes_no_more_turns(client: RolloutClient) -> None:
+    async with client.session("closed") as session:
+        session.append([5, 6])
+    for step in (lambda: session.append([1]), lambda: session.rewind(0)):
+        with pytest.raises(Refused, match="'closed' is closed: branch from it") as caught:
+            step()
+        assert caught.value.field == "session"
+    assert session.transcript.tokens.tolist() == [5, 6]
+
+
+async def test_a_session_is_not_opened_twice_in_one_client(client: RolloutClient) -> None:
+    async with client.session("twice") as session:
+        second = client.session("twice")
+        with pytest.raises(Refused, match="'twice' is open in this client already") as caught:
+            await second.open()
+        assert caught.value.code == "session_taken"
+        second.close()
+        await session.renew()
+        assert session.worker
+    async with client.session("twice"):
+        """It is free again."""
+
+
+async def test_a_turn_without_a_prompt_says_what_to_do(client: RolloutClient) -> None:
+    async with client.session("bare") as session:
+        with pytest.raises(Refused, match="`append` its prompt first"):
+            await session.sample(GREEDY)
+        with pytest.raises(Refused, match="`append` its prompt first"):
+            await anext(session.sample_stream(GREEDY))
+
+
 def _blocking_turns(address: str) -> list[int]:
     with connect_sync(address, name="plain") as plain, plain.session("plain") as session:
         session.append([5, 6, 7, 8])
