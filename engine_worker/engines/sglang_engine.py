@@ -59,6 +59,7 @@ from engine_worker.engines.sglang.tap_wire import (
     Rows,
     Staged,
     Swapped,
+    VersionsChecked,
 )
 from engine_worker.engines.sglang.updatable import Updatable
 from engine_worker.engines.sglang.upstream_types import SglangHandle
@@ -85,6 +86,7 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
         self._timeout_s = settings.control_timeout_s
         self._live = LiveRequests(sink)
         self._pulse = Pulse(0, 0, 0, 0)
+        self._checked = VersionsChecked(0, 0)
         self._last_words = ""
         self._gone = threading.Event()
         self._looked: SimpleQueue[Sequence[Lack]] = SimpleQueue()
@@ -186,6 +188,18 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
             is_torn=self._pausing.guard.is_torn,
         )
 
+    def load(self) -> Mapping[str, float]:
+        """See `LoadMeter`; and how many requests had their versions checked, where they are."""
+        gauges = super().load()
+        if hooks.VERSION_CHECK not in self.facts.features:
+            return gauges
+        checked = self._checked
+        return {
+            **gauges,
+            "versions_checked": float(checked.n_requests),
+            "versions_contradicted": float(checked.n_contradicted),
+        }
+
     def close(self) -> None:
         """See `Engine`."""
         thread = self._alive()
@@ -261,6 +275,8 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
                     self._pausing.abort(given_up)
             case Pulse():
                 self._pulse = message
+            case VersionsChecked():
+                self._checked = message
             case Looked(lacks):
                 self._looked.put(lacks)
             case Staged() | Swapped():

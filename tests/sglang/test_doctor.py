@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_worker.engines.sglang import hooks
 from launcher.commands.doctor import look
 
 pytestmark = pytest.mark.timeout(600)
@@ -13,7 +14,8 @@ def test_it_finds_sglang_its_features_and_that_it_knows_the_model(llama: Path) -
     found = {f"{each.section} {each.name}": each for each in look(str(llama))}
     assert found["sglang import"].state == "ok"
     of_sglang = {name: each for name, each in found.items() if name.startswith("sglang ")}
-    assert {each.state for each in of_sglang.values()} == {"ok"}, "a tested version has everything"
+    missed = [each.says for each in of_sglang.values() if each.state != "ok"]
+    assert all(hooks.VERSION_CHECK in says for says in missed), "a tested version has the rest"
     assert {"sglang Scheduler.run_batch", "sglang attributes", "sglang version"} <= {*of_sglang}
     assert found["model sglang engine"].state == "ok"
     assert {each.state for each in found.values()} <= {"ok", "note", "missing"}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from engine_worker.engines.sglang import upstream
+from engine_worker.engines.sglang.hooks import VERSION_CHECK
 from engine_worker.engines.sglang.settings import SglangSettings
 from engine_worker.engines.sglang.upstream_types import SglangObject
 
@@ -34,6 +35,8 @@ def features_of(
         found |= OF_TEXT | _media_of(model)
         if _says(arguments, "grammar_backend") != "none" and upstream.has_xgrammar():
             found |= OF_GRAMMARS
+    if checks_versions(arguments):
+        found.add(VERSION_CHECK)
     if has_seeds(arguments):
         found.add("seed")
     if has_priorities(arguments):
@@ -53,6 +56,14 @@ def features_of(
 def is_speculative(arguments: SglangObject) -> bool:
     """Whether SGLang guesses several tokens ahead."""
     return bool(_says(arguments, "speculative_algorithm"))
+
+
+def checks_versions(arguments: SglangObject) -> bool:
+    """Whether versions of tokens can be compared with SGLang's account, where it keeps one.
+
+    With speculation a step has several tokens, and not always as many.
+    """
+    return not is_speculative(arguments)
 
 
 def has_seeds(arguments: SglangObject) -> bool:

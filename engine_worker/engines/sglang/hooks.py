@@ -92,6 +92,8 @@ GRAMMAR = "constrained.xgrammar_backend:XGrammarGrammar"
 OF_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 OF_MEDIA = ("image", "video", "audio")
 OF_STOP_TEXTS = ("stop", "stop_regex")
+VERSION_CHECK = "version_check"
+"""Versions of a request's tokens are compared with SGLang's own account when it ends."""
 PROCESSORS = "processor:*"
 """All processors, whatever their names."""
 
@@ -198,6 +200,8 @@ HOOKS: Sequence[Hook] = (
 )
 """All that is patched."""
 
+_CHECKED = "versions of tokens are checked by SGLang's own account"
+
 PARTS: Sequence[Part] = (
     Part("plugins", ("load_plugins",), "hooks are applied"),
     Part("plugins.hook_registry:HookRegistry", ("register(target, hook)",), "hooks are applied"),
@@ -223,6 +227,20 @@ PARTS: Sequence[Part] = (
         "weights, and which rank speaks",
     ),
     Part(SCHEDULER, ("token_to_kv_pool_allocator", "max_total_num_tokens"), "load"),
+    Part(
+        SCHEDULER,
+        ("record_weight_version_change(new_version)", "server_args"),
+        _CHECKED,
+        loses=(VERSION_CHECK,),
+    ),
+    Part(REQUEST, ("weight_version_events",), _CHECKED, loses=(VERSION_CHECK,)),
+    Part(
+        "utils.weight_versions:WeightVersionEvent",
+        ("old_version", "num_output_tokens"),
+        _CHECKED,
+        loses=(VERSION_CHECK,),
+    ),
+    Part("runtime_context", ("get_serving",), _CHECKED, loses=(VERSION_CHECK,)),
     Part(SCHEDULER, ("maybe_sleep_on_idle",), "a paused scheduler sleeps", loses=()),
     Part("managers.tp_worker:TpModelWorker", ("model_runner",), "weights"),
     Part(

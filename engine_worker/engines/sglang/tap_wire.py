@@ -69,6 +69,14 @@ class Pulse(msgspec.Struct, array_like=True, frozen=True, tag="pulse"):
     n_kv_tokens: int
 
 
+class VersionsChecked(msgspec.Struct, array_like=True, frozen=True, tag="versions_checked"):
+    """Requests that ended so far and whose versions were compared with SGLang's own account."""
+
+    n_requests: int
+    n_contradicted: int
+    """Of them; each has failed."""
+
+
 class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
     """The prefix cache of this scheduler is empty."""
 
@@ -109,7 +117,7 @@ class Swapped(msgspec.Struct, array_like=True, frozen=True, tag="swapped"):
     """The weights are of no version now."""
 
 
-Message = Rows | Looked | Pulse | LastWords | Staged | Swapped | Flushed
+Message = Rows | Looked | Pulse | LastWords | Staged | Swapped | Flushed | VersionsChecked
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_type_hints
 
 from engine_worker.engines.sglang.upstream_types import (
+    Run,
     Scheduler,
     SchedulerInitResult,
+    SchedulerRequest,
     SglangHandle,
 )
 
@@ -95,6 +97,20 @@ def is_halted(scheduler: Scheduler) -> bool:
     """Whether a scheduler takes no steps."""
     is_paused: bool = getattr(scheduler, "_engine_paused")  # noqa: B009 - private, as above
     return is_paused
+
+
+def counted_runs(request: SchedulerRequest, n_tokens: int) -> list[Run]:
+    """SGLang's own account of the weight versions of a request's first tokens.
+
+    Its spans are made of the same, and leave out weights that came and went between two tokens.
+    """
+    events = request.weight_version_events
+    versions = [event.old_version for event in events]
+    stops = [event.num_output_tokens for event in events]
+    current: str = _module("runtime_context").get_serving().weight_version
+    return [
+        Run(*run) for run in zip([*versions, current], [0, *stops], [*stops, n_tokens], strict=True)
+    ]
 
 
 def stores_by_namespace() -> bool:

@@ -1,7 +1,7 @@
 """The part of SGLang's objects that is used here, as types."""
 
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 SglangObject = Any
 """Something of SGLang's of which too much is used, or changed, to be written down as a type."""
@@ -239,6 +239,7 @@ class Scheduler(Protocol):
     token_to_kv_pool_allocator: KvPool
     tree_cache: TreeCache
     max_total_num_tokens: int
+    server_args: object
 
     def pause_generation(self, recv_req: object) -> None:
         """Hold or retract what runs."""
@@ -252,9 +253,29 @@ class Scheduler(Protocol):
         """End what is queued, and soon what runs."""
         ...
 
+    def record_weight_version_change(self, new_version: str) -> None:
+        """Note how many tokens each request has until now. Missing in some versions."""
+        ...
+
     def maybe_sleep_on_idle(self) -> None:
         """Wait up to 1 s for something to come, if `sleep_on_idle` says so."""
         ...
+
+
+class VersionEvent(Protocol):
+    """The weights changed while a request had tokens."""
+
+    old_version: str
+    num_output_tokens: int
+
+
+class Run(NamedTuple):
+    """Tokens of one version, one after another."""
+
+    version: str
+    start: int
+    """The first of them, by its place in the output."""
+    stop: int
 
 
 class FinishReason(Protocol):
@@ -289,6 +310,10 @@ class SchedulerRequest(Protocol):
     sampling_params: SamplingParams
     rolloutbus_told: int
     """Ours: how many of its tokens have left. Not there before the first."""
+    rolloutbus_versions: "Sequence[Run]"
+    """Ours: of the tokens that left before the last change. Not there before the first."""
+    weight_version_events: "Sequence[VersionEvent]"
+    """SGLang's account of such changes. Missing in some versions."""
     extra_key: str | None
     """Namespace in the prefix cache."""
     rolloutbus_extra_key: str | None

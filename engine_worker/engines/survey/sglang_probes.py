@@ -46,8 +46,8 @@ def _of_parts() -> Iterator[Finding]:
             lack = presence.lack_of(part, f"there is no {name}")
             yield _finding(".".join(name.split(".")[-2:]), lack, part.when)
     n_names = sum(len(part.names) for part in hooks.PARTS)
-    if not n_lacking:
-        yield Finding(SECTION, "attributes", "ok", f"all {n_names} that are read are there")
+    n_there = f"{n_names - n_lacking} of" if n_lacking else "all"
+    yield Finding(SECTION, "attributes", "ok", f"{n_there} {n_names} that are read are there")
 
 
 def _finding(name: str, lack: Lack, when: When) -> Finding:

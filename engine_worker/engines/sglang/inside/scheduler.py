@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine_worker.engines.sglang import hooks, upstream
+from engine_worker.engines.sglang import features, hooks, upstream
 from engine_worker.engines.sglang.hooks import Hook, When
 from engine_worker.engines.sglang.inside.patching import patch
 from engine_worker.engines.sglang.inside.prefix_events import PrefixEvents
 from engine_worker.engines.sglang.inside.scheduler_sampling import SchedulerSampling
 from engine_worker.engines.sglang.inside.scheduler_weights import SchedulerWeights
 from engine_worker.engines.sglang.inside.tap_columns import TapColumns
+from engine_worker.engines.sglang.inside.version_account import VersionAccount
 from engine_worker.engines.sglang.presence import lacks_for
 from engine_worker.engines.sglang.tap_wire import (
     COARSE_VARIABLE,
@@ -41,6 +42,9 @@ from engine_worker.engines.sglang.upstream_types import (
 )
 
 PULSE_S = 0.2
+UNBOOKED = 1
+"""Steps, each of one token of a request, that a scheduler has launched and not booked while weights
+change: none, or with overlapped scheduling one."""
 
 Call = Callable[..., Any]
 
@@ -74,6 +78,8 @@ class SchedulerTap:
         self._weights = SchedulerWeights(self._send, self._end, self._use_version)
         self._sampling = SchedulerSampling()
         self._prefixes = PrefixEvents() if PREFIX_VARIABLE in os.environ else None
+        self._has_account = False
+        """Whether this SGLang counts tokens by the version of the weights."""
         self._scheduler: Scheduler | None = None
         self._n_forwards = 0
         self._pulse_at = 0.0
@@ -87,6 +93,7 @@ class SchedulerTap:
         if self._prefixes is not None:
             whens.append("prefixes")
         lacks = [*patch(self.calls()), *lacks_for("scheduler", whens)]
+        self._has_account = not any(hooks.VERSION_CHECK in (each.loses or ()) for each in lacks)
         problem = hooks.refusal(upstream.version(), lacks)
         self._send(LastWords(problem) if problem else Looked(lacks))
         return problem
@@ -121,6 +128,9 @@ class SchedulerTap:
 
     def _run(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
         self._take_over(scheduler)
+        if self._has_account and features.checks_versions(scheduler.server_args):
+            self._columns.account = VersionAccount(upstream.counted_runs, UNBOOKED, self._send)
+            self._weights.keep_account()
         self._or_say_why(call, scheduler, *args, **kwargs)
 
     def _take_over(self, scheduler: Scheduler) -> None:
@@ -216,6 +226,8 @@ class SchedulerTap:
         launched = [batch for batch, _ in getattr(scheduler, "result_queue", ())]
         batches = (scheduler.running_batch, scheduler.last_batch, *launched)
         running = [req for batch in batches if batch is not None for req in batch.reqs]
+        if scheduler.chunked_req is not None:
+            running.append(scheduler.chunked_req)
         return [*running, *scheduler.waiting_queue]
 
     @property

@@ -58,12 +58,18 @@ class SchedulerWeights:
         self._is_paused = False
         """As the host wants it."""
         self._is_changing = False
+        self._keeps_account = False
 
     def take_over(self, scheduler: Scheduler) -> None:
         """Work for this scheduler of SGLang's, which is being built."""
         self._scheduler = scheduler
         self._change = VersionChange(scheduler, self._end)
         self._made: tuple[ModelTensors, Ranks] | None = None
+
+    def keep_account(self) -> None:
+        """Tell SGLang the version of its weights, now and at each change; it can count tokens."""
+        self._keeps_account = True
+        self._scheduler.record_weight_version_change(new_version=str(self._version))
 
     def answer(self, call: Call, updater: object, request: NamedWeightRequest) -> object:
         """Around the request for a weight by name."""
@@ -177,9 +183,8 @@ class SchedulerWeights:
         self._version = version
         self._set_version(version)
         self._change.use(version)
-        record = getattr(self._scheduler, "record_weight_version_change", None)
-        if record is not None:
-            record(new_version=str(version))
+        if self._keeps_account:
+            self._scheduler.record_weight_version_change(new_version=str(version))
 
     def _release(self, *, is_halted: bool) -> None:
         """Take steps again, or none."""

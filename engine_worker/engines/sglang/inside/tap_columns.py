@@ -13,6 +13,7 @@ import numpy as np
 from bus.messages.array import Array
 from engine_worker.engines.sglang.inside.support import NOT_MEASURED, truncates
 from engine_worker.engines.sglang.inside.tap_arrays import wanted_arrays
+from engine_worker.engines.sglang.inside.version_account import VersionAccount
 from engine_worker.engines.sglang.tap_wire import STREAMED, Finish, Rows
 from engine_worker.engines.sglang.upstream_types import FinishReason, SchedulerRequest
 
@@ -23,6 +24,8 @@ class TapColumns:
     def __init__(self, coarse_tokens: int) -> None:
         self.version: int | None = None
         """Of the weights that computed the step being told; None: nobody has said."""
+        self.account: VersionAccount | None = None
+        """Compares versions when a request ends; None: this SGLang keeps no account of them."""
         self._coarse_tokens = coarse_tokens
         self._steady = SteadyBatch()
         self._quiet = QuietBatch()
@@ -42,12 +45,14 @@ class TapColumns:
             batch.enter(requests)
         return rows
 
-    def change_version(self, version: int | None, live: Iterable[SchedulerRequest]) -> Rows | None:
+    def change_version(self, version: int | None, live: Sequence[SchedulerRequest]) -> Rows | None:
         """The steps told from now on are of other weights; what `live` has left of the old ones."""
         if version == self.version:
             return None
         self._steady.leave()
         rows = self._rows(live, 1)
+        if self.account is not None:
+            self.account.change(self.version, live)
         self.version = version
         return rows
 
@@ -76,6 +81,7 @@ class TapColumns:
                 n_new = stop - start
                 if is_end:
                     finishes.append(Finish(len(rids), "abort"))
+                    stop = self._trusted(request, start, stop, finishes)
                 elif n_new < portion and not (n_new and request.rid.startswith(STREAMED)):
                     continue
             else:
@@ -84,7 +90,8 @@ class TapColumns:
                 finishes.append(_finish(len(rids), reason))
                 if finishes[-1].status and _is_broken(request, stop):
                     stop -= 1
-                if request.sampling_params.custom_params:
+                stop = self._trusted(request, start, stop, finishes)
+                if not finishes[-1].status and request.sampling_params.custom_params:
                     finishes[-1] = _with_arrays(request, stop, finishes[-1], arrays)
             if truncates(request.sampling_params):
                 cut: Sequence[float] = getattr(request, "rolloutbus_log_mass", ())
@@ -106,6 +113,20 @@ class TapColumns:
             support_logprobs=_support_logprobs(logprobs, cuts),
             arrays=arrays,
         )
+
+    def _trusted(
+        self, request: SchedulerRequest, start: int, stop: int, finishes: list[Finish]
+    ) -> int:
+        """`stop`; `start` if nothing more may be told, which makes its end, the last, an error."""
+        end = finishes[-1]
+        if self.account is None or end.status:
+            return stop
+        problem = self.account.problem_of(request, self.version, stop)
+        if not problem:
+            return stop
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        finishes[-1] = Finish(end.row, "abort", problem, status)
+        return start
 
 
 class SteadyBatch:

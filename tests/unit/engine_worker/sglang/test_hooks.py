@@ -262,6 +262,7 @@ def test_the_first_step_is_booked_with_and_without_overlapped_scheduling(
         ipc_channels=SimpleNamespace(send_to_detokenizer=SimpleNamespace(socket=object())),
         running_batch=batch,
         last_batch=None,
+        chunked_req=None,
         waiting_queue=[],
     )
     if is_overlapped:

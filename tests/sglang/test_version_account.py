@@ -1,0 +1,115 @@
+"""The real SGLang keeps an account of weight versions of its own: ours are compared with it."""
+
+import asyncio
+import importlib.metadata
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import rolloutbus
+from bus.messages.control import ServerFacts
+from bus.messages.engine import Load
+from bus.messages.weights import InFlight
+from engine_worker.engines.sglang import hooks
+from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus.errors import EngineFailed
+from tests.integration.drills import Streamed
+from tests.integration.reference import Reference
+from tests.sglang.conftest import DEADLINE_S
+from tests.sglang.fleets import fleet_of
+from tests.sglang.models import ENDLESS
+from tests.sglang.removing import forget_versions
+from trainer_adapter.settings import ClientSettings
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+
+PROMPT = [5, 6, 7, 8]
+LONG = Sampling(max_new_tokens=ENDLESS, ignore_eos=True)
+SOME = Sampling(max_new_tokens=200, ignore_eos=True)
+FEW = Sampling(max_new_tokens=6, ignore_eos=True)
+MODES: tuple[InFlight, ...] = ("in_place", "retract", "in_place", "abort")
+
+
+def keeps_account() -> bool:
+    """Whether the installed version does: of those that are tested, all but this one."""
+    return importlib.metadata.version("sglang") != "0.5.17"
+
+
+@asynccontextmanager
+async def client_of(model: Path) -> AsyncGenerator[RolloutClient]:
+    async with rolloutbus.up(**fleet_of(model)) as fleet:
+        settings = ClientSettings(name="tests", router=fleet.address, overtime_s=DEADLINE_S)
+        async with RolloutClient(settings) as client:
+            yield client
+
+
+async def publish(publisher: WeightPublisher, reference: Reference, in_flight: InFlight) -> int:
+    reference.perturb(1)
+    published = await publisher.publish(
+        reference.model.named_parameters(),
+        in_flight=in_flight,
+        require="all",
+        deadline_s=DEADLINE_S,
+    )
+    return published.version
+
+
+async def gauges_of(client: RolloutClient) -> Mapping[str, float]:
+    return (await client.get_load()).only(Load).gauges
+
+
+async def counted(client: RolloutClient) -> tuple[float, float]:
+    """Requests that were checked, and of them those with wrong versions."""
+    gauges = await gauges_of(client)
+    return gauges["versions_checked"], gauges["versions_contradicted"]
+
+
+async def test_versions_pass_the_check_where_there_is_one(llama: Path) -> None:
+    async with client_of(llama) as client:
+        info = (await client.server_info()).only(ServerFacts)
+        assert (hooks.VERSION_CHECK in info.features) == keeps_account()
+        if not keeps_account():
+            assert "versions_checked" not in await gauges_of(client)
+            return
+        publisher, reference = WeightPublisher(client), Reference(llama)
+        streamed = Streamed(client, PROMPT, LONG, deadline_s=DEADLINE_S)
+        await streamed.reached(10)
+        others = [
+            asyncio.create_task(client.generate(PROMPT, SOME, deadline_s=DEADLINE_S))
+            for _ in range(3)
+        ]
+        for mode in MODES:
+            await publish(publisher, reference, mode)
+            await streamed.grown_by(10)
+        rollout = await streamed.cut()
+        assert len(rollout.versions) == len(MODES) + 1
+        for other in await asyncio.gather(*others):
+            assert len(other.tokens) == SOME.max_new_tokens
+        last = await client.generate(PROMPT, FEW, deadline_s=DEADLINE_S)
+        assert [version for version, _ in last.versions] == [len(MODES)]
+        n_checked, n_contradicted = await counted(client)
+        assert n_contradicted == 0
+        # Those that an update aborted were checked at their abort, too.
+        assert n_checked >= len(others) + 2
+        publisher.forget()
+
+
+async def test_versions_that_are_wrong_fail_their_request(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not keeps_account():
+        pytest.skip("this SGLang keeps no account of versions")
+    forget_versions(monkeypatch, 0)
+    async with client_of(llama) as client:
+        rollout = await client.generate(PROMPT, FEW, deadline_s=DEADLINE_S)
+        assert [version for version, _ in rollout.versions] == [0]
+        publisher = WeightPublisher(client)
+        assert await publish(publisher, Reference(llama), "in_place") == 1
+        with pytest.raises(EngineFailed, match=r"version 0, and by SGLang's own account .* of 1"):
+            await client.generate(PROMPT, FEW, deadline_s=DEADLINE_S)
+        n_checked, n_contradicted = await counted(client)
+        assert n_contradicted >= 1
+        assert n_checked > n_contradicted
+        publisher.forget()
