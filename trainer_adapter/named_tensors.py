@@ -50,11 +50,13 @@ class _Sharded(Protocol):
 def named_tensors(tensors: Tensors, rename: Rename | None = None) -> list[tuple[str, torch.Tensor]]:
     """(name, tensor) of every distinct tensor; of tied ones the first name stays.
 
-    They are told apart by their memory, so all of them have to exist at once: see `are_held`.
+    They are told apart by their memory, so all of them have to exist at once: see `are_held`. In a
+    list of pairs only parameters may be tied: of other tensors there, a buffer used again looks the
+    same.
 
     Raises:
-        SettingsError: there is none, one has a dtype that cannot be published, or two different
-            ones have the same name.
+        SettingsError: there is none, one has a dtype that cannot be published, two different
+            ones have the same name, or two in a list are one buffer.
     """
     distinct = distinct_tensors(tensors, rename)
     if not distinct:
@@ -76,12 +78,22 @@ def distinct_tensors(
         require_publishable(name, tensor)
         storage = _storage_of(name, tensor)
         if storage in found:
+            if isinstance(tensors, list | tuple) and not isinstance(tensor, torch.nn.Parameter):
+                raise _one_buffer(found[storage][0], name)
             continue
         if name in names:
             raise SettingsError(f"two different tensors have the name {name!r}")
         names.add(name)
         found[storage] = (name, tensor.detach())
     return list(found.values())
+
+
+def _one_buffer(first: str, second: str) -> SettingsError:
+    return SettingsError(
+        f"tensors {first!r} and {second!r} of a list lie in the same memory: clone each, or give "
+        "an iterator, if a buffer is used again; if they are tied, publish the module or its state "
+        f"dict, or leave {second!r} out of the list"
+    )
 
 
 def are_held(tensors: Tensors) -> bool:

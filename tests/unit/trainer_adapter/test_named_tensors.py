@@ -21,6 +21,14 @@ def test_tied_weights_are_published_once_under_their_first_name(kind: str) -> No
     assert [name for name, _ in named_tensors(given)] == ["embed.weight"]
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_buffer_that_is_used_again_in_a_list_is_no_tied_tensor(kind: type) -> None:
+    buffer = torch.zeros(2, 3)
+    with pytest.raises(SettingsError, match=r"'a' and 'b' .* same memory: clone each") as caught:
+        named_tensors(kind([("a", buffer), ("b", buffer.view(2, 3))]))
+    assert "leave 'b' out" in str(caught.value)
+
+
 def test_views_of_one_storage_that_differ_are_all_published() -> None:
     whole = torch.zeros(4, 4)
     pairs = [("whole", whole), ("turned", whole.t()), ("half", whole[:2]), ("empty", whole[:0])]
