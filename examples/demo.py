@@ -1,4 +1,4 @@
-"""The demo: asynchronous RL over the bus on two cores, in about two minutes.
+"""The demo: asynchronous RL over the bus on two cores, in about three minutes.
 
 Two engine workers sample answers while the trainer learns from earlier ones. After each training
 step the new weights go to the engines in place: rollouts under way just go on, and each of their

@@ -27,7 +27,7 @@ def demo(
         str, typer.Option(metavar="DIR", help="Write a journal of the run; see `replay`.")
     ] = "",
 ) -> None:
-    """Train a tiny model by asynchronous RL over the bus: two workers, two minutes, no GPU.
+    """Train a tiny model by asynchronous RL over the bus: two workers, three minutes, no GPU.
 
     Half way it kills one worker on purpose. Leaves config.json, metrics.jsonl and reward.png.
     """

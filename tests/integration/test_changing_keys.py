@@ -16,7 +16,7 @@ from bus.endpoints import split_key, with_key
 from bus.process import ActorExit
 from engine_worker.settings import WorkerSettings
 from launcher import discovery
-from launcher.cli import app
+from launcher.app import app
 from launcher.plan import environment, python
 from rolloutbus import Fleet, FleetStatus, RolloutClient
 from router.actor import RouterActor

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bus.messages.control import FleetStatus, WorkerStatus
-from launcher.cli import app
+from launcher.app import app
 from launcher.commands.up import state_line
 from launcher.options import parse_engine_options
 
@@ -28,6 +28,12 @@ def test_help_of_every_command_has_an_example(cli: CliRunner, command: str) -> N
     result = cli.invoke(app, [command, "--help"])
     assert result.exit_code == 0
     assert re.search(rf"Example: rolloutbus {command}\b", result.stdout)
+
+
+def test_the_demo_takes_as_long_as_the_readme_says(cli: CliRunner) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (minutes,) = re.findall(r"make demo .* (\w+) minutes", readme)
+    assert f"{minutes} minutes" in cli.invoke(app, ["demo", "--help"]).stdout
 
 
 def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bus.errors import SettingsError
-from launcher.cli import app
+from launcher.app import app
 from launcher.discovery import (
     AmbiguousFleet,
     NoSuchFleet,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from launcher.cli import app
+from launcher.app import app
 from replay.journal.files import segments_in
 from replay.journal.format import JournalError
 from replay.journal.records import Tap

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bus.security.allow_list import read_allow_list
 from bus.security.key_files import read_key_pair
-from launcher.cli import app
+from launcher.app import app
 
 
 class Keys:

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bus.messages.generation import Sampling
-from launcher.cli import app
+from launcher.app import app
 from launcher.commands.replay import line_of
 from replay.journal.records import Stream, Tap
 from replay.player import Playback
