@@ -57,6 +57,8 @@ class EngineFacts:
     """`tp`, `pp`, `dp`, `ep`: over how many ranks the model is split."""
     software: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name -> version of what the engine is made of."""
+    lost: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Features that what is installed cannot carry, and why. `processor:*`: all processors."""
     lacks: frozenset[str] = frozenset()
     """Kinds of commands that its class knows and it cannot do, for its model or its settings."""
 

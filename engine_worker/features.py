@@ -5,6 +5,7 @@ Spec: docs/protocol.md, "What an engine need not be able to do".
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from types import MappingProxyType
 
 from bus.messages.endings import Problem, bad_request
 from bus.messages.generation import NOTHING_MORE, Generate, Sampling, Want
@@ -12,6 +13,8 @@ from bus.option_checks import adapter_of
 
 PROCESSOR = "processor:"
 """Before the name of a registered processor."""
+
+NOTHING_LOST: Mapping[str, str] = MappingProxyType({})
 
 _TEXT = "an sglang engine has it with `text`"
 _HINTS: Mapping[str, str] = {
@@ -53,15 +56,22 @@ def cannot_do(kind: str) -> Problem:
     return Problem("unsupported", message, "not_started")
 
 
-def missing(body: Generate, features: AbstractSet[str]) -> Problem | None:
-    """The first wish that an engine with these features cannot grant; None if it can grant all."""
+def missing(
+    body: Generate, features: AbstractSet[str], lost: Mapping[str, str] = NOTHING_LOST
+) -> Problem | None:
+    """The first wish that an engine with these features cannot grant; None if it can grant all.
+
+    `lost`: features that what is installed cannot carry, and why: no option would help.
+    """
     for feature, field in needs(body):
         if feature not in features:
-            hint = _HINTS.get(feature, "")
-            if feature.startswith(PROCESSOR):
+            is_processor = feature.startswith(PROCESSOR)
+            hint = lost.get(f"{PROCESSOR}*" if is_processor else feature, "")
+            if not hint and is_processor:
                 known = sorted(each for each in features if each.startswith(PROCESSOR))
                 names = ", ".join(each.removeprefix(PROCESSOR) for each in known) or "none"
                 hint = f"registered are: {names}"
+            hint = hint or _HINTS.get(feature, "")
             message = f"This worker's engine has no {feature}" + (f"; {hint}." if hint else ".")
             return Problem("unsupported", message, "not_started", field=field)
     return None

@@ -1,7 +1,7 @@
 """Running `generate` requests of one worker: started, fed by engine steps, ended."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from bus.messages.stream import Deltas
 from bus.validation import check_cost, check_generate
 from bus.versions import parse_versions
 from engine_worker.effects import ToHost
-from engine_worker.features import missing, unknown_adapter
+from engine_worker.features import NOTHING_LOST, missing, unknown_adapter
 from engine_worker.requests import ITEM_BYTES, NEVER, RunningRequest
 from engine_worker.streams import StreamBatcher
 
@@ -33,13 +33,14 @@ class Limits(NamedTuple):
     max_running: int
     """More than the router should ever place here."""
     features: frozenset[str] = frozenset()
+    lost: Mapping[str, str] = NOTHING_LOST
 
 
 def limits_of(engine: EngineReady) -> Limits:
     """What an engine has said of itself."""
     max_running = 4 * engine.slots + 16
     features = frozenset(engine.features)
-    return Limits(engine.vocab_size, engine.max_context, max_running, features)
+    return Limits(engine.vocab_size, engine.max_context, max_running, features, engine.lost)
 
 
 class Finished(NamedTuple):
@@ -143,7 +144,7 @@ class Generation:
             _check_version(entry, version)
             or check_generate(body, vocab_size=limits.vocab_size, max_context=limits.max_context)
             or _check_cost(entry, body, limits)
-            or missing(body, limits.features)
+            or missing(body, limits.features, limits.lost)
             or unknown_adapter(body.lora, self.adapters)
         )
         if problem is not None:

@@ -211,6 +211,7 @@ def _ready(engine: Engine, commands: HostCommands, relay: Relay) -> EngineReady:
         parallel=dict(facts.parallel),
         software=dict(facts.software),
         adapters=commands.adapters,
+        lost=dict(facts.lost),
     )
 
 

@@ -15,6 +15,7 @@ from bus.messages.limits import (
     KindNames,
     Labels,
     Natural,
+    Reasons,
     Rid,
     Sentence,
     Short,
@@ -42,6 +43,8 @@ class EngineReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As in `ServerFacts`, like those that follow."""
     software: Labels = msgspec.field(default_factory=dict[str, str])
     adapters: Counters = msgspec.field(default_factory=dict[str, int])
+    lost: Reasons = msgspec.field(default_factory=dict[str, str])
+    """Features that what is installed cannot carry, and why. `processor:*`: all processors."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -128,6 +128,7 @@ Troubles = Annotated[dict[Short, Sentence], Meta(max_length=MAX_MEMBERS)]
 Counters = Annotated[dict[Short, Natural], Meta(max_length=MAX_KINDS)]
 Gauges = Annotated[dict[Short, float], Meta(max_length=MAX_KINDS)]
 Labels = Annotated[dict[Short, Short], Meta(max_length=MAX_KINDS)]
+Reasons = Annotated[dict[Short, Sentence], Meta(max_length=MAX_KINDS)]
 Columns = Annotated[list[Column], Meta(max_length=MAX_SCORED)]
 """Lists of token ids."""
 Paths = Annotated[list[PathText], Meta(max_length=MAX_ITEMS)]

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -324,7 +325,10 @@ def _terms(
     arguments = engine.tokenizer_manager.server_args
     able = features.features_of(settings, arguments, model, processors.names)
     able = hooks.remaining(able, lacks)
-    facts = facts_of(engine, settings, upstream.resolved_arguments(engine), able)
+    facts = replace(
+        facts_of(engine, settings, upstream.resolved_arguments(engine), able),
+        lost=hooks.lost(upstream.version(), lacks),
+    )
     return RequestTerms(
         facts=facts,
         processors=processors,

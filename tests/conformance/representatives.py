@@ -172,6 +172,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         *("transformers", 32001, 4096, 8, [2], ["generate", "pause"]),
         *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
         *(["lora", "stop"], {"tp": 2}, {"sglang": "0.5.17"}, {"judge": VERSION}),
+        {"seed": "sglang 9.9.9 cannot carry it: there is no sampling_seed"},
     ),
     "extras": host.Extras(RID, ATTEMPT, {"top_logprobs": SCORES}, "judge@7"),
     "engine_failed": host.EngineFailed("the model's folder has no config.json"),

@@ -47,6 +47,8 @@ async def test_a_worker_without_an_optional_one_refuses_what_it_carries(
                 await client.generate([5, 6, 7], FEW, grammar=grammar, deadline_s=DEADLINE_S)
             assert refused.value.problem is not None
             assert refused.value.problem.field == "grammar"
+            for said in (hooks.GRAMMAR.replace(":", "."), *hooks.TESTED):
+                assert said in refused.value.problem.message
 
 
 async def test_the_doctor_finds_a_target_that_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:

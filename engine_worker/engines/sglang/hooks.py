@@ -586,5 +586,18 @@ def remaining(features: AbstractSet[str], lacks: Sequence[Lack]) -> frozenset[st
     )
 
 
+def lost(version: str, lacks: Sequence[Lack]) -> dict[str, str]:
+    """Features that this version cannot carry, and why; all processors are one."""
+    found: dict[str, list[str]] = {}
+    for lack in lacks:
+        for feature in lack.loses or ():
+            found.setdefault(feature, []).append(lack.what)
+    tested = f"Tested versions are {', '.join(TESTED)}"
+    return {
+        feature: f"sglang {version} cannot carry it: {'; '.join(whats[:SHOWN])}. {tested}"
+        for feature, whats in found.items()
+    }
+
+
 SHOWN = 3
 """Lacks in one message; the rest is counted."""

@@ -61,6 +61,19 @@ def test_the_refusal_says_which_option_would_help() -> None:
     assert "return_hidden_states_mode" in problem.message
 
 
+@pytest.mark.parametrize(("wish", "feature", "field"), NEEDS)
+def test_the_refusal_says_what_is_installed_without_it(
+    wish: dict[str, Any], feature: str, field: str
+) -> None:
+    body = msgspec.structs.replace(PLAIN, **wish)
+    lost = "processor:*" if feature.startswith("processor:") else feature
+    what = f"sglang 9.9.9 cannot carry it: there is no {field}_function"
+    problem = missing(body, frozenset(), {lost: what, "another": "something else"})
+    assert problem is not None
+    assert (problem.code, problem.field) == ("unsupported", field)
+    assert problem.message == f"This worker's engine has no {feature}; {what}."
+
+
 def test_an_unknown_processor_is_told_which_ones_there_are() -> None:
     body = msgspec.structs.replace(PLAIN, processors=[Processor("mask"), Processor("made-up")])
     problem = missing(body, {"processor:mask", "processor:schedule", "seed"})

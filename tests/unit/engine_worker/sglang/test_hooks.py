@@ -199,6 +199,14 @@ def test_a_refusal_names_three_and_counts_the_rest() -> None:
     assert "x3" not in told
 
 
+def test_what_is_lost_is_told_with_its_causes_and_the_tested_versions() -> None:
+    lacks = [Lack(f"there is no x{n}", "y", ["seed", hooks.PROCESSORS]) for n in range(5)]
+    lost = hooks.lost("9.9.9", [*lacks, Lack("there is no z", "y", None)])
+    assert set(lost) == {"seed", hooks.PROCESSORS}
+    for said in ("sglang 9.9.9", "there is no x0; there is no x1", *TESTED):
+        assert said in lost["seed"]
+
+
 def test_versions_that_no_test_ran_with_get_a_warning() -> None:
     assert [hooks.untested(version) for version in TESTED] == [""] * len(TESTED)
     assert "0.6.0" in hooks.untested("0.6.0")
