@@ -5,6 +5,19 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+
+def not_empty(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
+    """The value of an option, which may be left out and may not be given as nothing.
+
+    Raises:
+        typer.BadParameter: it was given, and is empty: a shell variable that is not set?
+    """
+    source = context.get_parameter_source(option.name or "")
+    if not value and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("it is empty; give a value, or leave the option out")
+    return value
+
+
 Address = Annotated[
     str,
     typer.Option(
@@ -12,6 +25,7 @@ Address = Annotated[
         "--address",
         "-a",
         metavar="NAME|ENDPOINT",
+        callback=not_empty,
         help="Which fleet: its name (see `rolloutbus ls`), or where its router listens for "
         "clients, e.g. tcp://127.0.0.1:7777. Default: the only fleet that runs here.",
     ),

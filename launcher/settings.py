@@ -186,7 +186,10 @@ def engine_options(settings: FleetSettings) -> dict[str, Any]:
     try:
         msgspec.convert(options, kind)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"engine_options: {error}") from error
+        what, _, where = str(error).partition(" - at `$.")
+        name = where.removesuffix("`")
+        at = f"{name}: " if name else ""
+        raise SettingsError(f"engine_options: {at}{what}") from error
     return options
 
 

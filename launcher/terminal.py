@@ -110,6 +110,11 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> Clie
     """
     endpoint = address
     if "://" not in address:
+        if ":" in address:
+            raise SettingsError(
+                f"{address[:80]!r} is neither a fleet's name nor an endpoint: an endpoint begins "
+                f"with its transport, e.g. tcp://{address[:80]}"
+            )
         try:
             fleet = find_fleet(address)
         except NoSuchFleet as error:

@@ -43,6 +43,8 @@ MISSED = frozenset(
     }
 )
 """Commands that change workers, and that nobody brings to those who join later."""
+MAX_TOLD = 16
+"""Names of workers in one sentence."""
 MAX_SESSION_S = 86_400.0
 """A lease or a grace of a session lasts a day at most."""
 
@@ -152,9 +154,7 @@ class Desk:
             until = min(deadline_at, now + STORE_GRACE_S)
             self._awaiting[entry.rid] = _Awaiting(client.name, entry, deadline_at, until)
         elif targets is None:
-            code = "no_store" if entry.route == "store" else "unknown_worker"
-            problem = refusal(code, f"no {entry.route[:80]!r} is connected", "route")
-            self._context.refuse(client.name, entry.rid, problem)
+            self._context.refuse(client.name, entry.rid, self._nobody_at(entry.route))
         elif not self._fleet.has_room(len(targets)):
             problem = refusal("busy", "too many commands are under way", retry_after_ms=1000)
             self._context.refuse(client.name, entry.rid, problem)
@@ -216,6 +216,14 @@ class Desk:
             if member is not None and member.role != "worker":
                 member = None
         return [member] if member is not None else None
+
+    def _nobody_at(self, route: str) -> Problem:
+        if route == "store":
+            return refusal("no_store", "no 'store' is connected", "route")
+        names = sorted(each.name for each in self._context.members.workers())
+        more = f", and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
+        there = f"there are {', '.join(names[:MAX_TOLD])}{more}" if names else "there is no worker"
+        return refusal("unknown_worker", f"no {route[:80]!r} is connected; {there}", "route")
 
     def _waits_for_store(self, entry: Entry) -> bool:
         is_for_it = entry.route == "store" and entry.kind in FOR_THE_STORE

@@ -211,7 +211,9 @@ class Publication:
                 await self._write(source)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                "writing the weights took too long", outcome="not_started"
+                f"the deadline passed while the weights were written: {self._where()}; "
+                "nothing was published: give a later deadline_s",
+                outcome="not_started",
             ) from error
 
     async def restore(self, version: int) -> None:
@@ -322,6 +324,12 @@ class Publication:
         if self._rid:
             self._policy.client.connection.abort([self._rid])
         return bool(self._rid)
+
+    def _where(self) -> str:
+        """How far the writing has come."""
+        latest = self._log.latest
+        copied = f"{latest.copied_bytes} of {latest.size_bytes} bytes were copied"
+        return f"{copied}, phase {latest.phase}"
 
     async def _write(self, source: TensorSource) -> None:
         policy = self._policy

@@ -176,6 +176,11 @@ def group_asks(
     if n < 1:
         raise Refused(bad_request("n", f"{n} samples were asked for; ask for at least one"))
     for number, prompt in enumerate(prompts):
+        if isinstance(prompt, int | np.integer):
+            message = (
+                "prompts is a list of prompts, each a list of token ids, such as [[1, 2], [3]]"
+            )
+            raise Refused(bad_request("prompts", f"{message}; this is a list of token ids"))
         group = options.get("group") or f"g-{secrets.token_hex(8)}"
         own: GenerateOptions = {**options, "group": group}
         first = ask_of(prompt, sampling, **own)

@@ -8,13 +8,16 @@ from rich.console import Console
 
 from bus.errors import BusError
 from bus.messages.control import PauseMode
-from launcher.options import Address, Deadline, YourKey, example
+from launcher.options import Address, Deadline, YourKey, example, not_empty
 from launcher.terminal import ExitStatus, connected, run
 from trainer_adapter.client import RolloutClient
 from trainer_adapter.rollout import FleetResult
 
 Worker = Annotated[
-    str, typer.Option("--worker", metavar="NAME", help="Only this one. Default: all.")
+    str,
+    typer.Option(
+        "--worker", metavar="NAME", callback=not_empty, help="Only this one. Default: all."
+    ),
 ]
 
 app = typer.Typer()

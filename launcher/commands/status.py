@@ -13,7 +13,7 @@ from rich.text import Text
 
 from bus.messages.control import FleetStatus
 from launcher.options import Address, AsJson, YourKey, example
-from launcher.terminal import connected, run
+from launcher.terminal import ExitStatus, connected, fail, run
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """Any other state is red."""
@@ -23,6 +23,7 @@ app = typer.Typer()
 
 @app.command(epilog=example("rolloutbus status --watch"))
 def status(
+    context: typer.Context,
     address: Address = "",
     key: YourKey = "",
     as_json: AsJson = False,
@@ -30,6 +31,9 @@ def status(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds, with --watch.")] = 1.0,
 ) -> None:
     """Show the workers, their weights and what they do."""
+    source = context.get_parameter_source("interval")
+    if not watch and source is not None and source.name == "COMMANDLINE":
+        fail("--interval needs --watch: without it the status is shown once", ExitStatus.USAGE)
     if as_json:
         run(_print_json(address, key, interval if watch else 0.0))
     else:

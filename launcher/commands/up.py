@@ -27,6 +27,7 @@ from launcher.options import (
     WeightsDir,
     WithTap,
     example,
+    not_empty,
     parse_save_targets,
 )
 from launcher.settings import EngineKind, Transport, UpOptions
@@ -57,6 +58,7 @@ def up_command(
         str,
         typer.Option(
             metavar="NAME",
+            callback=not_empty,
             help="Unique among your fleets here. Default: `default`, or `default-2` and so on.",
         ),
     ] = "",

@@ -211,7 +211,9 @@ class StoreCore:
     def _restore(self, asker: Asker, ask: RestoreVersion, now: float) -> list[StoreEffect]:
         old = self._pullable(ask.policy, ask.version)
         if old is None:
-            return [Answer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
+            mine = (each for each in self._table.pullable() if each.policy == ask.policy)
+            kept = sorted(each.number for each in mine)
+            return [Answer(asker, "failed", problems.not_kept(ask.policy, ask.version, kept))]
         stored = self._table.assign(old.policy, old.tensors)
         stored.on("restored")
         stored.segment = old.segment

@@ -1,9 +1,13 @@
 """What the store says when it cannot do what it is asked."""
 
+from collections.abc import Sequence
+
 from bus.messages.endings import Problem
 from bus.messages.limits import CHUNK_BYTES
 
 MAX_POLICY_BYTES = 64
+MAX_TOLD = 32
+"""Versions in one sentence."""
 
 
 def bad_request(field: str, message: str) -> Problem:
@@ -24,6 +28,14 @@ def unavailable(policy: str, version: int) -> Problem:
     return Problem(
         code="version_unavailable", message=message, outcome="not_started", field="version"
     )
+
+
+def not_kept(policy: str, version: int, kept: Sequence[int]) -> Problem:
+    """There is no such version to go back to; the latest of those that there are, are told."""
+    of = f"version {version} of policy {policy[:MAX_POLICY_BYTES]!r} is not kept"
+    numbers = ", ".join(map(str, kept[-MAX_TOLD:]))
+    there = f"kept are {numbers}" if kept else "none of this policy is"
+    return Problem("version_unavailable", f"{of}; {there}", "not_started", field="version")
 
 
 def store_full(reason: str, reserved_bytes: int) -> Problem:

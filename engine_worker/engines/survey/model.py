@@ -17,8 +17,13 @@ def model(path: Path) -> Iterator[Finding]:
     try:
         content = (path / "config.json").read_bytes()
         config = msgspec.json.decode(content, type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
-        yield Finding("model", "config.json", "failed", str(error))
+    except OSError as error:
+        what = "holds no readable config.json" if path.is_dir() else "is no directory"
+        says = f"{path} {what} ({error.strerror}): give a local model directory"
+        yield Finding("model", "config.json", "failed", says)
+        return
+    except msgspec.DecodeError as error:
+        yield Finding("model", "config.json", "failed", f"{path}/config.json is broken: {error}")
         return
     names: list[str] = config.get("architectures") or []
     yield Finding("model", "config.json", "ok", f"{', '.join(names)}, {config.get('model_type')}")

@@ -88,6 +88,12 @@ def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
         ("status --name elsewhere", 3, "no fleet of yours named 'elsewhere' runs here: none runs"),
         ("record ./j --name elsewhere", 3, "no fleet of yours named 'elsewhere' runs here"),
         ("up --engine fake --name a/b", 2, "error: name: 'a/b' is no name"),
+        ("status --name=", 2, "it is empty; give a value, or leave the option out"),
+        ("up --engine fake --name=", 2, "it is empty; give a value, or leave the option out"),
+        ("pause --worker=", 2, "it is empty; give a value, or leave the option out"),
+        ("status --interval 2", 2, "error: --interval needs --watch"),
+        ("status --address localhost:1", 2, "an endpoint begins with its transport, e.g. tcp://l"),
+        ("up --engine fake -o slots=x", 2, "error: engine_options: slots: Expected `int`, got `st"),
         ("status", 3, "error: no fleet of yours runs here"),
     ],
 )

@@ -4,6 +4,7 @@ from typing import cast
 
 import pytest
 
+from bus.errors import Refused
 from bus.messages.generation import Generate, Sampling
 from trainer_adapter.rollouts import group_asks, row_seed
 
@@ -36,3 +37,9 @@ def test_seeds_stay_int64_and_differ(seed: int) -> None:
 
 def test_seed_that_is_none_is_not_made_one() -> None:
     assert _seeds([[1], [2]], 1, 1 << 63) == [1 << 63] * 2, "its worker refuses it by name"
+
+
+def test_a_batch_of_token_ids_says_what_a_batch_is() -> None:
+    with pytest.raises(Refused, match=r"such as \[\[1, 2\], \[3\]\]; this is a list of") as caught:
+        list(group_asks(cast("list[list[int]]", [1, 2]), Sampling(), 1))
+    assert caught.value.field == "prompts"

@@ -1,3 +1,4 @@
+from bus.messages.endings import Problem
 from bus.messages.weights import (
     Manifest,
     PullChunk,
@@ -75,3 +76,11 @@ def test_what_is_no_longer_kept_cannot_be_restored() -> None:
     desk.publish(n=2)
     for version in (0, 1, 7):
         assert code_of(desk.say(RestoreVersion("default", version))) == "version_unavailable"
+
+
+def test_a_version_that_is_not_kept_is_told_with_those_that_are() -> None:
+    desk = Desk()
+    desk.publish(n=2)
+    problem = answer_of(desk.say(RestoreVersion("default", 999)))
+    assert isinstance(problem, Problem)
+    assert problem.message == "version 999 of policy 'default' is not kept; kept are 1, 2"
