@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from bus.errors import BusError, SettingsError
+from bus.errors import BusError, Refused, SettingsError
 from bus.messages.control import FleetStatus, Status
+from bus.messages.endings import Problem
 from bus.messages.engine import Adapters, LoadLora
 from bus.ref import ROUTER, worker
 from trainer_adapter.named_tensors import Tensors, are_held, named_tensors, renamed
@@ -138,6 +139,9 @@ async def _load(policy: Policy, name: str, publication: Publication) -> Publishe
     # As the router knows them now: news of who has joined since may still be on their way.
     fleet = await client.ref(ROUTER).ask_for(FleetStatus, Status(), deadline_s=publication.left_s)
     there = [each.name for each in fleet.workers if each.policy == policy.name]
+    if not there:
+        message = f"no worker of policy {policy.name!r} is there to load it; start one first"
+        raise Refused(Problem("not_ready", message, "not_started"))
     body = LoadLora(name, version, bulk=await publication.bulk())
 
     async def load(at: str) -> BusError | None:

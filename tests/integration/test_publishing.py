@@ -10,7 +10,7 @@ import torch
 
 from bus.bulk import BulkLink
 from bus.checksum import checksum
-from bus.errors import Refused, RequestCancelled, SettingsError
+from bus.errors import DeadlineExceeded, Refused, RequestCancelled, SettingsError
 from bus.host import SHM_DIR
 from bus.manifest import digest_of
 from bus.messages.weights import (
@@ -486,3 +486,26 @@ async def test_zeros_are_compared_with_the_last_version_that_was_committed(
         with pytest.raises(Refused, match="allow_zeros=True") as caught:
             await publisher.publish(zeros, deadline_s=DEADLINE_S)
         assert caught.value.field == "tensors.w0"
+
+
+async def test_a_deadline_while_weights_are_written_says_how_far_they_were(
+    tmp_path: Path, seed: int
+) -> None:
+    async with store_harness(tmp_path) as harness:
+        slow = SlowTensors(weights(seed))
+        handle = WeightPublisher(harness).start(slow, deadline_s=1.0)
+        await phase_comes(handle, "copying")
+        asyncio.get_running_loop().call_later(2.0, slow.go.set)
+        with pytest.raises(
+            DeadlineExceeded, match=r"written: \d+ of 32768 bytes were copied, phase"
+        ):
+            await handle
+
+
+async def test_an_adapter_for_nobody_is_refused(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.lora_"
+    factors = {f"{name}A.weight": torch.ones(2, 4), f"{name}B.weight": torch.ones(4, 2)}
+    async with store_harness(tmp_path) as harness:
+        with pytest.raises(Refused, match="no worker of policy 'default' is there") as caught:
+            await WeightPublisher(harness).publish_lora("a", factors, alpha=4.0)
+        assert caught.value.code == "not_ready"
