@@ -25,7 +25,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check format format-check lint types unit test test-integration test-sglang fuzz weight-faults \
-	demo bench docs pictures vectors clean
+	sim chaos demo bench docs pictures vectors clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
@@ -90,8 +90,14 @@ fuzz: $(STAMP) ## Hostile bytes: a million frames, then a siege of a live fleet 
 	$(BIN)/python tests/fuzz/live.py --raw 100000 --authenticated 100000
 	$(BIN)/python tests/fuzz/live.py --raw 100000 --authenticated 100000 --secure $$(mktemp -d)
 
+sim: $(STAMP) ## The shipped cores in virtual time, seed after seed; ARGS="--seeds 200 --jobs 2"
+	$(BIN)/python -m tests.drills.simulation $(ARGS)
+
+chaos: $(STAMP) ## Break a real fleet and account for every request; ARGS="--faults 40 --minutes 1"
+	$(BIN)/python -m tests.drills.chaos $(ARGS)
+
 weight-faults: $(STAMP) ## Kill each party in each phase of a weight update; ARGS="--seed 1"
-	$(BIN)/python -m drills.weights $(ARGS)
+	$(BIN)/python -m tests.drills.weights $(ARGS)
 
 demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed 1"
 	$(BIN)/rolloutbus demo $(ARGS)

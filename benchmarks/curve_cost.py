@@ -25,11 +25,11 @@ import uvloop
 
 from benchmarks.loop_load import BusClient, Load
 from benchmarks.loop_workers import EchoWorker
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_dialer import dialer_of
-from launcher.fleet_keys import FleetKeys
-from router.actor import RouterActor
-from router.settings import RouterSettings
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.launcher.fleet_keys import FleetKeys
+from rolloutbus.router.actor import RouterActor
+from rolloutbus.router.settings import RouterSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 N_WORKERS = 8

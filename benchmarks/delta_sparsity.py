@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from bus.delta import encode
-from bus.manifest import Bytes, bytes_of, digest_of, lay_out, total_bytes
-from bus.messages.weights import Tensor
-from examples.grpo import Batch, Learner, LearnerOptions, group_advantages
-from examples.task import WORD_LETTERS, draw_words, prompt_tokens, token_rewards
-from examples.tiny_model import build_tiny_model, load_tiny_model
+from rolloutbus.bus.delta import encode
+from rolloutbus.bus.manifest import Bytes, bytes_of, digest_of, lay_out, total_bytes
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.examples.grpo import Batch, Learner, LearnerOptions, group_advantages
+from rolloutbus.examples.task import WORD_LETTERS, draw_words, prompt_tokens, token_rewards
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 
 DEMO_STEPS = 160
 GROUPS, GROUP_SIZE = 8, 8

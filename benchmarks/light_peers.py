@@ -17,20 +17,20 @@ from typing import cast
 import uvloop
 
 from benchmarks.member_shell import MemberShell
-from bus.clock import BootClock
-from bus.codec import unpack
-from bus.effects import Connect, Send
-from bus.entry import Entry
-from bus.ids import RequestId
-from bus.member import MemberCore, MemberIdentity, Vitals
-from bus.member_effects import Execute, MemberEffect
-from bus.messages.endings import Done
-from bus.messages.membership import Welcome, WorkerFacts
-from bus.parent import die_with_parent
-from bus.settings import LeaseSettings
-from bus.zmq_ports import DealerPort
-from trainer_adapter.effects import Effect
-from trainer_adapter.link import Link, LinkIdentity
+from rolloutbus.bus.clock import BootClock
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.effects import Connect, Send
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import RequestId
+from rolloutbus.bus.member import MemberCore, MemberIdentity, Vitals
+from rolloutbus.bus.member_effects import Execute, MemberEffect
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.membership import Welcome, WorkerFacts
+from rolloutbus.bus.parent import die_with_parent
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.trainer_adapter.effects import Effect
+from rolloutbus.trainer_adapter.link import Link, LinkIdentity
 
 CLIENT_TICK_S = 0.25
 """Coarser than a real client's: a thousand of these share one loop."""

@@ -14,8 +14,8 @@ import msgspec
 import uvloop
 import zmq
 
-from router.actor import RouterActor
-from router.settings import RouterSettings
+from rolloutbus.router.actor import RouterActor
+from rolloutbus.router.settings import RouterSettings
 
 
 class Usage(msgspec.Struct, frozen=True):

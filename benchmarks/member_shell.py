@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from bus.clock import BootClock
-from bus.effects import Connect, Send
-from bus.entry import Entry
-from bus.ids import AttemptKey
-from bus.member import MemberCore
-from bus.member_effects import MemberEffect
-from bus.messages.membership import WorkerFacts
-from bus.zmq_ports import DealerPort
+from rolloutbus.bus.clock import BootClock
+from rolloutbus.bus.effects import Connect, Send
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.bus.member import MemberCore
+from rolloutbus.bus.member_effects import MemberEffect
+from rolloutbus.bus.messages.membership import WorkerFacts
+from rolloutbus.bus.zmq_ports import DealerPort
 
 TICK_S = 0.1
 

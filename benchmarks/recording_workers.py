@@ -19,17 +19,17 @@ import xxhash
 
 from benchmarks.member_shell import MemberShell
 from benchmarks.side_processes import ANY_PORT
-from bus.codec import pack, topic_of, unpack
-from bus.entry import Entry
-from bus.ids import Attempt, RequestId
-from bus.member import MemberCore, MemberIdentity, Vitals
-from bus.member_effects import Execute, Forget, MemberEffect, StopWork
-from bus.messages.generation import FinishReason, Generate, Generated
-from bus.messages.membership import WorkerFacts
-from bus.messages.stream import Deltas
-from bus.parent import die_with_parent
-from bus.settings import LeaseSettings
-from bus.zmq_topics import PubPort
+from rolloutbus.bus.codec import pack, topic_of, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Attempt, RequestId
+from rolloutbus.bus.member import MemberCore, MemberIdentity, Vitals
+from rolloutbus.bus.member_effects import Execute, Forget, MemberEffect, StopWork
+from rolloutbus.bus.messages.generation import FinishReason, Generate, Generated
+from rolloutbus.bus.messages.membership import WorkerFacts
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.parent import die_with_parent
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.zmq_topics import PubPort
 
 SLOTS = 256
 HAT_BYTES = 4 * 65_536

@@ -23,14 +23,14 @@ from typing import Any
 
 import msgspec
 
-from bus.messages.membership import StoreFacts, WorkerFacts
-from bus.messages.weights import PrepareUpdate, PublishVersion
-from bus.security.principals import Role
-from launcher.fleet_keys import FleetKeys
-from launcher.plan import environment
-from router.settings import RouterSettings
-from router.transport_plan import Target, plan_ways
-from trainer_adapter.store.settings import StoreSettings
+from rolloutbus.bus.messages.membership import StoreFacts, WorkerFacts
+from rolloutbus.bus.messages.weights import PrepareUpdate, PublishVersion
+from rolloutbus.bus.security.principals import Role
+from rolloutbus.launcher.fleet_keys import FleetKeys
+from rolloutbus.launcher.plan import environment
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.transport_plan import Target, plan_ways
+from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 1.3
@@ -129,7 +129,7 @@ class Scene:
         directory = str(folder / "store")
         security = keys.security_of("store")
         store = StoreSettings(router["backend"], directory, bulk, security=security)
-        started = self._start(TRAINER, "trainer_adapter.store", *_told(store))
+        started = self._start(TRAINER, "rolloutbus.trainer_adapter.store", *_told(store))
         self.bulk: str = started.hear()["ready"]["bulk"]
         ends, where = "benchmarks.relay_tree_ends", str(folder / "keys")
         self.receivers = {

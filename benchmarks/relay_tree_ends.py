@@ -15,21 +15,27 @@ import msgspec
 import numpy as np
 import uvloop
 
-from bus.allocator import keep_freed_memory
-from bus.errors import RequestError
-from bus.manifest import bytes_of, digest_of, lay_out
-from bus.messages.weights import PrepareUpdate, Reserved, ReserveVersion, SealVersion, Tensor
-from bus.ref import STORE
-from bus.security.zmq_dialer import dialer_of
-from bus.shm import SegmentWriter
-from engine_worker.engine import TensorSpec
-from engine_worker.weights.receiver import WeightReceiver
-from engine_worker.weights.relay import open_relay
-from engine_worker.weights.ways import ways_of_this_host
-from launcher.fleet_keys import FleetKeys
 from rolloutbus import RolloutClient
-from trainer_adapter.rollout import FleetResult
-from trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.allocator import keep_freed_memory
+from rolloutbus.bus.errors import RequestError
+from rolloutbus.bus.manifest import bytes_of, digest_of, lay_out
+from rolloutbus.bus.messages.weights import (
+    PrepareUpdate,
+    Reserved,
+    ReserveVersion,
+    SealVersion,
+    Tensor,
+)
+from rolloutbus.bus.ref import STORE
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.shm import SegmentWriter
+from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.relay import open_relay
+from rolloutbus.engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.launcher.fleet_keys import FleetKeys
+from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.trainer_adapter.settings import ClientSettings
 
 DEADLINE_S = 120.0
 TENSOR_ROWS = 2048

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.plan import environment
+from rolloutbus.launcher.plan import environment
 
 START_S = 60.0
 ANY_PORT = "tcp://127.0.0.1:0"

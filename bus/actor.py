@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, TypeVarTuple, Unpack
 
-from bus.clock import Clock
+from rolloutbus.bus.clock import Clock
 
 EffectT = TypeVar("EffectT")
 Event = TypeVarTuple("Event")

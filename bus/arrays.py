@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bus.errors import RemoteProtocolError
-from bus.messages.array import Array, ArrayDtype
-from bus.messages.limits import MAX_PIECE_BYTES
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.array import Array, ArrayDtype
+from rolloutbus.bus.messages.limits import MAX_PIECE_BYTES
 
 AnyArray = np.ndarray[tuple[int, ...], np.dtype[Any]]
 

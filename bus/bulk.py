@@ -11,13 +11,13 @@ from typing import Self
 
 import msgspec
 
-from bus.backoff import Backoff
-from bus.codec import pack, unpack, unpack_result
-from bus.entry import Entry
-from bus.errors import EngineFailed, PeerLost, RemoteProtocolError
-from bus.messages.endings import Problem
-from bus.security.zmq_dialer import Dialer
-from bus.zmq_ports import DealerPort
+from rolloutbus.bus.backoff import Backoff
+from rolloutbus.bus.codec import pack, unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import EngineFailed, PeerLost, RemoteProtocolError
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.zmq_ports import DealerPort
 
 WINDOW = 8
 """Chunks under way at once: enough to hide the way there and back, little enough to wait behind."""

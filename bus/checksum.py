@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bus.manifest import Bytes
+from rolloutbus.bus.manifest import Bytes
 
 CHUNK_WORDS = 1 << 15
 """So many at once on a CPU: what is made of them stays in its cache."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from bus.process import ActorExit, read_ready, read_told
-from bus.resources import NO_ROOM
+from rolloutbus.bus.process import ActorExit, read_ready, read_told
+from rolloutbus.bus.resources import NO_ROOM
 
 _READ_BYTES = 65_536
 _TAIL_BYTES = 16_384

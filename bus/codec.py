@@ -11,11 +11,11 @@ import numpy as np
 import xxhash
 from msgspec import Raw
 
-from bus.entry import Entry
-from bus.errors import LocalProtocolError, RemoteProtocolError
-from bus.messages import KINDS, RESULTS
-from bus.messages.control import FleetOutcome
-from bus.messages.limits import MAX_BATCH_ENTRIES
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import LocalProtocolError, RemoteProtocolError
+from rolloutbus.bus.messages import KINDS, RESULTS
+from rolloutbus.bus.messages.control import FleetOutcome
+from rolloutbus.bus.messages.limits import MAX_BATCH_ENTRIES
 
 PROTOCOL_VERSION = 1
 SIGNATURE = b"RB" + bytes([PROTOCOL_VERSION])

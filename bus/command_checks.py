@@ -7,13 +7,13 @@ import re
 
 import msgspec
 
-from bus.messages.control import FlushCache
-from bus.messages.endings import Problem, bad_request
-from bus.messages.engine import Embed, LoadLora, Rerank, SaveWeights, Score, UnloadLora
-from bus.messages.limits import MAX_LABELS, MAX_SCORED, MAX_TEXT_CHARS
-from bus.option_checks import ADAPTER_NAME, MAX_ADAPTER_CHARS, check_tokens_listed
-from bus.validation import TOKEN_BYTES, check_tokens
-from bus.versions import MAX_VERSION
+from rolloutbus.bus.messages.control import FlushCache
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.engine import Embed, LoadLora, Rerank, SaveWeights, Score, UnloadLora
+from rolloutbus.bus.messages.limits import MAX_LABELS, MAX_SCORED, MAX_TEXT_CHARS
+from rolloutbus.bus.option_checks import ADAPTER_NAME, MAX_ADAPTER_CHARS, check_tokens_listed
+from rolloutbus.bus.validation import TOKEN_BYTES, check_tokens
+from rolloutbus.bus.versions import MAX_VERSION
 
 _ADAPTER = re.compile(ADAPTER_NAME)
 _DIRECTORY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from bus.cuda_memory import HANDLE_BYTES
+from rolloutbus.bus.cuda_memory import HANDLE_BYTES
 
 _MAX_NUMBER = 2**31 - 1
 _Number = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]

@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from msgspec import Raw
 
-from bus.codec import pack
-from bus.entry import NO_BODY, Entry
-from bus.ids import Attempt, AttemptKey, Epoch, RequestId
-from bus.member_effects import Execute, Forget
-from bus.messages.delivery import AttemptList
-from bus.messages.endings import Problem
-from bus.outbox import MAX_BYTES, Outbox
-from bus.over import OverRids
-from bus.settings import LeaseSettings
-from bus.tombstones import ABORTED, Tombstones
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.ids import Attempt, AttemptKey, Epoch, RequestId
+from rolloutbus.bus.member_effects import Execute, Forget
+from rolloutbus.bus.messages.delivery import AttemptList
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.outbox import MAX_BYTES, Outbox
+from rolloutbus.bus.over import OverRids
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.tombstones import ABORTED, Tombstones
 
 
 class Running(NamedTuple):

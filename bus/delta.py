@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from bus.errors import RemoteProtocolError
-from bus.manifest import DTYPE_BYTES, Bytes, bytes_of, total_bytes
-from bus.messages.weights import DeltaPart, Tensor
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.manifest import DTYPE_BYTES, Bytes, bytes_of, total_bytes
+from rolloutbus.bus.messages.weights import DeltaPart, Tensor
 
 LEVEL = 1
 """Higher levels of zstd win a few per cent and cost several times the time."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bus.entry import Entry
-from bus.ids import Peer
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
 
 THE_LINK = Peer(b"")
 """The only peer of a core that has one link: its router."""

@@ -6,9 +6,9 @@ An address may carry the public key of whoever listens there: `tcp://HOST:PORT#K
 import ipaddress
 from urllib.parse import urlsplit
 
-from bus.errors import SettingsError
-from bus.security.keys import check_public_key
-from bus.security.settings import SecuritySettings
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.security.keys import check_public_key
+from rolloutbus.bus.security.settings import SecuritySettings
 
 MAX_IPC_PATH_BYTES = 107
 """Longest path that fits a Unix socket address."""

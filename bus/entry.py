@@ -6,8 +6,8 @@ Spec: docs/protocol.md, "Frames".
 
 import msgspec
 
-from bus.ids import NO_ATTEMPT
-from bus.messages.limits import AttemptId, HeaderText, Marks, Milliseconds, Natural, Rid
+from rolloutbus.bus.ids import NO_ATTEMPT
+from rolloutbus.bus.messages.limits import AttemptId, HeaderText, Marks, Milliseconds, Natural, Rid
 
 NO_BODY = msgspec.Raw(b"\x80")
 

@@ -28,7 +28,7 @@ Callers branch on `.outcome` and `.code`, never on text.
 
 from typing import ClassVar
 
-from bus.messages.endings import Outcome, Problem
+from rolloutbus.bus.messages.endings import Outcome, Problem
 
 
 class BusError(Exception):

@@ -4,8 +4,8 @@ The lease runs from the moment a beat was SENT, so that the holder gives up befo
 does, however late the answer comes. Spec: docs/protocol.md, "Membership".
 """
 
-from bus.ids import Epoch
-from bus.witness import Witness
+from rolloutbus.bus.ids import Epoch
+from rolloutbus.bus.witness import Witness
 
 
 def lease_number(epoch: str) -> int:

@@ -6,7 +6,7 @@ nothing moves. So whoever comes from another loop is told.
 
 import asyncio
 
-from bus.errors import WrongEventLoop
+from rolloutbus.bus.errors import WrongEventLoop
 
 
 class HomeLoop:

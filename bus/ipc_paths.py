@@ -5,7 +5,7 @@ import os
 import socket
 from pathlib import Path
 
-from bus.errors import SettingsError
+from rolloutbus.bus.errors import SettingsError
 
 _OTHERS = 0o077
 """Permissions of the group and of everybody else."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from bus.errors import LocalProtocolError
+from rolloutbus.bus.errors import LocalProtocolError
 
 StateT = TypeVar("StateT", bound=str)
 EventT = TypeVar("EventT", bound=str)

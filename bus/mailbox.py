@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
-from bus.errors import ActorStopped, MailboxFull
+from rolloutbus.bus.errors import ActorStopped, MailboxFull
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from math import prod
 import numpy as np
 import xxhash
 
-from bus.messages.endings import Problem
-from bus.messages.limits import MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS
-from bus.messages.weights import Tensor
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS
+from rolloutbus.bus.messages.weights import Tensor
 
 DTYPE_BYTES = {
     "BOOL": 1,

@@ -12,22 +12,29 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from bus.backoff import Backoff, Chance
-from bus.codec import pack, unpack
-from bus.crash_witness import CrashWitness
-from bus.deliveries import Deliveries
-from bus.effects import THE_LINK, Connect, Send, Stop
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.holder import LeaseHolder
-from bus.ids import AttemptKey, Epoch
-from bus.life import following
-from bus.member_effects import Execute, Forget, Heed, MemberEffect, StopWork
-from bus.member_life import HOLDING, LINKED, MEMBER_LINK, UNLINKED_TRYING, LinkEvent, LinkState
-from bus.messages import COMMANDS, ENDINGS, KINDS
-from bus.messages.delivery import Accepted, Ack, Fenced
-from bus.messages.endings import Problem
-from bus.messages.membership import (
+from rolloutbus.bus.backoff import Backoff, Chance
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.crash_witness import CrashWitness
+from rolloutbus.bus.deliveries import Deliveries
+from rolloutbus.bus.effects import THE_LINK, Connect, Send, Stop
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.holder import LeaseHolder
+from rolloutbus.bus.ids import AttemptKey, Epoch
+from rolloutbus.bus.life import following
+from rolloutbus.bus.member_effects import Execute, Forget, Heed, MemberEffect, StopWork
+from rolloutbus.bus.member_life import (
+    HOLDING,
+    LINKED,
+    MEMBER_LINK,
+    UNLINKED_TRYING,
+    LinkEvent,
+    LinkState,
+)
+from rolloutbus.bus.messages import COMMANDS, ENDINGS, KINDS
+from rolloutbus.bus.messages.delivery import Accepted, Ack, Fenced
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.membership import (
     Beat,
     Dismissed,
     Goodbye,
@@ -39,8 +46,8 @@ from bus.messages.membership import (
     Welcome,
     WorkerFacts,
 )
-from bus.outbox import MAX_BYTES
-from bus.settings import LeaseSettings
+from rolloutbus.bus.outbox import MAX_BYTES
+from rolloutbus.bus.settings import LeaseSettings
 
 HELLO_AGAIN_S = 0.25
 """Several `unknown-peer` for one burst of ours are answered with one hello."""

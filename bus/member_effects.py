@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bus.effects import Connect, Send, Stop
-from bus.entry import Entry
-from bus.ids import AttemptKey
-from bus.messages.membership import Intent
+from rolloutbus.bus.effects import Connect, Send, Stop
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.bus.messages.membership import Intent
 
 
 class Execute(NamedTuple):

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from bus.codec import decode_batch, encode_batch
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, TopicBatchHandler
-from bus.testing import VirtualTime
+from rolloutbus.bus.codec import decode_batch, encode_batch
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.ports import BatchHandler, DownHandler, PeerBatchHandler, TopicBatchHandler
+from rolloutbus.bus.testing import VirtualTime
 
 BREAK_AFTER_S = 10.0
 """A link that carries nothing is found out after this long, as by the system's keep-alive."""

@@ -6,8 +6,8 @@ Spec: docs/protocol.md, "Limits".
 import re
 from collections.abc import Iterator, Sequence
 
-from bus.messages.endings import Problem, bad_request
-from bus.messages.generation import (
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.generation import (
     NOTHING_MORE,
     Generate,
     Grammar,
@@ -16,7 +16,7 @@ from bus.messages.generation import (
     Sampling,
     Want,
 )
-from bus.messages.limits import (
+from rolloutbus.bus.messages.limits import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS_OF,
     MAX_MEDIA,

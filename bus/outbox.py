@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.codec import pack
-from bus.entry import NO_BODY, Entry
-from bus.ids import Attempt
-from bus.messages.endings import Problem
-from bus.settings import LeaseSettings
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.settings import LeaseSettings
 
 MAX_BYTES = 1 << 30
 MAX_AGE_S = 3600.0

@@ -13,10 +13,10 @@ from typing import TypeVar, cast
 import msgspec
 from msgspec import Raw
 
-from bus.codec import COMPLAINTS, complaint, pack
-from bus.errors import Refused
-from bus.messages.endings import bad_request
-from bus.messages.limits import MAX_SHORT_CHARS
+from rolloutbus.bus.codec import COMPLAINTS, complaint, pack
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.endings import bad_request
+from rolloutbus.bus.messages.limits import MAX_SHORT_CHARS
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from bus.entry import Entry
-from bus.ids import Peer
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
 
 LAST_WORDS_MS = 1000
 """What a link that its owner leaves has to get its last entries out; then they are dropped."""

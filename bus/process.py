@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 import msgspec
 import uvloop
 
-from bus.errors import BusError, SettingsError
-from bus.parent import die_with_parent
-from bus.resources import WATCH_S, ResourceWatch, provide_fds
+from rolloutbus.bus.errors import BusError, SettingsError
+from rolloutbus.bus.parent import die_with_parent
+from rolloutbus.bus.resources import WATCH_S, ResourceWatch, provide_fds
 
 _COMPLAINT = "error: "
 _WARNING = "warning: "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from bus.rendezvous import GROUP
+from rolloutbus.bus.rendezvous import GROUP
 
 _POLL_S = 0.0005
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"

@@ -6,7 +6,7 @@ repair has closed the gap. Spec: docs/protocol.md, "Streams".
 
 from typing import NamedTuple
 
-from bus.messages.generation import Prefix, VersionRuns
+from rolloutbus.bus.messages.generation import Prefix, VersionRuns
 
 TOKEN_BYTES = 4
 """Tokens are int32, logprobs float32, both little endian."""

@@ -9,9 +9,9 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from bus.errors import LocalProtocolError, Refused, RemoteProtocolError
-from bus.messages import COMMAND_OF
-from bus.messages.endings import Problem
+from rolloutbus.bus.errors import LocalProtocolError, Refused, RemoteProtocolError
+from rolloutbus.bus.messages import COMMAND_OF
+from rolloutbus.bus.messages.endings import Problem
 
 AnswerT = TypeVar("AnswerT")
 DeltaT = TypeVar("DeltaT")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from bus.messages.limits import MAX_MEMBERS, Sentence
+from rolloutbus.bus.messages.limits import MAX_MEMBERS, Sentence
 
 TIMEOUT = "timeout_ms"
 """Written by the trainer before it offers: how long ranks may take to come, and then to receive."""

@@ -9,7 +9,7 @@ import errno
 import resource
 from pathlib import Path
 
-from bus.errors import SettingsError
+from rolloutbus.bus.errors import SettingsError
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the system says when a disk, or a share of it, is full: that may change by itself."""

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bus.host import SHM_DIR
-from bus.manifest import Bytes
+from rolloutbus.bus.host import SHM_DIR
+from rolloutbus.bus.manifest import Bytes
 
 SEGMENT_NAME = re.compile(r"rolloutbus-[0-9a-f]{16}-[0-9a-f]{16}")
 _KEPT_MAPPINGS = 8

@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 import xxhash
 
-from bus.codec import DETACH_ABOVE_BYTES
-from bus.effects import Forget, SendAll
-from bus.entry import Entry
+from rolloutbus.bus.codec import DETACH_ABOVE_BYTES
+from rolloutbus.bus.effects import Forget, SendAll
+from rolloutbus.bus.entry import Entry
 
 StimulusEvent = Literal[
     "received",

@@ -5,10 +5,10 @@ Spec: docs/protocol.md, "Streams".
 
 from collections.abc import Iterator
 
-from bus.errors import RemoteProtocolError
-from bus.ids import Attempt
-from bus.messages.stream import Deltas
-from bus.reassembly import TOKEN_BYTES, Row
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.reassembly import TOKEN_BYTES, Row
 
 
 def rows_of(deltas: Deltas) -> Iterator[tuple[str, Attempt, Row]]:

@@ -25,10 +25,10 @@ from typing import (
     is_typeddict,
 )
 
-from bus.errors import BusError, Refused, SettingsError
-from bus.messages.endings import bad_request
-from bus.messages.generation import Sampling, Want
-from bus.near_names import MEANT, nearest
+from rolloutbus.bus.errors import BusError, Refused, SettingsError
+from rolloutbus.bus.messages.endings import bad_request
+from rolloutbus.bus.messages.generation import Sampling, Want
+from rolloutbus.bus.near_names import MEANT, nearest
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from bus.child import ChildProcess, ProcessSpec, how_it_ended, last_lines
-from bus.clock import BootClock, Clock
-from bus.errors import DeadlineExceeded, ProcessFailed
-from bus.process import ActorExit, complaint_in
+from rolloutbus.bus.child import ChildProcess, ProcessSpec, how_it_ended, last_lines
+from rolloutbus.bus.clock import BootClock, Clock
+from rolloutbus.bus.errors import DeadlineExceeded, ProcessFailed
+from rolloutbus.bus.process import ActorExit, complaint_in
 
 LOG_LINES = 12
 """Of a failed process's log, shown with its error."""

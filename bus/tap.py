@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "The tap".
 import struct
 from typing import Literal, NamedTuple
 
-from bus.errors import RemoteProtocolError
+from rolloutbus.bus.errors import RemoteProtocolError
 
 TapEvent = Literal["received", "sent", "undelivered", "malformed", "revoked", "tick"]
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bus.errors import RemoteProtocolError
-from bus.manifest import DTYPE_BYTES
-from bus.messages.weights import Tensor
-from bus.packing import runs_within
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.manifest import DTYPE_BYTES
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.packing import runs_within
 
 MAX_SHARD_BYTES = 2 * 1024**3
 """A file holds more only if one tensor does."""

@@ -3,10 +3,16 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from bus.errors import RemoteProtocolError
-from bus.manifest import Bytes, bytes_of
-from bus.messages.weights import Tensor
-from bus.tensor_files import LENGTH_BYTES, FileRange, header_bytes, parse_header, shard_name
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.manifest import Bytes, bytes_of
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.tensor_files import (
+    LENGTH_BYTES,
+    FileRange,
+    header_bytes,
+    parse_header,
+    shard_name,
+)
 
 
 def read_shards(

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from bus.ids import Attempt
+from rolloutbus.bus.ids import Attempt
 
 ABORTED: Attempt = (2**63 - 1, 2**63 - 1)
 """Stands for every attempt: the request was aborted before it came here."""

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bus.entry import Placement
-from bus.messages.endings import Problem, bad_request
-from bus.messages.generation import Generate, Prefix, Sampling
-from bus.messages.limits import MAX_SHORT_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
-from bus.option_checks import check_options, list_problems, truncates
-from bus.versions import MAX_VERSION, parse_versions
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.generation import Generate, Prefix, Sampling
+from rolloutbus.bus.messages.limits import MAX_SHORT_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
+from rolloutbus.bus.option_checks import check_options, list_problems, truncates
+from rolloutbus.bus.versions import MAX_VERSION, parse_versions
 
 MAX_NAME_BYTES = MAX_SHORT_CHARS
 """Names of actors, policies, sessions and groups."""

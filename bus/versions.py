@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from bus.messages.endings import Problem
+from rolloutbus.bus.messages.endings import Problem
 
 VersionRuleKind = Literal["any", "latest", "min", "exact", "max-staleness"]
 

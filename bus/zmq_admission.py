@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import zmq
 
-from bus.ports import PortCounters
-from bus.resources import is_scarce
-from bus.zmq_monitor import LinkEvent, Monitor
-from bus.zmq_wires import hang_up_fd
+from rolloutbus.bus.ports import PortCounters
+from rolloutbus.bus.resources import is_scarce
+from rolloutbus.bus.zmq_monitor import LinkEvent, Monitor
+from rolloutbus.bus.zmq_wires import hang_up_fd
 
 
 class Admission:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from bus.endpoints import require_local
-from bus.ipc_paths import require_private_dir
-from bus.zmq_contexts import new_context
-from bus.zmq_sockets import allow_v6, new_socket
+from rolloutbus.bus.endpoints import require_local
+from rolloutbus.bus.ipc_paths import require_private_dir
+from rolloutbus.bus.zmq_contexts import new_context
+from rolloutbus.bus.zmq_sockets import allow_v6, new_socket
 
 HELD_MESSAGES = 100_000
 """Read and not yet handled, at most; beyond that some are lost."""

@@ -6,12 +6,12 @@ at its own publisher, as at any other. Spec: docs/protocol.md, "Streams", 9.
 
 import zmq
 
-from bus.codec import SIGNATURE, topic_of
-from bus.ports import PortCounters
-from bus.security.zmq_dialer import Dialer
-from bus.security.zmq_guard import Doorway
-from bus.zmq_sockets import DRAIN_MESSAGES, SKIP_FRAMES
-from bus.zmq_topics import PubPort, ReadSome, Subscription
+from rolloutbus.bus.codec import SIGNATURE, topic_of
+from rolloutbus.bus.ports import PortCounters
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_guard import Doorway
+from rolloutbus.bus.zmq_sockets import DRAIN_MESSAGES, SKIP_FRAMES
+from rolloutbus.bus.zmq_topics import PubPort, ReadSome, Subscription
 
 TOPIC_BYTES = len(topic_of(""))
 FRAMES = 3

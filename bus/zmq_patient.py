@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import zmq
 
-from bus.entry import Entry
-from bus.ports import PortCounters
-from bus.security.topics import is_claim
-from bus.zmq_admission import Admission
-from bus.zmq_sockets import Reader, TickOutbox, bind_local, limit_frames, new_socket
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ports import PortCounters
+from rolloutbus.bus.security.topics import is_claim
+from rolloutbus.bus.zmq_admission import Admission
+from rolloutbus.bus.zmq_sockets import Reader, TickOutbox, bind_local, limit_frames, new_socket
 
 READ_AT_ONCE = 64
 _MAX_MESSAGES = 1_000

@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import zmq
 
-from bus.effects import Forget, SendAll
-from bus.entry import Entry
-from bus.errors import SettingsError
-from bus.ids import Peer
-from bus.messages.limits import MAX_BODY_BYTES
-from bus.patience import LinkFailure
-from bus.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters
-from bus.security.zmq_dialer import Dialer
-from bus.security.zmq_guard import Doorway
-from bus.zmq_admission import Admission
-from bus.zmq_monitor import LinkEvent, Monitor
-from bus.zmq_sockets import (
+from rolloutbus.bus.effects import Forget, SendAll
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.limits import MAX_BODY_BYTES
+from rolloutbus.bus.patience import LinkFailure
+from rolloutbus.bus.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_guard import Doorway
+from rolloutbus.bus.zmq_admission import Admission
+from rolloutbus.bus.zmq_monitor import LinkEvent, Monitor
+from rolloutbus.bus.zmq_sockets import (
     Reader,
     Receiver,
     TickOutbox,

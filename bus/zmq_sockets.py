@@ -13,15 +13,15 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from bus.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, frames_of
-from bus.endpoints import require_local
-from bus.entry import NO_BODY, Entry
-from bus.errors import RemoteProtocolError, SettingsError
-from bus.ipc_paths import is_taken, require_private_dir
-from bus.messages.limits import MAX_BODY_BYTES, MAX_FRAMES
-from bus.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
-from bus.resources import too_few_fds
-from bus.zmq_contexts import own_context
+from rolloutbus.bus.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, frames_of
+from rolloutbus.bus.endpoints import require_local
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.errors import RemoteProtocolError, SettingsError
+from rolloutbus.bus.ipc_paths import is_taken, require_private_dir
+from rolloutbus.bus.messages.limits import MAX_BODY_BYTES, MAX_FRAMES
+from rolloutbus.bus.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
+from rolloutbus.bus.resources import too_few_fds
+from rolloutbus.bus.zmq_contexts import own_context
 
 DRAIN_MESSAGES = 64
 """Messages read before other callbacks get a turn."""

@@ -10,11 +10,11 @@ from collections import deque
 import msgspec
 import zmq
 
-from bus.codec import DETACH_ABOVE_BYTES, encode_batch
-from bus.entry import NO_BODY, Entry
-from bus.messages.limits import MAX_BODY_BYTES
-from bus.security.zmq_guard import Doorway
-from bus.zmq_topics import PubPort
+from rolloutbus.bus.codec import DETACH_ABOVE_BYTES, encode_batch
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.messages.limits import MAX_BODY_BYTES
+from rolloutbus.bus.security.zmq_guard import Doorway
+from rolloutbus.bus.zmq_topics import PubPort
 
 SMALL_BYTES = DETACH_ABOVE_BYTES
 MAX_WAITING_BYTES = 256 * 1024 * 1024

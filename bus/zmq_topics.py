@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from bus.codec import topic_of
-from bus.entry import Entry
-from bus.ports import PortCounters, TopicBatchHandler
-from bus.security.topics import claim_of
-from bus.security.zmq_dialer import Dialer
-from bus.security.zmq_guard import Doorway
-from bus.security.zmq_turnstile import Turnstile
-from bus.zmq_admission import Admission
-from bus.zmq_monitor import LinkEvent, Monitor
-from bus.zmq_sockets import (
+from rolloutbus.bus.codec import topic_of
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ports import PortCounters, TopicBatchHandler
+from rolloutbus.bus.security.topics import claim_of
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_guard import Doorway
+from rolloutbus.bus.security.zmq_turnstile import Turnstile
+from rolloutbus.bus.zmq_admission import Admission
+from rolloutbus.bus.zmq_monitor import LinkEvent, Monitor
+from rolloutbus.bus.zmq_sockets import (
     Reader,
     Receiver,
     TickOutbox,

@@ -15,12 +15,12 @@ from random import Random
 import torch
 
 import rolloutbus
-from bus.clock import BootClock
-from examples.task import draw_words, prompt_tokens
-from examples.tiny_model import build_tiny_model, load_tiny_model
-from launcher.top import Gauges, TopFrame, TopHistory, loads_of
 from rolloutbus import Fleet, RolloutClient, Sampling
+from rolloutbus.bus.clock import BootClock
 from rolloutbus.errors import BusError
+from rolloutbus.examples.task import draw_words, prompt_tokens
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
+from rolloutbus.launcher.top import Gauges, TopFrame, TopHistory, loads_of
 
 N_CALLERS = 14
 SLOTS = 6

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bus.member_life import MEMBER_LINK
-from engine_worker.engines.sglang.guard import GATE_LIFE
-from router.breaker import BREAKER_LIFE
-from router.members import MEMBER_LIFE
-from router.requests import REQUEST_LIFE as ROUTER_REQUEST_LIFE
-from router.session import SESSION_LIFE
-from router.update import UPDATE_LIFE
-from trainer_adapter.requests import REQUEST_LIFE as CLIENT_REQUEST_LIFE
-from trainer_adapter.store.versions import VERSION_LIFE
+from rolloutbus.bus.member_life import MEMBER_LINK
+from rolloutbus.engine_worker.engines.sglang.guard import GATE_LIFE
+from rolloutbus.router.breaker import BREAKER_LIFE
+from rolloutbus.router.members import MEMBER_LIFE
+from rolloutbus.router.requests import REQUEST_LIFE as ROUTER_REQUEST_LIFE
+from rolloutbus.router.session import SESSION_LIFE
+from rolloutbus.router.update import UPDATE_LIFE
+from rolloutbus.trainer_adapter.requests import REQUEST_LIFE as CLIENT_REQUEST_LIFE
+from rolloutbus.trainer_adapter.store.versions import VERSION_LIFE
 
 Table = Mapping[Any, Mapping[Any, str]]
 """state -> event -> state; each table has its own literals."""

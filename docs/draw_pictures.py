@@ -19,13 +19,13 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.terminal_theme import SVG_EXPORT_THEME
 
-from launcher.top import TopFrame
-from launcher.top_view import OLD_BEAT_MS, framed, view_of
-from replay.journal.reader import Journal
-from replay.timeline.clip import clipped
-from replay.timeline.lanes import Timeline
-from replay.timeline.picture import draw
-from replay.timeline.timeline import timeline_of
+from rolloutbus.launcher.top import TopFrame
+from rolloutbus.launcher.top_view import OLD_BEAT_MS, framed, view_of
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.timeline.clip import clipped
+from rolloutbus.replay.timeline.lanes import Timeline
+from rolloutbus.replay.timeline.picture import draw
+from rolloutbus.replay.timeline.timeline import timeline_of
 
 PICTURES = Path(__file__).parent / "pictures"
 COLUMNS = 92

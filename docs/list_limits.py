@@ -12,27 +12,27 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from bus import bulk as bulk_ports
-from bus.entry import Entry, Placement
-from bus.messages import KINDS, RESULTS
-from bus.messages.control import FleetOutcome
-from bus.outbox import MAX_AGE_S
-from bus.over import OVER_S
-from bus.settings import LeaseSettings
-from bus.zmq_sockets import GONE_MS
-from engine_worker import actor as worker_actor
-from engine_worker import host as engine_host
-from engine_worker.prefix_news import PACE_S
-from engine_worker.settings import HostSettings, StreamSettings
-from engine_worker.weights.relay_core import PARK_S
-from router import actor as router_actor
-from router.detached import UNHEARD_S
-from router.sessions import PATIENCE_S
-from router.settings import RouterSettings
-from trainer_adapter.request_book import MUTE_S
-from trainer_adapter.settings import TICK_S as CLIENT_TICK_S
-from trainer_adapter.settings import ClientSettings
-from trainer_adapter.store import actor as store_actor
+from rolloutbus.bus import bulk as bulk_ports
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages import KINDS, RESULTS
+from rolloutbus.bus.messages.control import FleetOutcome
+from rolloutbus.bus.outbox import MAX_AGE_S
+from rolloutbus.bus.over import OVER_S
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.zmq_sockets import GONE_MS
+from rolloutbus.engine_worker import actor as worker_actor
+from rolloutbus.engine_worker import host as engine_host
+from rolloutbus.engine_worker.prefix_news import PACE_S
+from rolloutbus.engine_worker.settings import HostSettings, StreamSettings
+from rolloutbus.engine_worker.weights.relay_core import PARK_S
+from rolloutbus.router import actor as router_actor
+from rolloutbus.router.detached import UNHEARD_S
+from rolloutbus.router.sessions import PATIENCE_S
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.request_book import MUTE_S
+from rolloutbus.trainer_adapter.settings import TICK_S as CLIENT_TICK_S
+from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.store import actor as store_actor
 
 NATURAL = "0 to uint64"
 PAGE = Path(__file__).with_name("protocol.md")

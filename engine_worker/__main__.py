@@ -1,10 +1,10 @@
-"""`python -m engine_worker --settings-json '{…}'`: one worker process."""
+"""`python -m rolloutbus.engine_worker --settings-json '{…}'`: one worker process."""
 
 import sys
 
-from bus.process import ActorExit, announce_ready, complain, on_stop_signal, run_actor
-from engine_worker.actor import WorkerActor
-from engine_worker.settings import WorkerSettings
+from rolloutbus.bus.process import ActorExit, announce_ready, complain, on_stop_signal, run_actor
+from rolloutbus.engine_worker.actor import WorkerActor
+from rolloutbus.engine_worker.settings import WorkerSettings
 
 
 async def serve(settings: WorkerSettings) -> ActorExit:
@@ -28,4 +28,4 @@ async def serve(settings: WorkerSettings) -> ActorExit:
 
 
 if __name__ == "__main__":
-    sys.exit(run_actor("engine_worker", WorkerSettings, serve))
+    sys.exit(run_actor("rolloutbus.engine_worker", WorkerSettings, serve))

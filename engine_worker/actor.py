@@ -7,23 +7,23 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from bus.actor import Actor, one_by_one
-from bus.clock import BootClock
-from bus.effects import Connect, Publish, Send, Stop
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.member_effects import Heed
-from bus.patience import Patience
-from bus.ports import LAST_WORDS_MS
-from bus.process import warn
-from bus.security.zmq_dialer import dialer_of
-from bus.security.zmq_guard import Doorway, guard_of
-from bus.zmq_ports import DealerPort
-from bus.zmq_topics import PubPort
-from engine_worker.core import WorkerCore
-from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
-from engine_worker.host_process import HostExit, HostProcess
-from engine_worker.settings import WorkerSettings
+from rolloutbus.bus.actor import Actor, one_by_one
+from rolloutbus.bus.clock import BootClock
+from rolloutbus.bus.effects import Connect, Publish, Send, Stop
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.member_effects import Heed
+from rolloutbus.bus.patience import Patience
+from rolloutbus.bus.ports import LAST_WORDS_MS
+from rolloutbus.bus.process import warn
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
+from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.bus.zmq_topics import PubPort
+from rolloutbus.engine_worker.core import WorkerCore
+from rolloutbus.engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.host_process import HostExit, HostProcess
+from rolloutbus.engine_worker.settings import WorkerSettings
 
 TICK_S = 0.05
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.ids import NO_ATTEMPT, AttemptKey, RequestId
-from bus.messages.engine import LoadLora
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import NO_ATTEMPT, AttemptKey, RequestId
+from rolloutbus.bus.messages.engine import LoadLora
 
 
 class AdapterMemory:

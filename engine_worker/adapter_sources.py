@@ -8,19 +8,19 @@ from pathlib import Path
 
 import msgspec
 
-from bus.bulk import BulkLink
-from bus.errors import EngineFailed, PeerLost, RemoteProtocolError, SettingsError
-from bus.messages.endings import Problem, bad_request
-from bus.messages.engine import LoadLora
-from bus.messages.weights import PrepareUpdate
-from bus.paths import named_directory
-from bus.security.zmq_dialer import Dialer
-from engine_worker.capabilities import LoraTensors
-from engine_worker.engine import TensorSpec
-from engine_worker.weights.asking import ask_manifest
-from engine_worker.weights.buffers import SpareBuffer
-from engine_worker.weights.pulled import Pull
-from engine_worker.weights.relay import Relay
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import EngineFailed, PeerLost, RemoteProtocolError, SettingsError
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.engine import LoadLora
+from rolloutbus.bus.messages.weights import PrepareUpdate
+from rolloutbus.bus.paths import named_directory
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.engine_worker.capabilities import LoraTensors
+from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.weights.asking import ask_manifest
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.pulled import Pull
+from rolloutbus.engine_worker.weights.relay import Relay
 
 CONFIG = "adapter_config.json"
 """A file in PEFT's layout; in the weight store a tensor of bytes."""

@@ -1,18 +1,18 @@
 """Answers that a worker gives from what it knows, without asking its engine."""
 
-from bus.codec import unpack, unpack_result
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.member import Vitals
-from bus.messages.control import ServerFacts
-from bus.messages.endings import Problem
-from bus.messages.generation import Generated, Repair
-from bus.messages.host import EngineBeat, EngineReady
-from bus.messages.membership import WorkerFacts
-from bus.outbox import Outbox
-from engine_worker.controller import Controller, Ending, key_of, refused
-from engine_worker.generation import Generation
-from engine_worker.requests import repaired, repaired_from_result
+from rolloutbus.bus.codec import unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.member import Vitals
+from rolloutbus.bus.messages.control import ServerFacts
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Generated, Repair
+from rolloutbus.bus.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.messages.membership import WorkerFacts
+from rolloutbus.bus.outbox import Outbox
+from rolloutbus.engine_worker.controller import Controller, Ending, key_of, refused
+from rolloutbus.engine_worker.generation import Generation
+from rolloutbus.engine_worker.requests import repaired, repaired_from_result
 
 OWN_COMMANDS = ("generate", "abort", "repair", "server_info", "shutdown")
 """Commands that need nothing special of an engine."""

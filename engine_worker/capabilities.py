@@ -12,12 +12,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from bus.messages.control import CacheTier
-from bus.messages.engine import SaveKind, StartProfile
-from bus.messages.prefixes import Prefixes
-from engine_worker.engine import Bytes, Float32s, Int32s, TensorSpec
-from engine_worker.weights.handle_book import HandleBook
-from engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.bus.messages.control import CacheTier
+from rolloutbus.bus.messages.engine import SaveKind, StartProfile
+from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.engine_worker.engine import Bytes, Float32s, Int32s, TensorSpec
+from rolloutbus.engine_worker.weights.handle_book import HandleBook
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 Float32Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 

@@ -6,10 +6,10 @@ drains, nor anything for a weight transfer.
 
 from collections import deque
 
-from bus.entry import Entry
-from bus.ids import AttemptKey, RequestId
-from bus.messages.endings import Problem
-from engine_worker.effects import ToHost
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import AttemptKey, RequestId
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.engine_worker.effects import ToHost
 
 HOST_COMMANDS = frozenset(
     {

@@ -6,22 +6,22 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
-from bus.codec import unpack, unpack_result
-from bus.command_checks import check_command
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.ids import AttemptKey, RequestId
-from bus.messages.control import Memory, Sleep
-from bus.messages.endings import Problem
-from bus.messages.engine import Adapters, LoadLora
-from bus.messages.host import EngineBeat, EngineReady
-from bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
-from engine_worker.adapter_memory import AdapterMemory
-from engine_worker.control import HOST_COMMANDS, READING, ControlLanes
-from engine_worker.effects import ToHost
-from engine_worker.features import cannot_do
-from engine_worker.generation import Generation
-from engine_worker.worker_state import WorkerState
+from rolloutbus.bus.codec import unpack, unpack_result
+from rolloutbus.bus.command_checks import check_command
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import AttemptKey, RequestId
+from rolloutbus.bus.messages.control import Memory, Sleep
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.engine import Adapters, LoadLora
+from rolloutbus.bus.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
+from rolloutbus.engine_worker.adapter_memory import AdapterMemory
+from rolloutbus.engine_worker.control import HOST_COMMANDS, READING, ControlLanes
+from rolloutbus.engine_worker.effects import ToHost
+from rolloutbus.engine_worker.features import cannot_do
+from rolloutbus.engine_worker.generation import Generation
+from rolloutbus.engine_worker.worker_state import WorkerState
 
 
 class Ending(NamedTuple):

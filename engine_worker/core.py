@@ -7,36 +7,36 @@ Membership and delivery are `bus.member`'s; tokens `engine_worker.generation`'s;
 
 from collections.abc import Iterable
 
-from bus.backoff import Chance
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.ids import AttemptKey
-from bus.member import MemberCore, MemberIdentity, Vitals
-from bus.member_effects import Execute, Forget, MemberEffect, StopWork
-from bus.messages import ENDINGS
-from bus.messages.control import Shutdown
-from bus.messages.endings import Done, Problem
-from bus.messages.generation import Abort
-from bus.messages.host import EngineBeat, EngineFailed, EngineReady, Extras
-from bus.messages.membership import WorkerFacts
-from bus.messages.prefixes import Prefixes
-from bus.messages.stream import Deltas
-from engine_worker.answers import repair_ending, server_facts, vitals_of, worker_facts
-from engine_worker.controller import Controller, Ending, Outcomes, key_of, refused
-from engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
-from engine_worker.generation import (
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.bus.member import MemberCore, MemberIdentity, Vitals
+from rolloutbus.bus.member_effects import Execute, Forget, MemberEffect, StopWork
+from rolloutbus.bus.messages import ENDINGS
+from rolloutbus.bus.messages.control import Shutdown
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.messages.host import EngineBeat, EngineFailed, EngineReady, Extras
+from rolloutbus.bus.messages.membership import WorkerFacts
+from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.engine_worker.answers import repair_ending, server_facts, vitals_of, worker_facts
+from rolloutbus.engine_worker.controller import Controller, Ending, Outcomes, key_of, refused
+from rolloutbus.engine_worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.generation import (
     Finished,
     Generation,
     Unmeasured,
     limits_of,
     stop_in_engine,
 )
-from engine_worker.host_watch import HostEnd, HostWatch
-from engine_worker.prefix_news import PrefixNews
-from engine_worker.requests import RunningRequest, is_pinned
-from engine_worker.settings import WorkerSettings
-from engine_worker.streams import StreamBatcher
+from rolloutbus.engine_worker.host_watch import HostEnd, HostWatch
+from rolloutbus.engine_worker.prefix_news import PrefixNews
+from rolloutbus.engine_worker.requests import RunningRequest, is_pinned
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.streams import StreamBatcher
 
 FAREWELL_S = 2.0
 """After a `shutdown` has ended, results wait this long for their clients' acknowledgements."""

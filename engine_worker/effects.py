@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bus.effects import Connect, Publish, Send, Stop
-from bus.entry import Entry
-from bus.member_effects import Heed
+from rolloutbus.bus.effects import Connect, Publish, Send, Stop
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.member_effects import Heed
 
 
 class ToHost(NamedTuple):

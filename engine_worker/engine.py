@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from bus.ids import AttemptKey
-from bus.messages.array import Array
-from bus.messages.endings import Problem
-from bus.messages.generation import (
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import (
     NOTHING_MORE,
     FinishReason,
     Grammar,
@@ -27,7 +27,7 @@ from bus.messages.generation import (
     Sampling,
     Want,
 )
-from engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
-from bus.messages.endings import Problem, bad_request
-from bus.messages.generation import NOTHING_MORE, Generate, Sampling, Want
-from bus.option_checks import adapter_of
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.generation import NOTHING_MORE, Generate, Sampling, Want
+from rolloutbus.bus.option_checks import adapter_of
 
 PROCESSOR = "processor:"
 """Before the name of a registered processor."""

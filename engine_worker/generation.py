@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.ids import Attempt, AttemptKey, RequestId
-from bus.messages.endings import Problem
-from bus.messages.generation import Abort, FinishReason, Generate
-from bus.messages.host import EngineReady, Extras
-from bus.messages.stream import Deltas
-from bus.validation import check_cost, check_generate
-from bus.versions import parse_versions
-from engine_worker.effects import ToHost
-from engine_worker.features import NOTHING_LOST, missing, unknown_adapter
-from engine_worker.requests import ITEM_BYTES, NEVER, RunningRequest
-from engine_worker.streams import StreamBatcher
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import Attempt, AttemptKey, RequestId
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Abort, FinishReason, Generate
+from rolloutbus.bus.messages.host import EngineReady, Extras
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.validation import check_cost, check_generate
+from rolloutbus.bus.versions import parse_versions
+from rolloutbus.engine_worker.effects import ToHost
+from rolloutbus.engine_worker.features import NOTHING_LOST, missing, unknown_adapter
+from rolloutbus.engine_worker.requests import ITEM_BYTES, NEVER, RunningRequest
+from rolloutbus.engine_worker.streams import StreamBatcher
 
 MIN_STALE = 1024
 """Below this many deadlines of ended requests, sweeping them is not worth it."""

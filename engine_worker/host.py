@@ -1,7 +1,8 @@
 """The engine host: the child process of a worker actor that holds the engine.
 
 A crash of the engine takes this process and nothing else; the actor keeps results, streams and
-membership. `python -m engine_worker.host` is started by `engine_worker.host_process` only.
+membership. `python -m rolloutbus.engine_worker.host` is started by `engine_worker.host_process`
+only.
 """
 
 import argparse
@@ -19,29 +20,29 @@ import msgspec
 import uvloop
 from msgspec import Raw
 
-from bus.allocator import keep_freed_memory
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.errors import Refused
-from bus.host import host_id
-from bus.messages import RESULTS
-from bus.messages.endings import Problem
-from bus.messages.generation import Abort, Generate
-from bus.messages.host import EngineBeat, EngineFailed, EngineReady
-from bus.outgoing import sealed
-from bus.parent import die_with_parent
-from bus.security.zmq_dialer import dialer_of
-from engine_worker.capabilities import PrefixReporter
-from engine_worker.engine import Engine, Work
-from engine_worker.engines.registry import build_engine
-from engine_worker.host_commands import HostCommands
-from engine_worker.host_link import HostLink
-from engine_worker.operator_paths import OperatorPaths
-from engine_worker.quit_signal import QuitSignal
-from engine_worker.settings import WorkerSettings
-from engine_worker.step_buffer import StepBuffer
-from engine_worker.weights.relay import Relay, open_relay
-from engine_worker.work import work_of
+from rolloutbus.bus.allocator import keep_freed_memory
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.host import host_id
+from rolloutbus.bus.messages import RESULTS
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Abort, Generate
+from rolloutbus.bus.messages.host import EngineBeat, EngineFailed, EngineReady
+from rolloutbus.bus.outgoing import sealed
+from rolloutbus.bus.parent import die_with_parent
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.engine_worker.capabilities import PrefixReporter
+from rolloutbus.engine_worker.engine import Engine, Work
+from rolloutbus.engine_worker.engines.registry import build_engine
+from rolloutbus.engine_worker.host_commands import HostCommands
+from rolloutbus.engine_worker.host_link import HostLink
+from rolloutbus.engine_worker.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.quit_signal import QuitSignal
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.step_buffer import StepBuffer
+from rolloutbus.engine_worker.weights.relay import Relay, open_relay
+from rolloutbus.engine_worker.work import work_of
 
 BEAT_S = 0.25
 CLOSE_S = 5.0
@@ -228,7 +229,7 @@ def _heed_not(_: int, __: FrameType | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve one engine over the socket that the parent process passed on."""
-    parser = argparse.ArgumentParser(prog="engine_worker.host")
+    parser = argparse.ArgumentParser(prog="rolloutbus.engine_worker.host")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--settings-json", required=True)

@@ -10,18 +10,18 @@ from typing import TypeVar
 
 import msgspec
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import BusError, EngineFailed, RequestError
-from bus.messages.control import Memory, Pause, Resume, Sleep, WakeUp
-from bus.messages.endings import Done, Problem, bad_request
-from bus.security.zmq_dialer import Dialer
-from engine_worker.engine import Engine, MemoryTiers
-from engine_worker.engines.step_loop import EngineBusy
-from engine_worker.operations import Operation, Operations, StoreAccess
-from engine_worker.operator_paths import OperatorPaths
-from engine_worker.weight_commands import WeightCommand, WeightCommands
-from engine_worker.weights.relay import Relay
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import BusError, EngineFailed, RequestError
+from rolloutbus.bus.messages.control import Memory, Pause, Resume, Sleep, WakeUp
+from rolloutbus.bus.messages.endings import Done, Problem, bad_request
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.engine_worker.engine import Engine, MemoryTiers
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.operations import Operation, Operations, StoreAccess
+from rolloutbus.engine_worker.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.weight_commands import WeightCommand, WeightCommands
+from rolloutbus.engine_worker.weights.relay import Relay
 
 Result = TypeVar("Result")
 

@@ -10,10 +10,10 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from bus.codec import decode_batch, encode_batch
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.packing import runs_within
+from rolloutbus.bus.codec import decode_batch, encode_batch
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.packing import runs_within
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.entry import Entry
-from engine_worker.host_link import EntriesHandler, HostLink
-from engine_worker.settings import WorkerSettings
+from rolloutbus.bus.entry import Entry
+from rolloutbus.engine_worker.host_link import EntriesHandler, HostLink
+from rolloutbus.engine_worker.settings import WorkerSettings
 
 STOP_S = 8.0
 """From the end of the link until the host is killed."""
@@ -47,7 +47,7 @@ class HostProcess:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "engine_worker.host",
+                "rolloutbus.engine_worker.host",
                 f"--fd={theirs.fileno()}",
                 f"--parent={os.getpid()}",
                 f"--settings-json={msgspec.json.encode(settings).decode()}",

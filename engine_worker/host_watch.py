@@ -3,8 +3,8 @@
 from collections import deque
 from typing import NamedTuple
 
-from bus.messages.host import EngineBeat
-from engine_worker.settings import HostSettings
+from rolloutbus.bus.messages.host import EngineBeat
+from rolloutbus.engine_worker.settings import HostSettings
 
 
 class HostEnd(NamedTuple):

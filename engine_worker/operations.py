@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from bus.arrays import AnyArray, array_of
-from bus.errors import EngineFailed
-from bus.messages.array import Array
-from bus.messages.control import DEVICE, FlushCache, Flushed
-from bus.messages.endings import Problem, bad_request
-from bus.messages.engine import (
+from rolloutbus.bus.arrays import AnyArray, array_of
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.bus.messages.control import DEVICE, FlushCache, Flushed
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.engine import (
     Adapters,
     Embed,
     Embedded,
@@ -32,10 +32,10 @@ from bus.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from bus.messages.limits import MAX_PIECE_BYTES
-from bus.security.zmq_dialer import Dialer
-from engine_worker.adapter_sources import adapter_folder, adapter_in_store
-from engine_worker.capabilities import (
+from rolloutbus.bus.messages.limits import MAX_PIECE_BYTES
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.engine_worker.adapter_sources import adapter_folder, adapter_in_store
+from rolloutbus.engine_worker.capabilities import (
     CacheTiers,
     Checkpointer,
     Embedder,
@@ -45,10 +45,10 @@ from engine_worker.capabilities import (
     Reranker,
     Scorer,
 )
-from engine_worker.engine import Engine, Int32s, PrefixCache
-from engine_worker.operator_paths import OperatorPaths
-from engine_worker.profiling import Profiles
-from engine_worker.saving import save_weights
+from rolloutbus.engine_worker.engine import Engine, Int32s, PrefixCache
+from rolloutbus.engine_worker.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.profiling import Profiles
+from rolloutbus.engine_worker.saving import save_weights
 
 Result = TypeVar("Result")
 Operation = (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
-from engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.settings import WorkerSettings
 
 NOWHERE: Mapping[str, str] = {}
 

@@ -3,13 +3,13 @@
 Spec: docs/protocol.md, "Prefix affinity".
 """
 
-from bus.codec import pack
-from bus.effects import THE_LINK, Send
-from bus.entry import Entry
-from bus.member import MemberCore
-from bus.messages.prefixes import Prefixes
-from bus.prefix_marks import unpacked
-from engine_worker.mark_book import MarkBook
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.effects import THE_LINK, Send
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.member import MemberCore
+from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.bus.prefix_marks import unpacked
+from rolloutbus.engine_worker.mark_book import MarkBook
 
 PACE_S = 0.25
 """Between two messages, of 8 KiB at most: beats and endings are not to wait for them."""

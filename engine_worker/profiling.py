@@ -3,11 +3,11 @@
 import secrets
 from pathlib import Path
 
-from bus.errors import EngineFailed
-from bus.messages.endings import Done, Problem
-from bus.messages.engine import Profiled, StartProfile
-from engine_worker.capabilities import Profiler
-from engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.engine import Profiled, StartProfile
+from rolloutbus.engine_worker.capabilities import Profiler
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
 
 
 class Profiles:

@@ -4,7 +4,7 @@ import asyncio
 import signal
 from typing import NoReturn
 
-from engine_worker.engines.step_loop import EngineDied
+from rolloutbus.engine_worker.engines.step_loop import EngineDied
 
 WORDS_S = 1.0
 """The engine may hear more of it by another way, and then says why it is dead."""

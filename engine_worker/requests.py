@@ -3,11 +3,11 @@
 import numpy as np
 import xxhash
 
-from bus.entry import Entry
-from bus.ids import AttemptKey, RequestId
-from bus.messages.array import Array
-from bus.messages.endings import Problem
-from bus.messages.generation import (
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import AttemptKey, RequestId
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import (
     FinishReason,
     Generate,
     Generated,
@@ -15,7 +15,7 @@ from bus.messages.generation import (
     Repaired,
     VersionRuns,
 )
-from bus.option_checks import truncates
+from rolloutbus.bus.option_checks import truncates
 
 ITEM_BYTES = 4
 """Of a token (int32) and of a logprob (float32)."""

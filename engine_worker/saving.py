@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bus.errors import EngineFailed
-from bus.messages.endings import Problem
-from bus.messages.engine import Saved, SaveWeights
-from engine_worker.capabilities import Checkpointer
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.engine import Saved, SaveWeights
+from rolloutbus.engine_worker.capabilities import Checkpointer
 
 
 def save_weights(engine: Checkpointer, ask: SaveWeights, targets: Mapping[str, str]) -> Saved:

@@ -5,11 +5,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bus.endpoints import is_local, require_bindable, require_reachable
-from bus.errors import SettingsError
-from bus.security.settings import SecuritySettings
-from bus.settings import LeaseSettings
-from bus.validation import check_name
+from rolloutbus.bus.endpoints import is_local, require_bindable, require_reachable
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.validation import check_name
 
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,18 +9,18 @@ from typing import get_args
 
 import numpy as np
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.ids import Attempt, AttemptKey, RequestId
-from bus.messages.array import Array, ArrayDtype
-from bus.messages.endings import Problem
-from bus.messages.generation import FinishReason
-from bus.messages.host import Extras
-from bus.messages.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
-from bus.messages.stream import Deltas
-from bus.option_checks import is_pinned
-from bus.versions import MAX_VERSION
-from engine_worker.engine import Step
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Attempt, AttemptKey, RequestId
+from rolloutbus.bus.messages.array import Array, ArrayDtype
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.bus.messages.host import Extras
+from rolloutbus.bus.messages.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.option_checks import is_pinned
+from rolloutbus.bus.versions import MAX_VERSION
+from rolloutbus.engine_worker.engine import Step
 
 RESERVE_BYTES = 256 * 1024
 """Of a result's body, for all that is neither array nor column."""

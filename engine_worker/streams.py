@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from bus.codec import pack, topic_of
-from bus.effects import Publish
-from bus.entry import Entry
-from bus.ids import Epoch
-from bus.messages.generation import FinishReason
-from bus.messages.stream import Deltas, Idle
-from engine_worker.requests import RunningRequest
-from engine_worker.settings import StreamSettings
+from rolloutbus.bus.codec import pack, topic_of
+from rolloutbus.bus.effects import Publish
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Epoch
+from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.engine_worker.requests import RunningRequest
+from rolloutbus.engine_worker.settings import StreamSettings
 
 
 class _Columns:

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from bus.errors import EngineFailed
-from bus.messages.endings import Done, Problem
-from bus.messages.weights import (
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.weights import (
     AbortUpdate,
     CheckWeights,
     Committed,
@@ -19,16 +19,16 @@ from bus.messages.weights import (
     Prepared,
     PrepareUpdate,
 )
-from bus.security.zmq_dialer import Dialer
-from engine_worker.capabilities import Stages
-from engine_worker.engine import Engine, InPlaceSink, WeightSink, WeightSource
-from engine_worker.weights.active import ActiveWeights
-from engine_worker.weights.in_place import InPlace
-from engine_worker.weights.raw_tensor import RawTensor
-from engine_worker.weights.receiver import WeightReceiver
-from engine_worker.weights.relay import Relay
-from engine_worker.weights.soundness import require_sound
-from engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.engine_worker.capabilities import Stages
+from rolloutbus.engine_worker.engine import Engine, InPlaceSink, WeightSink, WeightSource
+from rolloutbus.engine_worker.weights.active import ActiveWeights
+from rolloutbus.engine_worker.weights.in_place import InPlace
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.relay import Relay
+from rolloutbus.engine_worker.weights.soundness import require_sound
+from rolloutbus.engine_worker.weights.ways import ways_of_this_host
 
 Result = TypeVar("Result")
 WeightCommand = PrepareUpdate | CommitUpdate | AbortUpdate | CheckWeights | GetWeights

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from bus.entry import Entry
-from bus.ids import RequestId
-from bus.messages.generation import Generate
-from engine_worker.engine import Work
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import RequestId
+from rolloutbus.bus.messages.generation import Generate
+from rolloutbus.engine_worker.engine import Work
 
 
 def work_of(entry: Entry, body: Generate) -> Work:

@@ -1,6 +1,6 @@
 """What a worker is doing, in one word, and which commands it refuses then."""
 
-from bus.messages.endings import Problem
+from rolloutbus.bus.messages.endings import Problem
 
 _NO_WORK: dict[str, str] = dict.fromkeys(("generate", "score", "embed", "rerank"), "not_ready")
 

@@ -1,7 +1,7 @@
 """Trainer and engine share one GPU: the engine sleeps while the trainer works, and the reverse.
 
-Run it with `python -m examples.colocated`. Order matters: the weights wake up first and are
-replaced while no KV cache takes room beside them; only then the cache comes back.
+Run it with `python -m rolloutbus.examples.colocated`. Order matters: the weights wake up first and
+are replaced while no KV cache takes room beside them; only then the cache comes back.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from pathlib import Path
 from transformers import LlamaForCausalLM
 
 import rolloutbus
-from examples.tiny_model import build_tiny_model, load_tiny_model
 from rolloutbus import Rollout, Sampling
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 
 Train = Callable[[LlamaForCausalLM, Sequence[Rollout]], None]
 PROMPT = [1, 2, 3, 4]

@@ -17,16 +17,22 @@ import numpy as np
 import torch
 
 import rolloutbus
-from examples.demo_report import DemoSummary, RunDirectory, stall_ms_p50
-from examples.demo_view import DemoView
-from examples.grpo import Learner, LearnerOptions
-from examples.kill_drill import KillDrill
-from examples.rollouts import SAMPLING, FeedOptions, RolloutFeed
-from examples.task import as_text, best_constant_reward, draw_words, prompt_tokens, reward
-from examples.tiny_model import build_tiny_model, load_tiny_model
-from examples.training import Training
-from examples.witness import Witness
 from rolloutbus.errors import DeliveryError
+from rolloutbus.examples.demo_report import DemoSummary, RunDirectory, stall_ms_p50
+from rolloutbus.examples.demo_view import DemoView
+from rolloutbus.examples.grpo import Learner, LearnerOptions
+from rolloutbus.examples.kill_drill import KillDrill
+from rolloutbus.examples.rollouts import SAMPLING, FeedOptions, RolloutFeed
+from rolloutbus.examples.task import (
+    as_text,
+    best_constant_reward,
+    draw_words,
+    prompt_tokens,
+    reward,
+)
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
+from rolloutbus.examples.training import Training
+from rolloutbus.examples.witness import Witness
 
 HELD_OUT_WORDS = 100
 STATUS_EVERY_S = 0.5

@@ -5,9 +5,9 @@ import os
 import signal
 from contextlib import suppress
 
-from examples.demo_view import DemoView
-from examples.rollouts import RolloutFeed
 from rolloutbus import Fleet
+from rolloutbus.examples.demo_view import DemoView
+from rolloutbus.examples.rollouts import RolloutFeed
 
 MIN_MID_GENERATION = 4
 """The kill waits until the victim is in the middle of this many rollouts."""

@@ -2,7 +2,7 @@
 
     rolloutbus demo --record journal
     rolloutbus export journal --to trajectories.parquet
-    python -m examples.offline trajectories.parquet
+    python -m rolloutbus.examples.offline trajectories.parquet
 
 A model that starts anew learns from what others sampled, by imitating what was rewarded: clipped
 ratios would not do, since what it does itself is soon far from what was recorded. With `--run`, the
@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from examples.grpo import Learner, LearnerOptions
-from examples.rollouts import Group
-from examples.task import WORD_LETTERS, draw_words, prompt_tokens, reward, token_rewards
-from examples.tiny_model import build_tiny_model, load_tiny_model
-from examples.training import make_batch
 from rolloutbus import OfflineRollout, OfflineRollouts
+from rolloutbus.examples.grpo import Learner, LearnerOptions
+from rolloutbus.examples.rollouts import Group
+from rolloutbus.examples.task import WORD_LETTERS, draw_words, prompt_tokens, reward, token_rewards
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
+from rolloutbus.examples.training import make_batch
 
 GROUPS_PER_STEP = 8
 GROUP_SIZE = 8
@@ -113,7 +113,7 @@ def main() -> None:
     """Train, and say what came of it."""
     parser = argparse.ArgumentParser(
         description="Train the demo's model from a recording of the demo.",
-        epilog="example: python -m examples.offline journal --run runs/20260101-120000-seed0",
+        epilog="example: python -m rolloutbus.examples.offline journal --run runs/RUN",
     )
     parser.add_argument("source", help="a journal's directory, or an export (.parquet, .jsonl)")
     parser.add_argument("--run", type=Path, help="directory of that run: make its very steps again")

@@ -1,7 +1,7 @@
 """Bring a small fleet up, sample a few rollouts, follow one token by token.
 
-Run it with `python -m examples.quickstart`. It uses the fake engine, so it needs no model; give
-`up` another `model` and `engine="transformers"` and the rest stays the same.
+Run it with `python -m rolloutbus.examples.quickstart`. It uses the fake engine, so it needs no
+model; give `up` another `model` and `engine="transformers"` and the rest stays the same.
 """
 
 import asyncio

@@ -16,9 +16,9 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.task import WORD_LETTERS, prompt_tokens
 from rolloutbus import Delta, Rollout, RolloutClient, Sampling
 from rolloutbus.errors import BusError, Refused
+from rolloutbus.examples.task import WORD_LETTERS, prompt_tokens
 
 SAMPLING = Sampling(max_new_tokens=WORD_LETTERS, ignore_eos=True)
 DEADLINE_S = 60.0

@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from examples.task import VOCABULARY
+from rolloutbus.examples.task import VOCABULARY
 
 MAX_POSITIONS = 128
 

@@ -10,11 +10,11 @@ from time import monotonic
 import numpy as np
 import torch
 
-from examples.demo_report import StepMetrics
-from examples.grpo import Batch, Learner, group_advantages
-from examples.rollouts import Group, RolloutFeed
-from examples.task import prompt_tokens, token_rewards
 from rolloutbus import WeightPublisher
+from rolloutbus.examples.demo_report import StepMetrics
+from rolloutbus.examples.grpo import Batch, Learner, group_advantages
+from rolloutbus.examples.rollouts import Group, RolloutFeed
+from rolloutbus.examples.task import prompt_tokens, token_rewards
 
 PUBLISH_DEADLINE_S = 30.0
 

@@ -1,31 +1,14 @@
-"""All groups of commands under one name."""
+"""All commands under one name, each imported when it is asked for."""
 
-from typing import Annotated
+import importlib
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from launcher.commands import (
-    actors,
-    chaos,
-    control,
-    demo,
-    doctor,
-    export,
-    forward,
-    generate,
-    keys,
-    ls,
-    record,
-    replay,
-    sim,
-    status,
-    tail,
-    timeline,
-    top,
-    up,
-    weights,
-)
-from launcher.version import DISTRIBUTION, installed_version
+from rolloutbus.launcher.interrupts import leaving_at_once
+from rolloutbus.launcher.version import DISTRIBUTION, installed_version
 
 HELP = """A message bus between RL trainers and inference engines.
 
@@ -39,8 +22,52 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+MODULES = {
+    "up": "up",
+    "ls": "ls",
+    "status": "status",
+    "generate": "generate",
+    "pause": "control",
+    "resume": "control",
+    "weights": "weights",
+    "router": "actors",
+    "store": "actors",
+    "worker": "actors",
+    "keys": "keys",
+    "record": "record",
+    "replay": "replay",
+    "export": "export",
+    "doctor": "doctor",
+    "tail": "tail",
+    "forward": "forward",
+    "timeline": "timeline",
+    "top": "top",
+    "demo": "demo",
+}
+"""Command -> its module in `commands/`. All but `--help` import only the one that is asked for."""
+
+
+class Commands(TyperGroup):
+    """All of MODULES."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - click's, as typer has it
+        """Their names, in the order of the help."""
+        del ctx
+        return list(MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - as above
+        """The command of this name; None: there is none."""
+        module = MODULES.get(cmd_name)
+        if module is None:
+            return None
+        with leaving_at_once():
+            app = importlib.import_module(f"rolloutbus.launcher.commands.{module}").app
+        return get_group(app).get_command(ctx, cmd_name)
+
+
 app = typer.Typer(
     name=DISTRIBUTION,
+    cls=Commands,
     help=HELP,
     epilog="Example: rolloutbus up -n 2 --engine fake",
     no_args_is_help=True,
@@ -49,12 +76,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-GROUPS = (
-    up, ls, status, generate, control, weights, actors, keys, record, replay, export, doctor,
-    tail, forward, timeline, top, demo, sim, chaos,
-)  # fmt: skip
-for group in GROUPS:
-    app.add_typer(group.app)
 
 
 @app.callback()

@@ -9,17 +9,17 @@ from typing import Annotated, Any, cast
 import msgspec
 import typer
 
-from bus.errors import SettingsError
-from launcher.journal_gaps import fail_reading, gaps_told, refuse_gaps, tell_gaps
-from launcher.terminal import ExitStatus, checked, fail
-from launcher.version import installed_version
-from replay.journal.format import JournalError
-from replay.journal.reader import Journal
-from replay.journal.records import Router
-from replay.turns.core_player import CorePlayer, Repeat
-from replay.turns.text import DivergenceText, text_of
-from router.recording import core_of, repeat
-from router.settings import RouterSettings
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.launcher.journal_gaps import fail_reading, gaps_told, refuse_gaps, tell_gaps
+from rolloutbus.launcher.terminal import ExitStatus, checked, fail
+from rolloutbus.launcher.version import installed_version
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import Router
+from rolloutbus.replay.turns.core_player import CorePlayer, Repeat
+from rolloutbus.replay.turns.text import DivergenceText, text_of
+from rolloutbus.router.recording import core_of, repeat
+from rolloutbus.router.settings import RouterSettings
 
 Core = Annotated[
     bool,

@@ -16,8 +16,8 @@ from typing import Self
 
 import msgspec
 
-from bus.errors import SettingsError
-from launcher.run_dir import locked, take_lock, user_dir
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.launcher.run_dir import locked, take_lock, user_dir
 
 DEFAULT_NAME = "default"
 """Of a fleet that is given none; if that is taken, default-2, default-3, …"""

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from bus.codec import PROTOCOL_VERSION
-from bus.errors import SettingsError
-from launcher.version import DISTRIBUTION, installed_version
+from rolloutbus.bus.codec import PROTOCOL_VERSION
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.launcher.version import DISTRIBUTION, installed_version
 
 PROBE = """
 import importlib.util, json, sys
-import engine_worker.actor, engine_worker.host
-from bus.codec import PROTOCOL_VERSION
-from launcher.version import installed_version
+import rolloutbus.engine_worker.actor, rolloutbus.engine_worker.host
+from rolloutbus.bus.codec import PROTOCOL_VERSION
+from rolloutbus.launcher.version import installed_version
 told = {
     "protocol": PROTOCOL_VERSION,
     "version": installed_version(),

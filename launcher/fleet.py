@@ -9,23 +9,23 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NoReturn, Self, Unpack
 
-from bus.errors import SettingsError, cannot_be_pickled
-from bus.strict_calls import strict
-from bus.supervisor import (
+from rolloutbus.bus.errors import SettingsError, cannot_be_pickled
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.supervisor import (
     EventHandler,
     ProcessEvent,
     RestartRule,
     SupervisedProcess,
     Supervisor,
 )
-from launcher.discovery import Registration
-from launcher.engine_python import check_python
-from launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan, environment
-from launcher.process_tree import children_of, command_of
-from launcher.run_dir import RunDirectory
-from launcher.settings import FleetSettings, UpOptions, packages_of
+from rolloutbus.launcher.discovery import Registration
+from rolloutbus.launcher.engine_python import check_python
+from rolloutbus.launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan, environment
+from rolloutbus.launcher.process_tree import children_of, command_of
+from rolloutbus.launcher.run_dir import RunDirectory
+from rolloutbus.launcher.settings import FleetSettings, UpOptions, packages_of
 
-HOST_MODULE = "engine_worker.host"
+HOST_MODULE = "rolloutbus.engine_worker.host"
 
 Wiring = Callable[[str, str], str]
 """(name of a worker or the store, the router's backend) -> where it is told to join."""

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bus.errors import SettingsError
-from bus.ipc_paths import private_dir
-from bus.security.allow_list import edit_allow_list
-from bus.security.key_files import (
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.ipc_paths import private_dir
+from rolloutbus.bus.security.allow_list import edit_allow_list
+from rolloutbus.bus.security.key_files import (
     public_file,
     read_key_pair,
     write_key_pair,
     write_public_key,
 )
-from bus.security.keys import KeyPair
-from bus.security.principals import Principal, Role
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_curve import new_key_pair
+from rolloutbus.bus.security.keys import KeyPair
+from rolloutbus.bus.security.principals import Principal, Role
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_curve import new_key_pair
 
 ALLOW_LIST = "allow.json"
 ROUTER = "router"

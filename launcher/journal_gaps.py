@@ -6,9 +6,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from launcher.terminal import ExitStatus, fail
-from replay.journal.format import JournalDamaged
-from replay.journal.reader import GapKind, Journal
+from rolloutbus.launcher.terminal import ExitStatus, fail
+from rolloutbus.replay.journal.format import JournalDamaged
+from rolloutbus.replay.journal.reader import GapKind, Journal
 
 AllowGaps = Annotated[
     bool,

@@ -1,4 +1,4 @@
-"""`python -m launcher.journaled_router --settings-json '{…}'`: a router that keeps its turns.
+"""A router that keeps its turns: `python -m rolloutbus.launcher.journaled_router --settings-json`.
 
 The router itself knows no journal: here the two are put together.
 """
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from bus.process import ActorExit, run_actor, warn
-from launcher.version import installed_version
-from replay.turns.writer import TurnWriter
-from router.serving import serve
-from router.settings import RouterSettings
+from rolloutbus.bus.process import ActorExit, run_actor, warn
+from rolloutbus.launcher.version import installed_version
+from rolloutbus.replay.turns.writer import TurnWriter
+from rolloutbus.router.serving import serve
+from rolloutbus.router.settings import RouterSettings
 
 
 class JournaledRouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,4 +35,6 @@ async def serve_journaled(settings: JournaledRouterSettings) -> ActorExit:
 
 
 if __name__ == "__main__":
-    sys.exit(run_actor("launcher.journaled_router", JournaledRouterSettings, serve_journaled))
+    sys.exit(
+        run_actor("rolloutbus.launcher.journaled_router", JournaledRouterSettings, serve_journaled)
+    )

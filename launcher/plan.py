@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
-from bus.child import ProcessSpec
-from bus.security.principals import Role
-from bus.security.settings import SecuritySettings
-from engine_worker.engines.sglang.split import first_gpu, named
-from engine_worker.settings import WorkerSettings
-from launcher.fleet_keys import ROUTER, FleetKeys
-from launcher.journaled_router import JournaledRouterSettings
-from launcher.run_dir import RunDirectory
-from launcher.settings import FleetSettings, absolute_targets, engine_options
-from router.settings import RouterSettings
-from trainer_adapter.store.settings import StoreSettings
+from rolloutbus.bus.child import ProcessSpec
+from rolloutbus.bus.security.principals import Role
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.engine_worker.engines.sglang.split import first_gpu, named
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher.fleet_keys import ROUTER, FleetKeys
+from rolloutbus.launcher.journaled_router import JournaledRouterSettings
+from rolloutbus.launcher.run_dir import RunDirectory
+from rolloutbus.launcher.settings import FleetSettings, absolute_targets, engine_options
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 STORE = "store"
 LEDGER = ".ledger"
@@ -73,11 +73,16 @@ class FleetPlan:
             exit_with_parent=True,
         )
         if not self._settings.journal:
-            return self._spec(ROUTER, "router", settings, ready_timeout_s=READY_TIMEOUT_S)
+            return self._spec(
+                ROUTER, "rolloutbus.router", settings, ready_timeout_s=READY_TIMEOUT_S
+            )
         journal = str(Path(self._settings.journal).absolute())
         journaled = JournaledRouterSettings(settings, journal)
         return self._spec(
-            ROUTER, "launcher.journaled_router", journaled, ready_timeout_s=READY_TIMEOUT_S
+            ROUTER,
+            "rolloutbus.launcher.journaled_router",
+            journaled,
+            ready_timeout_s=READY_TIMEOUT_S,
         )
 
     def store(self, backend: str, endpoints: dict[str, str] | None = None) -> ProcessSpec:
@@ -101,7 +106,9 @@ class FleetPlan:
             security=self._security(STORE),
             exit_with_parent=True,
         )
-        return self._spec(STORE, "trainer_adapter.store", settings, ready_timeout_s=READY_TIMEOUT_S)
+        return self._spec(
+            STORE, "rolloutbus.trainer_adapter.store", settings, ready_timeout_s=READY_TIMEOUT_S
+        )
 
     def worker(self, name: str, backend: str) -> ProcessSpec:
         """One worker, which joins at `backend`."""
@@ -121,7 +128,9 @@ class FleetPlan:
             host=self._settings.host,
             exit_with_parent=True,
         )
-        spec = self._spec(name, "engine_worker", settings, interpreter=self._settings.python)
+        spec = self._spec(
+            name, "rolloutbus.engine_worker", settings, interpreter=self._settings.python
+        )
         return dataclasses.replace(spec, grace_s=WORKER_GRACE_S, may_leave=True)
 
     def _engine_options(self, name: str) -> dict[str, Any]:
@@ -174,11 +183,10 @@ def python(module: str, interpreter: str | os.PathLike[str] = "") -> list[str]:
 def environment() -> dict[str, str]:
     """What our processes inherit: they run this very code, whatever lies in the directory.
 
-    Our packages have plain names; without the safe path, a folder named `router` where the user
-    happens to be would be run instead.
+    Without the safe path, a folder of our name where the user happens to be would be run instead.
     """
     variables = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).absolute().parents[2])
     if root not in {*site.getsitepackages(), site.getusersitepackages()}:
         variables["PYTHONPATH"] = os.pathsep.join(
             filter(None, [root, os.environ.get("PYTHONPATH")])

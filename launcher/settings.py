@@ -11,16 +11,16 @@ from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from bus.endpoints import is_local
-from bus.errors import SettingsError
-from bus.settings import LeaseSettings
-from bus.strict_calls import nearest
-from engine_worker.engines.fake_settings import FakeSettings
-from engine_worker.engines.sglang.settings import SglangSettings
-from engine_worker.engines.sglang.split import named
-from engine_worker.engines.transformers_settings import TransformersSettings
-from engine_worker.settings import HostSettings
-from launcher.engine_python import find_python
+from rolloutbus.bus.endpoints import is_local
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.strict_calls import nearest
+from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
+from rolloutbus.engine_worker.engines.sglang.split import named
+from rolloutbus.engine_worker.engines.transformers_settings import TransformersSettings
+from rolloutbus.engine_worker.settings import HostSettings
+from rolloutbus.launcher.engine_python import find_python
 
 EngineKind = Literal["transformers", "sglang", "fake"]
 Transport = Literal["ipc", "tcp"]

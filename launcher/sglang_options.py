@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.options import parse_engine_options
+from rolloutbus.launcher.options import parse_engine_options
 
 PREFIX = "--sglang."
 ANY_MORE: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}

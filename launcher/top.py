@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.messages.control import FleetStatus, WorkerStatus
-from bus.messages.engine import Load
-from bus.messages.weights import UpdateStatus
-from trainer_adapter.rollout import FleetResult
+from rolloutbus.bus.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.messages.engine import Load
+from rolloutbus.bus.messages.weights import UpdateStatus
+from rolloutbus.trainer_adapter.rollout import FleetResult
 
 STILL_S = 2.0
 """A worker that has not beaten for so long is shown to sample nothing."""

@@ -7,7 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from launcher.top import TopFrame, TopRow
+from rolloutbus.launcher.top import TopFrame, TopRow
 
 CURVE = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 40

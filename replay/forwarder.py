@@ -10,10 +10,10 @@ from typing import Self
 
 import msgspec
 
-from bus.endpoints import require_bindable
-from bus.entry import Entry
-from bus.errors import SettingsError
-from bus.ports import (
+from rolloutbus.bus.endpoints import require_bindable
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.ports import (
     BatchHandler,
     DownHandler,
     LinkPort,
@@ -21,15 +21,15 @@ from bus.ports import (
     SubscriptionPort,
     TopicBatchHandler,
 )
-from bus.security.settings import SecuritySettings
-from bus.security.topics import READS_EVERYTHING
-from bus.security.zmq_dialer import dialer_of
-from bus.security.zmq_guard import Doorway, Guard, guard_of
-from bus.zmq_forward import ForwardPort
-from replay.following.dismissal import sent_away
-from trainer_adapter.client import RolloutClient
-from trainer_adapter.connection import Ports, ports_of
-from trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.topics import READS_EVERYTHING
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
+from rolloutbus.bus.zmq_forward import ForwardPort
+from rolloutbus.replay.following.dismissal import sent_away
+from rolloutbus.trainer_adapter.client import RolloutClient
+from rolloutbus.trainer_adapter.connection import Ports, ports_of
+from rolloutbus.trainer_adapter.settings import ClientSettings
 
 
 class Forwarder:

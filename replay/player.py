@@ -14,17 +14,17 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from bus.actor import Actor
-from bus.clock import BootClock
-from bus.entry import Entry
-from bus.errors import SettingsError
-from bus.ids import Peer
-from bus.zmq_patient import PatientPubPort
-from bus.zmq_ports import RouterPort
-from replay.journal.reader import Journal
-from replay.playing.player_core import THE_TAP, Message, PlayerCore, Programme, Step
-from replay.playing.stand_in import Effect
-from replay.playing.survey import Survey
+from rolloutbus.bus.actor import Actor
+from rolloutbus.bus.clock import BootClock
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.zmq_patient import PatientPubPort
+from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.playing.player_core import THE_TAP, Message, PlayerCore, Programme, Step
+from rolloutbus.replay.playing.stand_in import Effect
+from rolloutbus.replay.playing.survey import Survey
 
 TICK_S = 1.0
 RETRY_S = 0.001

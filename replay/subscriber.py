@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
-from bus.actor import Actor, one_by_one
-from bus.clock import BootClock
-from bus.codec import unpack
-from bus.endpoints import require_reachable
-from bus.entry import Entry
-from bus.errors import (
+from rolloutbus.bus.actor import Actor, one_by_one
+from rolloutbus.bus.clock import BootClock
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.endpoints import require_reachable
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import (
     BusError,
     LocalProtocolError,
     Refused,
@@ -23,9 +23,9 @@ from bus.errors import (
     SettingsError,
     cannot_be_pickled,
 )
-from bus.messages.generation import Repaired
-from bus.messages.membership import Members, Welcome
-from bus.ports import (
+from rolloutbus.bus.messages.generation import Repaired
+from rolloutbus.bus.messages.membership import Members, Welcome
+from rolloutbus.bus.ports import (
     BatchHandler,
     DownHandler,
     LinkPort,
@@ -33,19 +33,19 @@ from bus.ports import (
     SubscriptionPort,
     TopicBatchHandler,
 )
-from bus.ref import Command, worker
-from bus.security.zmq_dialer import dialer_of
-from bus.strict_calls import strict
-from replay.following.dismissal import sent_away
-from replay.following.repairs import Answer, AskRepair, Unrepaired
-from replay.following.stream_events import StreamEvent
-from replay.following.subscriber_core import SubscriberCore, SubscriberCounters
-from replay.following.subscriber_settings import SubscriberSettings
-from replay.recording.choice import Choice, Filter
-from trainer_adapter.client import RolloutClient, settings_for
-from trainer_adapter.connection import Ports, ports_of
-from trainer_adapter.rollout import FleetResult
-from trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.ref import Command, worker
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.replay.following.dismissal import sent_away
+from rolloutbus.replay.following.repairs import Answer, AskRepair, Unrepaired
+from rolloutbus.replay.following.stream_events import StreamEvent
+from rolloutbus.replay.following.subscriber_core import SubscriberCore, SubscriberCounters
+from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.recording.choice import Choice, Filter
+from rolloutbus.trainer_adapter.client import RolloutClient, settings_for
+from rolloutbus.trainer_adapter.connection import Ports, ports_of
+from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.trainer_adapter.settings import ClientSettings
 
 TICK_S = 0.1
 REPAIR_S = 5.0

@@ -1,52 +1,102 @@
 """The public face: a client, a weight publisher, local fleets, and what they speak of.
 
-The publishers need torch, which is an optional dependency; they are imported when asked for.
+A name is imported when it is asked for: a router or an engine host needs none of the client, and
+the publishers need torch, which is an optional dependency.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bus.messages.control import FleetStatus, WorkerStatus
-from bus.messages.generation import (
-    DetachedRequest,
-    Grammar,
-    Media,
-    Processor,
-    Sampling,
-    Want,
-)
-from launcher.fleet import Fleet, up
-from launcher.version import installed_version
-from replay.offline import OfflineRollout, OfflineRollouts
-from replay.recorder import Recorder, record
-from replay.subscriber import Subscriber, subscribe
-from rolloutbus import errors, events
-from trainer_adapter.client import RolloutClient, connect
-from trainer_adapter.memory_tags import MemoryTag
-from trainer_adapter.openai.client import OpenAIClient
-from trainer_adapter.openai.sync_client import SyncOpenAIClient
-from trainer_adapter.published import Published
-from trainer_adapter.rollout import Delta, FleetResult, Rollout
-from trainer_adapter.session import Session
-from trainer_adapter.subscriber import StreamSubscriber
-from trainer_adapter.sync_client import SyncRolloutClient, connect_sync
-from trainer_adapter.text import TextClient
-from trainer_adapter.transfer import WeightTransferHandle
-
 if TYPE_CHECKING:
-    from trainer_adapter.lora import PublishedLora
-    from trainer_adapter.publisher import WeightPublisher
-    from trainer_adapter.sharded import ShardedSource
-    from trainer_adapter.sync_publisher import SyncWeightPublisher
+    from rolloutbus import errors, events
 
-_NEED_TORCH = {
-    "PublishedLora": "trainer_adapter.lora",
-    "ShardedSource": "trainer_adapter.sharded",
-    "SyncWeightPublisher": "trainer_adapter.sync_publisher",
-    "WeightPublisher": "trainer_adapter.publisher",
+    __version__: str
+    from rolloutbus.bus.messages.control import FleetStatus, WorkerStatus
+    from rolloutbus.bus.messages.generation import (
+        DetachedRequest,
+        Grammar,
+        Media,
+        Processor,
+        Sampling,
+        Want,
+    )
+    from rolloutbus.launcher.fleet import Fleet, up
+    from rolloutbus.replay.offline import OfflineRollout, OfflineRollouts
+    from rolloutbus.replay.recorder import Recorder, record
+    from rolloutbus.replay.subscriber import Subscriber, subscribe
+    from rolloutbus.trainer_adapter.client import RolloutClient, connect
+    from rolloutbus.trainer_adapter.lora import PublishedLora
+    from rolloutbus.trainer_adapter.memory_tags import MemoryTag
+    from rolloutbus.trainer_adapter.openai.client import OpenAIClient
+    from rolloutbus.trainer_adapter.openai.sync_client import SyncOpenAIClient
+    from rolloutbus.trainer_adapter.published import Published
+    from rolloutbus.trainer_adapter.publisher import WeightPublisher
+    from rolloutbus.trainer_adapter.rollout import Delta, FleetResult, Rollout
+    from rolloutbus.trainer_adapter.session import Session
+    from rolloutbus.trainer_adapter.sharded import ShardedSource
+    from rolloutbus.trainer_adapter.subscriber import StreamSubscriber
+    from rolloutbus.trainer_adapter.sync_client import SyncRolloutClient, connect_sync
+    from rolloutbus.trainer_adapter.sync_publisher import SyncWeightPublisher
+    from rolloutbus.trainer_adapter.text import TextClient
+    from rolloutbus.trainer_adapter.transfer import WeightTransferHandle
+
+_HOMES = {
+    "rolloutbus.bus.messages.control": (
+        "FleetStatus",
+        "WorkerStatus",
+    ),
+    "rolloutbus.bus.messages.generation": (
+        "DetachedRequest",
+        "Grammar",
+        "Media",
+        "Processor",
+        "Sampling",
+        "Want",
+    ),
+    "rolloutbus.launcher.fleet": (
+        "Fleet",
+        "up",
+    ),
+    "rolloutbus.replay.offline": (
+        "OfflineRollout",
+        "OfflineRollouts",
+    ),
+    "rolloutbus.replay.recorder": (
+        "Recorder",
+        "record",
+    ),
+    "rolloutbus.replay.subscriber": (
+        "Subscriber",
+        "subscribe",
+    ),
+    "rolloutbus.trainer_adapter.client": (
+        "RolloutClient",
+        "connect",
+    ),
+    "rolloutbus.trainer_adapter.lora": ("PublishedLora",),
+    "rolloutbus.trainer_adapter.memory_tags": ("MemoryTag",),
+    "rolloutbus.trainer_adapter.openai.client": ("OpenAIClient",),
+    "rolloutbus.trainer_adapter.openai.sync_client": ("SyncOpenAIClient",),
+    "rolloutbus.trainer_adapter.published": ("Published",),
+    "rolloutbus.trainer_adapter.publisher": ("WeightPublisher",),
+    "rolloutbus.trainer_adapter.rollout": (
+        "Delta",
+        "FleetResult",
+        "Rollout",
+    ),
+    "rolloutbus.trainer_adapter.session": ("Session",),
+    "rolloutbus.trainer_adapter.sharded": ("ShardedSource",),
+    "rolloutbus.trainer_adapter.subscriber": ("StreamSubscriber",),
+    "rolloutbus.trainer_adapter.sync_client": (
+        "SyncRolloutClient",
+        "connect_sync",
+    ),
+    "rolloutbus.trainer_adapter.sync_publisher": ("SyncWeightPublisher",),
+    "rolloutbus.trainer_adapter.text": ("TextClient",),
+    "rolloutbus.trainer_adapter.transfer": ("WeightTransferHandle",),
 }
-
-__version__ = installed_version()
+"""Module -> the names of it that are public."""
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Delta",
@@ -91,6 +141,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - what a module's name stands for
-    if name in _NEED_TORCH:
-        return getattr(importlib.import_module(_NEED_TORCH[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("errors", "events"):
+        return importlib.import_module(f"rolloutbus.{name}")
+    if name == "__version__":
+        value: Any = importlib.import_module("rolloutbus.launcher.version").installed_version()
+    elif name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,10 +1,10 @@
-"""`python -m router --settings-json '{…}'`: one router process."""
+"""`python -m rolloutbus.router --settings-json '{…}'`: one router process."""
 
 import sys
 
-from bus.process import run_actor
-from router.serving import serve
-from router.settings import RouterSettings
+from rolloutbus.bus.process import run_actor
+from rolloutbus.router.serving import serve
+from rolloutbus.router.settings import RouterSettings
 
 if __name__ == "__main__":
-    sys.exit(run_actor("router", RouterSettings, serve))
+    sys.exit(run_actor("rolloutbus.router", RouterSettings, serve))

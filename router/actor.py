@@ -7,23 +7,23 @@ from typing import Self
 
 import msgspec
 
-from bus.actor import Actor
-from bus.clock import BootClock, Clock
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.ports import PortCounters
-from bus.process import warn
-from bus.resources import ResourceWatch
-from bus.security.principals import Principal
-from bus.security.zmq_guard import Doorway, Guard, guard_of
-from bus.zmq_ports import RouterPort
-from bus.zmq_tap import TapPort
-from router.dead_letters import append_letters, check_letters
-from router.decider import Decider
-from router.outgoing import Effect
-from router.recording import RecordedCore, TurnLog, core_of
-from router.settings import RouterSettings
-from router.tap import TappedCore
+from rolloutbus.bus.actor import Actor
+from rolloutbus.bus.clock import BootClock, Clock
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.ports import PortCounters
+from rolloutbus.bus.process import warn
+from rolloutbus.bus.resources import ResourceWatch
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
+from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.bus.zmq_tap import TapPort
+from rolloutbus.router.dead_letters import append_letters, check_letters
+from rolloutbus.router.decider import Decider
+from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.recording import RecordedCore, TurnLog, core_of
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.tap import TappedCore
 
 TICK_S = 0.05
 

@@ -6,18 +6,18 @@ Spec: docs/protocol.md, "More of an engine", 2.
 from collections.abc import Callable
 from functools import partial
 
-from bus.codec import pack, unpack, unpack_result
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.control import WorkerOutcome
-from bus.messages.engine import Adapters as LoadedAdapters
-from bus.messages.engine import LoadLora, UnloadLora
-from bus.messages.weights import RecordCommit
-from router.commit_record import CommitRecord, Decision
-from router.context import Context
-from router.fleet import Fleet, MemberCommand, Results
-from router.members import MemberRecord
-from router.store_record import lacking, store_facts
+from rolloutbus.bus.codec import pack, unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.control import WorkerOutcome
+from rolloutbus.bus.messages.engine import Adapters as LoadedAdapters
+from rolloutbus.bus.messages.engine import LoadLora, UnloadLora
+from rolloutbus.bus.messages.weights import RecordCommit
+from rolloutbus.router.commit_record import CommitRecord, Decision
+from rolloutbus.router.context import Context
+from rolloutbus.router.fleet import Fleet, MemberCommand, Results
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.store_record import lacking, store_facts
 
 LOAD_S = 120.0
 """A worker gets this long to pull and load one."""

@@ -3,13 +3,13 @@
 Spec: docs/protocol.md, "Limits".
 """
 
-from bus.entry import Entry, Placement
-from bus.messages.endings import Problem
-from bus.validation import MAX_COST, MAX_PRIORITY, check_placement, check_rid
-from bus.versions import VersionRule, parse_versions
-from router.backlogs import Backlogs
-from router.clients import ClientRecord
-from router.context import check_deadline
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.validation import MAX_COST, MAX_PRIORITY, check_placement, check_rid
+from rolloutbus.bus.versions import VersionRule, parse_versions
+from rolloutbus.router.backlogs import Backlogs
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import check_deadline
 
 REMEMBERED = 10_000
 """The texts come from peers: after this many the memory starts afresh."""

@@ -8,20 +8,20 @@ at the hello. Spec: docs/protocol.md, "Security".
 from collections.abc import Callable
 from typing import cast
 
-from bus.codec import pack, unpack
-from bus.endpoints import split_key
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError, SettingsError
-from bus.ids import Peer
-from bus.messages import COMMANDS, ENDINGS, KINDS
-from bus.messages.endings import Problem
-from bus.messages.generation import Repair
-from bus.messages.membership import Hello
-from bus.messages.session import CloseSession, OpenSession
-from bus.ref import worker
-from bus.security.principals import KINDS_OF, ROLES, Principal
-from bus.security.topics import READS_EVERYTHING
-from router.context import Context
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.endpoints import split_key
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError, SettingsError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages import COMMANDS, ENDINGS, KINDS
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Repair
+from rolloutbus.bus.messages.membership import Hello
+from rolloutbus.bus.messages.session import CloseSession, OpenSession
+from rolloutbus.bus.ref import worker
+from rolloutbus.bus.security.principals import KINDS_OF, ROLES, Principal
+from rolloutbus.bus.security.topics import READS_EVERYTHING
+from rolloutbus.router.context import Context
 
 ROLES_THAT_ARE: dict[str, frozenset[str]] = {
     "client": frozenset({"client", "trainer", "subscriber", "admin"}),

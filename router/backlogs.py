@@ -6,9 +6,9 @@ Spec: docs/protocol.md, "Overload".
 
 from collections import Counter
 
-from bus.messages.endings import Problem
-from router.clients import ClientRecord
-from router.context import Context, refusal
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import Context, refusal
 
 MAX_ENDINGS = 8192
 MAX_BYTES = 512 << 20

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from bus.life import following
+from rolloutbus.bus.life import following
 
 BreakerState = Literal["closed", "open", "trying"]
 

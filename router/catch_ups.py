@@ -4,11 +4,11 @@ A late joiner, a restarted one, one that failed during an update. Adapters are b
 Spec: docs/protocol.md, "Weights", 3.
 """
 
-from router.adapters import Adapters
-from router.context import Context
-from router.fleet import Fleet
-from router.update_bodies import TAKES_UPDATES
-from router.updates import Updates
+from rolloutbus.router.adapters import Adapters
+from rolloutbus.router.context import Context
+from rolloutbus.router.fleet import Fleet
+from rolloutbus.router.update_bodies import TAKES_UPDATES
+from rolloutbus.router.updates import Updates
 
 CATCH_UP_S = 120.0
 """A single worker gets this long to pull and swap."""

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Iterator
 
-from bus.ids import Peer
-from bus.security.principals import Principal
-from bus.validation import MAX_PRIORITY, RID_NUMBER
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.validation import MAX_PRIORITY, RID_NUMBER
 
 NOWHERE = Peer(b"")
 """The connection of who has none."""

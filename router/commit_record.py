@@ -6,13 +6,13 @@ Spec: docs/protocol.md, "Weights", 2 and 3.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bus.codec import pack, unpack_result
-from bus.entry import Entry
-from bus.messages.control import WorkerOutcome
-from bus.messages.weights import RecordCommit, Settled, SettleVersion
-from router.context import Context, Waves, note_commit
-from router.fleet import Fleet, MemberCommand, Results
-from router.members import MemberRecord
+from rolloutbus.bus.codec import pack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.control import WorkerOutcome
+from rolloutbus.bus.messages.weights import RecordCommit, Settled, SettleVersion
+from rolloutbus.router.context import Context, Waves, note_commit
+from rolloutbus.router.fleet import Fleet, MemberCommand, Results
+from rolloutbus.router.members import MemberRecord
 
 OnWritten = Callable[[bool | None, float], None]
 """(it is written; False: it is not, and will not be; None: the store was asked and has not said

@@ -5,19 +5,19 @@ from typing import NamedTuple
 
 from msgspec import Raw
 
-from bus.codec import pack
-from bus.entry import NO_BODY, Entry
-from bus.ids import Attempt
-from bus.messages.endings import Problem
-from bus.messages.limits import MAX_POLICIES
-from bus.messages.membership import Intent
-from router.clients import Clients
-from router.detached import Detached
-from router.expected import ExpectedWorkers
-from router.followers import Followers
-from router.members import SERVING, MemberRecord, Members
-from router.outgoing import Outgoing
-from router.settings import RouterSettings
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import MAX_POLICIES
+from rolloutbus.bus.messages.membership import Intent
+from rolloutbus.router.clients import Clients
+from rolloutbus.router.detached import Detached
+from rolloutbus.router.expected import ExpectedWorkers
+from rolloutbus.router.followers import Followers
+from rolloutbus.router.members import SERVING, MemberRecord, Members
+from rolloutbus.router.outgoing import Outgoing
+from rolloutbus.router.settings import RouterSettings
 
 
 class Waves(NamedTuple):

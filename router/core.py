@@ -7,47 +7,47 @@ Spec: docs/protocol.md.
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from bus.backoff import Chance
-from bus.codec import unpack
-from bus.effects import Forget
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.ids import Peer
-from bus.messages import ENDINGS
-from bus.messages.control import FleetStatus
-from bus.messages.delivery import Accepted, Ack
-from bus.messages.membership import Hello
-from bus.security.principals import Principal
-from router.admission import Admission
-from router.authority import Authority
-from router.backlogs import Backlogs
-from router.catch_ups import CatchUps
-from router.clients import ClientRecord
-from router.context import Context, note_commit, refusal
-from router.dead_letter import DeadLetter
-from router.desk import Desk
-from router.dispatch import Dispatcher
-from router.door import Door
-from router.executions import Executions
-from router.express import Express
-from router.expulsion import Expulsion
-from router.fleet import Fleet, is_share
-from router.health import Health, told_reason
-from router.intents import Intents
-from router.members import MemberRecord
-from router.membership import Membership
-from router.outgoing import Effect
-from router.over import Over
-from router.placement import Placer
-from router.prefixes import PrefixIndex
-from router.publications import Publications
-from router.reattachment import Reattachment
-from router.reservations import Reservations
-from router.sessions import Sessions
-from router.settings import RouterSettings
-from router.table import RequestTable
-from router.undelivered import Undelivered
-from router.updates import Updates
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.effects import Forget
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages import ENDINGS
+from rolloutbus.bus.messages.control import FleetStatus
+from rolloutbus.bus.messages.delivery import Accepted, Ack
+from rolloutbus.bus.messages.membership import Hello
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.router.admission import Admission
+from rolloutbus.router.authority import Authority
+from rolloutbus.router.backlogs import Backlogs
+from rolloutbus.router.catch_ups import CatchUps
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import Context, note_commit, refusal
+from rolloutbus.router.dead_letter import DeadLetter
+from rolloutbus.router.desk import Desk
+from rolloutbus.router.dispatch import Dispatcher
+from rolloutbus.router.door import Door
+from rolloutbus.router.executions import Executions
+from rolloutbus.router.express import Express
+from rolloutbus.router.expulsion import Expulsion
+from rolloutbus.router.fleet import Fleet, is_share
+from rolloutbus.router.health import Health, told_reason
+from rolloutbus.router.intents import Intents
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.membership import Membership
+from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.over import Over
+from rolloutbus.router.placement import Placer
+from rolloutbus.router.prefixes import PrefixIndex
+from rolloutbus.router.publications import Publications
+from rolloutbus.router.reattachment import Reattachment
+from rolloutbus.router.reservations import Reservations
+from rolloutbus.router.sessions import Sessions
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.table import RequestTable
+from rolloutbus.router.undelivered import Undelivered
+from rolloutbus.router.updates import Updates
 
 TO_MEMBERS = (
     "repair",

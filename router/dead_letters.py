@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from bus.entry import NO_BODY
-from bus.errors import SettingsError
-from bus.process import warn
-from bus.resources import NO_ROOM
-from router.dead_letter import DeadLetter
+from rolloutbus.bus.entry import NO_BODY
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.process import warn
+from rolloutbus.bus.resources import NO_ROOM
+from rolloutbus.router.dead_letter import DeadLetter
 
 MAX_BODY_BYTES = 1 << 20
 """Bodies above this are left out of the record."""

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.security.principals import Principal
-from router.context import Context
-from router.dead_letter import DeadLetter
-from router.outgoing import Effect
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.router.context import Context
+from rolloutbus.router.dead_letter import DeadLetter
+from rolloutbus.router.outgoing import Effect
 
 
 class Decider(Protocol):

@@ -8,24 +8,24 @@ from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.messages.control import FleetStatus, Pause, Resume, WorkerStatus
-from bus.messages.endings import Problem
-from bus.messages.engine import LoadLora
-from bus.messages.generation import Abort, Aborted
-from bus.messages.session import CloseSession, OpenedSession, OpenSession
-from bus.messages.weights import PublishVersion
-from bus.validation import check_name, check_rid
-from router.clients import ClientRecord
-from router.context import Context, check_deadline, refusal
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.intents import Intents
-from router.members import MemberRecord
-from router.publications import Publications
-from router.sessions import Sessions
-from router.table import RequestTable
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.control import FleetStatus, Pause, Resume, WorkerStatus
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.engine import LoadLora
+from rolloutbus.bus.messages.generation import Abort, Aborted
+from rolloutbus.bus.messages.session import CloseSession, OpenedSession, OpenSession
+from rolloutbus.bus.messages.weights import PublishVersion
+from rolloutbus.bus.validation import check_name, check_rid
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import Context, check_deadline, refusal
+from rolloutbus.router.dispatch import Dispatcher
+from rolloutbus.router.fleet import Fleet
+from rolloutbus.router.intents import Intents
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.publications import Publications
+from rolloutbus.router.sessions import Sessions
+from rolloutbus.router.table import RequestTable
 
 STORE_GRACE_S = 10.0
 """Weight commands wait so long for a store: longer than it needs to come back to a router that was

@@ -6,13 +6,13 @@ Spec: docs/protocol.md, "Detached requests".
 from collections import OrderedDict
 from typing import NamedTuple
 
-from bus.ids import Attempt, Peer
-from bus.messages.endings import Problem
-from bus.messages.generation import DetachedRequest, DetachedState
-from bus.over import OverRids
-from bus.tombstones import Tombstones
-from router.followers import Followers
-from router.requests import Request
+from rolloutbus.bus.ids import Attempt, Peer
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import DetachedRequest, DetachedState
+from rolloutbus.bus.over import OverRids
+from rolloutbus.bus.tombstones import Tombstones
+from rolloutbus.router.followers import Followers
+from rolloutbus.router.requests import Request
 
 MAX_DETACHED = 10_000
 """Held at once, for all clients together; workers list theirs in every beat."""

@@ -8,24 +8,24 @@ from collections import defaultdict
 
 import msgspec
 
-from bus.codec import pack, unpack
-from bus.entry import NO_BODY, Entry, Placement
-from bus.errors import RemoteProtocolError
-from bus.messages.delivery import Accepted, Ack, AttemptList, Queued
-from bus.messages.endings import Problem
-from bus.messages.generation import Abort, Generate
-from bus.validation import TOKEN_BYTES, cost_of
-from router.admission import Admission
-from router.clients import ClientRecord
-from router.context import Context, refusal
-from router.door import Door
-from router.health import Health
-from router.members import MemberRecord
-from router.placement import made_concrete
-from router.requests import Request
-from router.sessions import Sessions
-from router.table import RequestTable
-from router.waiting import LaneKey
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.delivery import Accepted, Ack, AttemptList, Queued
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Abort, Generate
+from rolloutbus.bus.validation import TOKEN_BYTES, cost_of
+from rolloutbus.router.admission import Admission
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import Context, refusal
+from rolloutbus.router.door import Door
+from rolloutbus.router.health import Health
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.placement import made_concrete
+from rolloutbus.router.requests import Request
+from rolloutbus.router.sessions import Sessions
+from rolloutbus.router.table import RequestTable
+from rolloutbus.router.waiting import LaneKey
 
 MOST_NAMED = 8
 """Workers or policies that a message names."""

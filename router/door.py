@@ -3,11 +3,11 @@
 Spec: docs/protocol.md, "Overload".
 """
 
-from bus.backoff import Chance
-from router.context import Context, refusal
-from router.lane import Lane
-from router.requests import Request
-from router.table import RequestTable
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.router.context import Context, refusal
+from rolloutbus.router.lane import Lane
+from rolloutbus.router.requests import Request
+from rolloutbus.router.table import RequestTable
 
 BUSY_RETRY_MS = 200
 """A refused client waits between this and twice this."""

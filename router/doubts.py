@@ -5,12 +5,12 @@ Spec: docs/protocol.md, "Detached requests".
 
 from typing import NamedTuple
 
-from bus.entry import NO_BODY
-from bus.messages.generation import DetachedRequest
-from router.clients import ClientRecord
-from router.context import Context
-from router.requests import Request
-from router.table import RequestTable
+from rolloutbus.bus.entry import NO_BODY
+from rolloutbus.bus.messages.generation import DetachedRequest
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import Context
+from rolloutbus.router.requests import Request
+from rolloutbus.router.table import RequestTable
 
 
 class _Told(NamedTuple):

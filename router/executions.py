@@ -5,21 +5,21 @@ Spec: docs/protocol.md, "Delivery".
 
 from collections import defaultdict
 
-from bus.codec import pack, unpack
-from bus.entry import NO_BODY, Entry, Placement
-from bus.errors import RemoteProtocolError
-from bus.ids import RequestId
-from bus.messages.delivery import Accepted, Ack, AttemptList
-from bus.messages.endings import Problem
-from router.context import Context
-from router.doubts import Doubts
-from router.fleet import is_share
-from router.health import Health
-from router.members import MemberRecord
-from router.membership import RENEWED
-from router.over import REASON, Over
-from router.requests import Request
-from router.table import RequestTable
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import RequestId
+from rolloutbus.bus.messages.delivery import Accepted, Ack, AttemptList
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.router.context import Context
+from rolloutbus.router.doubts import Doubts
+from rolloutbus.router.fleet import is_share
+from rolloutbus.router.health import Health
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.membership import RENEWED
+from rolloutbus.router.over import REASON, Over
+from rolloutbus.router.requests import Request
+from rolloutbus.router.table import RequestTable
 
 PASSING = frozenset({"not_ready", "stale_version"})
 """Codes of refusals after which a request is sent again."""

@@ -7,16 +7,16 @@ ends the run and goes through `Dispatcher.submit` or `Executions.ended`, entry b
 take the ordinary ones too: which way an entry went shows in nothing but the time it took.
 """
 
-from bus.entry import Entry, Placement
-from router.admission import Admission
-from router.clients import ClientRecord
-from router.context import Context
-from router.health import Health
-from router.members import MemberRecord
-from router.placement import made_concrete
-from router.requests import Request
-from router.sessions import Sessions
-from router.table import RequestTable
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.router.admission import Admission
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import Context
+from rolloutbus.router.health import Health
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.placement import made_concrete
+from rolloutbus.router.requests import Request
+from rolloutbus.router.sessions import Sessions
+from rolloutbus.router.table import RequestTable
 
 
 class Express:

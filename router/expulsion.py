@@ -5,11 +5,11 @@ Spec: docs/protocol.md, "Limits".
 
 from collections.abc import Callable
 
-from bus.ids import Peer
-from router.clients import ClientRecord
-from router.context import Context
-from router.membership import Membership
-from router.offences import Offences
+from rolloutbus.bus.ids import Peer
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import Context
+from rolloutbus.router.membership import Membership
+from rolloutbus.router.offences import Offences
 
 
 class Expulsion:

@@ -9,14 +9,14 @@ from functools import partial
 
 from msgspec import Raw
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.messages.control import FleetOutcome, WorkerOutcome
-from bus.messages.delivery import Accepted, Ack
-from bus.messages.endings import Problem
-from bus.messages.limits import MAX_BODY_BYTES, MAX_SENTENCE_CHARS
-from router.context import Context
-from router.members import MemberRecord
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.control import FleetOutcome, WorkerOutcome
+from rolloutbus.bus.messages.delivery import Accepted, Ack
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import MAX_BODY_BYTES, MAX_SENTENCE_CHARS
+from rolloutbus.router.context import Context
+from rolloutbus.router.members import MemberRecord
 
 Results = dict[str, WorkerOutcome]
 """By member name."""

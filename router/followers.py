@@ -5,9 +5,9 @@ Spec: docs/protocol.md, "Detached requests".
 
 from typing import NamedTuple
 
-from bus.ids import Peer
-from router.clients import Clients
-from router.requests import Request
+from rolloutbus.bus.ids import Peer
+from rolloutbus.router.clients import Clients
+from rolloutbus.router.requests import Request
 
 
 class _Follower(NamedTuple):

@@ -3,18 +3,18 @@
 Spec: docs/protocol.md, "Failing workers and poisonous requests".
 """
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.endings import Problem
-from router.breaker import Breaker
-from router.context import Context
-from router.dead_letter import DeadLetter
-from router.isolation import Isolation
-from router.members import MemberRecord
-from router.requests import Request
-from router.suspicion import Suspicions
-from router.table import RequestTable
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.router.breaker import Breaker
+from rolloutbus.router.context import Context
+from rolloutbus.router.dead_letter import DeadLetter
+from rolloutbus.router.isolation import Isolation
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.requests import Request
+from rolloutbus.router.suspicion import Suspicions
+from rolloutbus.router.table import RequestTable
 
 ENGINE_CRASHED = "engine_crashed"
 """The goodbye of a worker whose engine's process died by itself."""

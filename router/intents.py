@@ -9,13 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from bus.codec import pack
-from bus.messages.control import Pause, Paused, Resume
-from bus.messages.limits import MAX_MEMBERS
-from bus.messages.membership import Beat, Hello, Intent
-from router.context import Context
-from router.fleet import Fleet, MemberCommand, Results
-from router.members import MemberRecord
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.messages.control import Pause, Paused, Resume
+from rolloutbus.bus.messages.limits import MAX_MEMBERS
+from rolloutbus.bus.messages.membership import Beat, Hello, Intent
+from rolloutbus.router.context import Context
+from rolloutbus.router.fleet import Fleet, MemberCommand, Results
+from rolloutbus.router.members import MemberRecord
 
 Origin = Literal["", "router", "worker", "store"]
 """Whose word the fleet's identity is; a store's counts most."""

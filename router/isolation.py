@@ -1,10 +1,10 @@
 """The isolation lane: a suspected request gets a worker to itself, one such worker per policy."""
 
-from router.context import Context
-from router.members import MemberRecord
-from router.placement import Placer
-from router.requests import Request
-from router.suspicion import Suspicions
+from rolloutbus.router.context import Context
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.placement import Placer
+from rolloutbus.router.requests import Request
+from rolloutbus.router.suspicion import Suspicions
 
 
 class Isolation:

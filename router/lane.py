@@ -6,10 +6,10 @@ Removal is lazy: a request that waits here no more is skipped when its turn come
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 
-from router.requests import Request
-from router.run_pace import RunPaces
-from router.service_rate import ServiceRate
-from router.turns import Turns
+from rolloutbus.router.requests import Request
+from rolloutbus.router.run_pace import RunPaces
+from rolloutbus.router.service_rate import ServiceRate
+from rolloutbus.router.turns import Turns
 
 Rank = tuple[int, bool, float, int]
 """(-priority, not a session's turn, pass of the principal, arrival): the lowest is next."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from bus.ids import AttemptKey, Peer, RequestId
-from bus.life import following
-from bus.messages.membership import Beat, Hello, Member
-from bus.outbox import MAX_NEWS
+from rolloutbus.bus.ids import AttemptKey, Peer, RequestId
+from rolloutbus.bus.life import following
+from rolloutbus.bus.messages.membership import Beat, Hello, Member
+from rolloutbus.bus.outbox import MAX_NEWS
 
 MemberState = Literal["joining", "live", "gone"]
 

@@ -6,12 +6,12 @@ Spec: docs/protocol.md, "Membership".
 from collections.abc import Callable
 from typing import cast
 
-from bus.codec import PROTOCOL_VERSION, pack, unpack
-from bus.entry import Entry
-from bus.holder import lease_number
-from bus.ids import Peer
-from bus.messages.limits import MAX_ROUTER_EPOCH
-from bus.messages.membership import (
+from rolloutbus.bus.codec import PROTOCOL_VERSION, pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.holder import lease_number
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.limits import MAX_ROUTER_EPOCH
+from rolloutbus.bus.messages.membership import (
     Beat,
     ClientBeat,
     Dismissed,
@@ -23,13 +23,13 @@ from bus.messages.membership import (
     Rejected,
     Welcome,
 )
-from bus.security.principals import Principal
-from bus.validation import check_name
-from router.clients import ClientRecord
-from router.context import Context
-from router.intents import Intents
-from router.members import MemberRecord
-from router.store_record import lacking, note_record
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.validation import check_name
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import Context
+from rolloutbus.router.intents import Intents
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.store_record import lacking, note_record
 
 OWN_PAUSE_GRACE_S = 2.0
 """Every lease gets at least this much more after the router itself was frozen."""

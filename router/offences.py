@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Limits".
 
 from collections import OrderedDict
 
-from bus.ids import Peer
+from rolloutbus.bus.ids import Peer
 
 OFFENCES = 10
 """Malformed messages of one connection within WINDOW_S that end it."""

@@ -6,9 +6,9 @@ Spec: docs/protocol.md, "Detached requests", 6.
 from collections import defaultdict
 from collections.abc import Iterable
 
-from bus.messages.delivery import AttemptList
-from router.context import Context
-from router.table import RequestTable
+from rolloutbus.bus.messages.delivery import AttemptList
+from rolloutbus.router.context import Context
+from rolloutbus.router.table import RequestTable
 
 REASON = "its client has an end of it"
 

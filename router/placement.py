@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from bus.backoff import Chance
-from bus.entry import Placement
-from bus.versions import VersionRule
-from router.members import MemberRecord
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.versions import VersionRule
+from rolloutbus.router.members import MemberRecord
 
 AFFINITY_LIMIT = 100_000
 """Sessions and groups remembered; the least recently used are forgotten first."""

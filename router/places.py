@@ -5,9 +5,9 @@ Spec: docs/protocol.md, "Sessions".
 
 from collections.abc import Iterable
 
-from router.context import Context
-from router.members import MemberRecord
-from router.session import Session
+from rolloutbus.router.context import Context
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.session import Session
 
 LEAVING = frozenset({"draining", "broken"})
 """Beat states of a worker that will not come back as it is."""

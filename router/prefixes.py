@@ -6,13 +6,13 @@ Spec: docs/protocol.md, "Prefix affinity".
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
-from bus.backoff import Chance
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.messages.prefixes import Prefixes
-from bus.prefix_marks import MARKED_TOKENS, unpacked
-from router.context import Context
-from router.members import MemberRecord
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.bus.prefix_marks import MARKED_TOKENS, unpacked
+from rolloutbus.router.context import Context
+from rolloutbus.router.members import MemberRecord
 
 MARKS_PER_WORKER = 16_384
 MARKS_IN_ALL = 1_000_000

@@ -6,17 +6,17 @@ Spec: docs/protocol.md, "Weights".
 
 from collections.abc import Iterable
 
-from bus.codec import pack
-from bus.entry import NO_BODY, Entry
-from bus.messages.endings import Problem
-from bus.messages.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
-from bus.messages.weights import Published, PublishVersion, UpdateStatus, WorkerUpdate
-from router.context import Context, refusal
-from router.store_record import is_recorded
-from router.success_rule import COUNTS_ALL, RULES, n_needed
-from router.transport_plan import without_groups
-from router.update import Update, Watcher
-from router.updates import Updates
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
+from rolloutbus.bus.messages.weights import Published, PublishVersion, UpdateStatus, WorkerUpdate
+from rolloutbus.router.context import Context, refusal
+from rolloutbus.router.store_record import is_recorded
+from rolloutbus.router.success_rule import COUNTS_ALL, RULES, n_needed
+from rolloutbus.router.transport_plan import without_groups
+from rolloutbus.router.update import Update, Watcher
+from rolloutbus.router.updates import Updates
 
 MEMBERS_GRACE_S = 10.0
 """A publication waits this long for a store and a worker: longer than they need to come back to

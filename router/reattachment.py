@@ -3,15 +3,15 @@
 Spec: docs/protocol.md, "Detached requests".
 """
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.messages.delivery import Accepted
-from bus.messages.generation import DetachedList
-from router.clients import ClientRecord
-from router.context import Context, refusal
-from router.detached import in_order
-from router.doubts import Doubts
-from router.requests import Request
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.delivery import Accepted
+from rolloutbus.bus.messages.generation import DetachedList
+from rolloutbus.router.clients import ClientRecord
+from rolloutbus.router.context import Context, refusal
+from rolloutbus.router.detached import in_order
+from rolloutbus.router.doubts import Doubts
+from rolloutbus.router.requests import Request
 
 
 class Reattachment:

@@ -10,16 +10,16 @@ from typing import Protocol
 
 import msgspec
 
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.security.principals import Principal
-from bus.stimulus import Outcome, Stimulus, crash_of, outcome_of
-from router.context import Context
-from router.core import RouterCore
-from router.dead_letter import DeadLetter
-from router.decider import Decider
-from router.outgoing import Effect
-from router.settings import RouterSettings
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.stimulus import Outcome, Stimulus, crash_of, outcome_of
+from rolloutbus.router.context import Context
+from rolloutbus.router.core import RouterCore
+from rolloutbus.router.dead_letter import DeadLetter
+from rolloutbus.router.decider import Decider
+from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.settings import RouterSettings
 
 
 class TurnLog(Protocol):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Raw
 
-from bus.entry import NO_BODY, Placement
-from bus.ids import NO_ATTEMPT, Attempt
-from bus.life import following
-from bus.versions import VersionRule
+from rolloutbus.bus.entry import NO_BODY, Placement
+from rolloutbus.bus.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.life import following
+from rolloutbus.bus.versions import VersionRule
 
 if TYPE_CHECKING:
-    from router.lane import Lane
-    from router.session import Session
+    from rolloutbus.router.lane import Lane
+    from rolloutbus.router.session import Session
 
 RequestState = Literal["parked", "queued", "sent", "running", "ended", "gone"]
 

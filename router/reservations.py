@@ -3,15 +3,21 @@
 Spec: docs/protocol.md, "Weights", 12.
 """
 
-from bus.codec import pack, unpack, unpack_result
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.control import WorkerOutcome
-from bus.messages.weights import Reserved, ReserveVersion, Restored, RestoreVersion, SettleVersion
-from router.context import Context
-from router.fleet import Fleet, MemberCommand, Results
-from router.members import MemberRecord
-from router.publications import Publications
+from rolloutbus.bus.codec import pack, unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.control import WorkerOutcome
+from rolloutbus.bus.messages.weights import (
+    Reserved,
+    ReserveVersion,
+    Restored,
+    RestoreVersion,
+    SettleVersion,
+)
+from rolloutbus.router.context import Context
+from rolloutbus.router.fleet import Fleet, MemberCommand, Results
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.publications import Publications
 
 SETTLE_S = 10.0
 MAX_PER_CLIENT = 16

@@ -2,10 +2,10 @@
 
 import secrets
 
-from bus.process import ActorExit, announce_ready, complain, on_stop_signal
-from router.actor import RouterActor
-from router.recording import TurnLog
-from router.settings import RouterSettings
+from rolloutbus.bus.process import ActorExit, announce_ready, complain, on_stop_signal
+from rolloutbus.router.actor import RouterActor
+from rolloutbus.router.recording import TurnLog
+from rolloutbus.router.settings import RouterSettings
 
 
 async def serve(settings: RouterSettings, log: TurnLog | None = None) -> ActorExit:

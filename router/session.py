@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Sessions".
 
 from typing import Literal
 
-from bus.life import following
+from rolloutbus.bus.life import following
 
 SessionState = Literal["held", "active", "resting", "gone"]
 

@@ -3,17 +3,17 @@
 Spec: docs/protocol.md, "Sessions".
 """
 
-from bus.backoff import Chance
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.messages.endings import Problem
-from bus.messages.session import OpenSession, SessionMoved
-from router.context import Context, refusal
-from router.members import MemberRecord
-from router.places import LEAVING, Places
-from router.requests import Request
-from router.session import Session
-from router.table import RequestTable
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.session import OpenSession, SessionMoved
+from rolloutbus.router.context import Context, refusal
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.places import LEAVING, Places
+from rolloutbus.router.requests import Request
+from rolloutbus.router.session import Session
+from rolloutbus.router.table import RequestTable
 
 SESSION_LIMIT = 100_000
 """Open at once; the places at workers bound them long before, except while recovering."""

@@ -3,9 +3,9 @@
 Spec: docs/protocol.md, "Weights", 3 and 10.
 """
 
-from bus.messages.membership import StoreFacts
-from router.context import Context, Waves, note_commit
-from router.members import MemberRecord
+from rolloutbus.bus.messages.membership import StoreFacts
+from rolloutbus.router.context import Context, Waves, note_commit
+from rolloutbus.router.members import MemberRecord
 
 
 def store_facts(context: Context) -> StoreFacts | None:

@@ -3,15 +3,15 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
-from bus.codec import pack
-from bus.entry import NO_BODY, Entry
-from bus.ids import NO_ATTEMPT, Attempt
-from bus.messages.delivery import AttemptList, Fenced, Lost
-from router.context import Context
-from router.members import MemberRecord
-from router.placement import Placer
-from router.requests import Request
-from router.waiting import Bounds, WaitingRoom
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.messages.delivery import AttemptList, Fenced, Lost
+from rolloutbus.router.context import Context
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.placement import Placer
+from rolloutbus.router.requests import Request
+from rolloutbus.router.waiting import Bounds, WaitingRoom
 
 
 class RequestTable:

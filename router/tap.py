@@ -6,16 +6,16 @@ Spec: docs/protocol.md, "The tap".
 
 from collections.abc import Callable, Iterable, Sequence
 
-from bus.codec import frames_of
-from bus.effects import Forget
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.security.principals import Principal
-from bus.tap import TapEvent, TapMark
-from router.context import Context
-from router.dead_letter import DeadLetter
-from router.decider import Decider
-from router.outgoing import Effect
+from rolloutbus.bus.codec import frames_of
+from rolloutbus.bus.effects import Forget
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.tap import TapEvent, TapMark
+from rolloutbus.router.context import Context
+from rolloutbus.router.dead_letter import DeadLetter
+from rolloutbus.router.decider import Decider
+from rolloutbus.router.outgoing import Effect
 
 MAX_CONNECTIONS = 100_000
 """More are not remembered: who was known longest gets a new number when it speaks again."""

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from bus.messages.membership import StoreFacts, WorkerFacts
-from bus.messages.weights import Offer, PublishVersion, Transport
+from rolloutbus.bus.messages.membership import StoreFacts, WorkerFacts
+from rolloutbus.bus.messages.weights import Offer, PublishVersion, Transport
 
 NEAREST_FIRST: tuple[tuple[Transport, str], ...] = (
     ("cuda_ipc", "the publisher's copy is on its GPU"),

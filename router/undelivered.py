@@ -6,10 +6,10 @@ Spec: docs/protocol.md, "Generation", 2.
 
 from collections.abc import Iterable
 
-from bus.entry import Entry
-from router.context import Context
-from router.members import MemberRecord
-from router.table import RequestTable
+from rolloutbus.bus.entry import Entry
+from rolloutbus.router.context import Context
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.table import RequestTable
 
 
 class Undelivered:

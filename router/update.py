@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from bus.life import following
-from bus.messages.weights import Prepared, PublishVersion, UpdateProgress, UpdateStatus
-from router.success_rule import n_needed
-from router.transport_plan import Way
+from rolloutbus.bus.life import following
+from rolloutbus.bus.messages.weights import Prepared, PublishVersion, UpdateProgress, UpdateStatus
+from rolloutbus.router.success_rule import n_needed
+from rolloutbus.router.transport_plan import Way
 
 UpdateState = Literal["preparing", "recording", "committing", "committed", "aborted", "unknown"]
 

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Raw
 
-from bus.codec import pack
-from bus.messages.limits import MAX_POLICIES
-from bus.messages.membership import StoreFacts
-from bus.messages.weights import Prepared, PrepareUpdate
-from router.context import Context
-from router.members import MemberRecord
-from router.store_record import store_facts
-from router.transport_plan import DELTA_SHARE, Target, Way, plan_ways
-from router.update import Update
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.messages.limits import MAX_POLICIES
+from rolloutbus.bus.messages.membership import StoreFacts
+from rolloutbus.bus.messages.weights import Prepared, PrepareUpdate
+from rolloutbus.router.context import Context
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.store_record import store_facts
+from rolloutbus.router.transport_plan import DELTA_SHARE, Target, Way, plan_ways
+from rolloutbus.router.update import Update
 
 TAKES_UPDATES = frozenset({"ready", "paused", "updating", "torn"})
 """Beat states in which a worker can begin an update."""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Raw
 
-from bus.codec import pack, unpack, unpack_result
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.control import WorkerOutcome
-from bus.messages.weights import (
+from rolloutbus.bus.codec import pack, unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.control import WorkerOutcome
+from rolloutbus.bus.messages.weights import (
     AbortUpdate,
     Committed,
     CommitUpdate,
@@ -21,15 +21,15 @@ from bus.messages.weights import (
     RecordCommit,
     UpdateStatus,
 )
-from router.commit_record import CommitRecord, Decision
-from router.commit_waves import next_wave
-from router.context import Context, Waves, note_commit
-from router.fleet import Fleet, MemberCommand, Results, problem_of
-from router.members import MemberRecord
-from router.store_record import is_recorded, store_facts
-from router.transport_plan import without_groups
-from router.update import SILENT, Update, Watcher
-from router.update_bodies import note_delta, prepare_bodies
+from rolloutbus.router.commit_record import CommitRecord, Decision
+from rolloutbus.router.commit_waves import next_wave
+from rolloutbus.router.context import Context, Waves, note_commit
+from rolloutbus.router.fleet import Fleet, MemberCommand, Results, problem_of
+from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.store_record import is_recorded, store_facts
+from rolloutbus.router.transport_plan import without_groups
+from rolloutbus.router.update import SILENT, Update, Watcher
+from rolloutbus.router.update_bodies import note_delta, prepare_bodies
 
 ABORT_S = 2.0
 """Left to tell workers that an update is over, if its own time is."""

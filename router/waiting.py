@@ -8,9 +8,9 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from router.lane import Lane, Rank
-from router.requests import Request
-from router.turns import Turns
+from rolloutbus.router.lane import Lane, Rank
+from rolloutbus.router.requests import Request
+from rolloutbus.router.turns import Turns
 
 LaneKey = tuple[str, str, bool, str]
 """(policy, version rule, whether it runs alone, worker that it waits for if it is a session's

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bus.messages.control import CacheTier
-from bus.messages.engine import SaveKind, StartProfile
-from engine_worker.capabilities import Embeddings, LoraTensors, Scores
-from engine_worker.engine import Float32s, Int32s, MemoryFreed, Step
-from engine_worker.engines.fake_engine import FakeEngine
-from engine_worker.engines.fake_settings import FakeSettings
-from engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.bus.messages.control import CacheTier
+from rolloutbus.bus.messages.engine import SaveKind, StartProfile
+from rolloutbus.engine_worker.capabilities import Embeddings, LoraTensors, Scores
+from rolloutbus.engine_worker.engine import Float32s, Int32s, MemoryFreed, Step
+from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
 
 
 def ignore(_: Step) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from engine_worker.capabilities import LoraTensors
-from engine_worker.engine import TensorSpec
 from rolloutbus import Rollout
+from rolloutbus.engine_worker.capabilities import LoraTensors
+from rolloutbus.engine_worker.engine import TensorSpec
 from tests.tiny_models import TOLERANCE, fresh
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
-from bus.ids import AttemptKey, RequestId
-from engine_worker.engine import Engine, Step
+from rolloutbus.bus.ids import AttemptKey, RequestId
+from rolloutbus.engine_worker.engine import Engine, Step
 
 Result = TypeVar("Result")
 

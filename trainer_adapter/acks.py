@@ -6,13 +6,13 @@ Spec: docs/protocol.md, "Commands", 3, and "Detached requests", 6.
 
 from collections.abc import Iterator
 
-from bus.codec import pack
-from bus.effects import THE_LINK, Send
-from bus.entry import Entry
-from bus.ids import Attempt
-from bus.messages.delivery import Ack, AttemptList
-from bus.over import OverRids
-from trainer_adapter.effects import Effect
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.effects import THE_LINK, Send
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.delivery import Ack, AttemptList
+from rolloutbus.bus.over import OverRids
+from rolloutbus.trainer_adapter.effects import Effect
 
 MAX_PER_ENTRY = 1000
 

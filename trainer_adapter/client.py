@@ -6,9 +6,9 @@ import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bus.errors import Refused, RemoteProtocolError
-from bus.messages.endings import Problem
-from bus.messages.generation import (
+from rolloutbus.bus.errors import Refused, RemoteProtocolError
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import (
     NOTHING_MORE,
     Attach,
     DetachedList,
@@ -19,18 +19,18 @@ from bus.messages.generation import (
     Processor,
     Want,
 )
-from bus.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S, OpenSession
-from bus.ref import FLEET
-from bus.security.key_files import router_key_beside
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_dialer import dialer_of
-from bus.strict_calls import strict
-from bus.validation import MAX_RID_BYTES
-from trainer_adapter.effects import Result
-from trainer_adapter.engine_surface import EngineClient
-from trainer_adapter.requests import Ask
-from trainer_adapter.rollout import MAX_NAMED, Delta, OnLoss, Rollout
-from trainer_adapter.rollouts import (
+from rolloutbus.bus.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S, OpenSession
+from rolloutbus.bus.ref import FLEET
+from rolloutbus.bus.security.key_files import router_key_beside
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.validation import MAX_RID_BYTES
+from rolloutbus.trainer_adapter.effects import Result
+from rolloutbus.trainer_adapter.engine_surface import EngineClient
+from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.trainer_adapter.rollout import MAX_NAMED, Delta, OnLoss, Rollout
+from rolloutbus.trainer_adapter.rollouts import (
     DEFAULT_DEADLINE_S,
     Prompt,
     SamplingLike,
@@ -39,11 +39,11 @@ from trainer_adapter.rollouts import (
     ask_of,
     group_asks,
 )
-from trainer_adapter.session import Session
-from trainer_adapter.session_book import HeldSession
-from trainer_adapter.settings import ClientSettings
-from trainer_adapter.weight_queries import ActiveTensor, check_weights, get_weights
-from trainer_adapter.weights_report import WeightsReport
+from rolloutbus.trainer_adapter.session import Session
+from rolloutbus.trainer_adapter.session_book import HeldSession
+from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.weight_queries import ActiveTensor, check_weights, get_weights
+from rolloutbus.trainer_adapter.weights_report import WeightsReport
 
 WEIGHTS_DEADLINE_S = 120.0
 

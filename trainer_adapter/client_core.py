@@ -7,18 +7,18 @@ Spec: docs/protocol.md.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
-from bus.backoff import Chance
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import ActorStopped, BusError, OtherFleet, PeerLost, RemoteProtocolError
-from bus.messages import ENDINGS
-from bus.messages.delivery import Accepted, Lost, Queued
-from bus.messages.endings import Outcome
-from bus.messages.membership import Dismissed, Lease, Member, Members, Welcome
-from bus.messages.session import SessionMoved
-from bus.messages.weights import UpdateProgress
-from trainer_adapter.counters import ClientCounters
-from trainer_adapter.effects import (
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import ActorStopped, BusError, OtherFleet, PeerLost, RemoteProtocolError
+from rolloutbus.bus.messages import ENDINGS
+from rolloutbus.bus.messages.delivery import Accepted, Lost, Queued
+from rolloutbus.bus.messages.endings import Outcome
+from rolloutbus.bus.messages.membership import Dismissed, Lease, Member, Members, Welcome
+from rolloutbus.bus.messages.session import SessionMoved
+from rolloutbus.bus.messages.weights import UpdateProgress
+from rolloutbus.trainer_adapter.counters import ClientCounters
+from rolloutbus.trainer_adapter.effects import (
     Effect,
     FleetChanged,
     Report,
@@ -27,14 +27,14 @@ from trainer_adapter.effects import (
     Unsubscribe,
     Welcomed,
 )
-from trainer_adapter.link import Link, LinkIdentity, Upstream
-from trainer_adapter.losses import Losses
-from trainer_adapter.request_book import Desk, RequestBook
-from trainer_adapter.requests import Ask, OpenRequest, sealed_ask
-from trainer_adapter.session_book import HeldSession, SessionBook
-from trainer_adapter.settings import ClientSettings
-from trainer_adapter.stream_reader import StreamReader
-from trainer_adapter.verdicts import Verdicts
+from rolloutbus.trainer_adapter.link import Link, LinkIdentity, Upstream
+from rolloutbus.trainer_adapter.losses import Losses
+from rolloutbus.trainer_adapter.request_book import Desk, RequestBook
+from rolloutbus.trainer_adapter.requests import Ask, OpenRequest, sealed_ask
+from rolloutbus.trainer_adapter.session_book import HeldSession, SessionBook
+from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.stream_reader import StreamReader
+from rolloutbus.trainer_adapter.verdicts import Verdicts
 
 LEAVE_AFTER_S = 10.0
 """A worker's stream is listened to this long after the worker left the list: a restarted router

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
-from bus.actor import Actor, one_by_one
-from bus.clock import BootClock, Clock
-from bus.effects import Connect, Send
-from bus.entry import Entry
-from bus.errors import (
+from rolloutbus.bus.actor import Actor, one_by_one
+from rolloutbus.bus.clock import BootClock, Clock
+from rolloutbus.bus.effects import Connect, Send
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import (
     ActorStopped,
     BusError,
     LocalProtocolError,
@@ -27,14 +27,14 @@ from bus.errors import (
     PeerLost,
     cannot_be_pickled,
 )
-from bus.home_loop import HomeLoop
-from bus.mailbox import Mailbox
-from bus.messages.generation import Generate
-from bus.messages.limits import MAX_TOKENS_BYTES
-from bus.messages.membership import Member
-from bus.messages.weights import UpdateProgress
-from bus.patience import LinkFailure, sentence_of
-from bus.ports import (
+from rolloutbus.bus.home_loop import HomeLoop
+from rolloutbus.bus.mailbox import Mailbox
+from rolloutbus.bus.messages.generation import Generate
+from rolloutbus.bus.messages.limits import MAX_TOKENS_BYTES
+from rolloutbus.bus.messages.membership import Member
+from rolloutbus.bus.messages.weights import UpdateProgress
+from rolloutbus.bus.patience import LinkFailure, sentence_of
+from rolloutbus.bus.ports import (
     LAST_WORDS_MS,
     BatchHandler,
     DownHandler,
@@ -42,13 +42,13 @@ from bus.ports import (
     SubscriptionPort,
     TopicBatchHandler,
 )
-from bus.ref import Command
-from bus.security.zmq_dialer import Dialer, dialer_of
-from bus.zmq_ports import DealerPort
-from bus.zmq_topics import SubPort
-from trainer_adapter.client_core import ClientCore
-from trainer_adapter.counters import ClientCounters
-from trainer_adapter.effects import (
+from rolloutbus.bus.ref import Command
+from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
+from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.bus.zmq_topics import SubPort
+from rolloutbus.trainer_adapter.client_core import ClientCore
+from rolloutbus.trainer_adapter.counters import ClientCounters
+from rolloutbus.trainer_adapter.effects import (
     Complete,
     Deliver,
     Effect,
@@ -61,14 +61,14 @@ from trainer_adapter.effects import (
     Unsubscribe,
     Welcomed,
 )
-from trainer_adapter.link import Upstream
-from trainer_adapter.requests import Ask, asked_by
-from trainer_adapter.rollout import Delta
-from trainer_adapter.session_book import HeldSession
-from trainer_adapter.settings import TICK_S, ClientSettings
+from rolloutbus.trainer_adapter.link import Upstream
+from rolloutbus.trainer_adapter.requests import Ask, asked_by
+from rolloutbus.trainer_adapter.rollout import Delta
+from rolloutbus.trainer_adapter.session_book import HeldSession
+from rolloutbus.trainer_adapter.settings import TICK_S, ClientSettings
 
 if TYPE_CHECKING:
-    from trainer_adapter.session_place import SessionPlace
+    from rolloutbus.trainer_adapter.session_place import SessionPlace
 
 
 class Ports(NamedTuple):

@@ -5,9 +5,9 @@ from typing import NoReturn, Self, TypeVar
 
 import msgspec
 
-from bus.clock import Clock
-from bus.errors import Refused, cannot_be_pickled
-from bus.messages.control import (
+from rolloutbus.bus.clock import Clock
+from rolloutbus.bus.errors import Refused, cannot_be_pickled
+from rolloutbus.bus.messages.control import (
     DEVICE,
     CacheTier,
     FleetStatus,
@@ -22,15 +22,15 @@ from bus.messages.control import (
     Status,
     WakeUp,
 )
-from bus.messages.endings import Problem
-from bus.ref import FLEET, ROUTER, ActorRef, worker
-from bus.security.zmq_dialer import Dialer
-from bus.strict_calls import strict
-from trainer_adapter.connection import Connection, FleetListener, Ports
-from trainer_adapter.effects import FleetChanged, Result
-from trainer_adapter.prefix_reset import reset_with_what_runs
-from trainer_adapter.rollout import Delta, FleetResult
-from trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.ref import FLEET, ROUTER, ActorRef, worker
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.connection import Connection, FleetListener, Ports
+from rolloutbus.trainer_adapter.effects import FleetChanged, Result
+from rolloutbus.trainer_adapter.prefix_reset import reset_with_what_runs
+from rolloutbus.trainer_adapter.rollout import Delta, FleetResult
+from rolloutbus.trainer_adapter.settings import ClientSettings
 
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 

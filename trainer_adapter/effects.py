@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.effects import Connect, Send
-from bus.errors import BusError
-from bus.messages.weights import UpdateProgress
-from trainer_adapter.rollout import Delta, FleetResult, Rollout
+from rolloutbus.bus.effects import Connect, Send
+from rolloutbus.bus.errors import BusError
+from rolloutbus.bus.messages.weights import UpdateProgress
+from rolloutbus.trainer_adapter.rollout import Delta, FleetResult, Rollout
 
 Result = Rollout | FleetResult | msgspec.Struct
 """What a caller gets: of a generate, of a command to members, of one to the router."""

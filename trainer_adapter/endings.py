@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from bus.arrays import numpy_of
-from bus.codec import unpack, unpack_fleet, unpack_result
-from bus.entry import NO_BODY, Entry
-from bus.errors import (
+from rolloutbus.bus.arrays import numpy_of
+from rolloutbus.bus.codec import unpack, unpack_fleet, unpack_result
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.errors import (
     BusError,
     EngineFailed,
     OutcomeUnknown,
@@ -21,13 +21,19 @@ from bus.errors import (
     RequestExpired,
     StaleVersion,
 )
-from bus.messages.control import WorkerOutcome
-from bus.messages.endings import Problem
-from bus.messages.generation import Generated
-from bus.reassembly import Row
-from trainer_adapter.effects import Outcome
-from trainer_adapter.requests import OpenRequest
-from trainer_adapter.rollout import FleetResult, Float32s, Int32s, Rollout, RolloutCancelled
+from rolloutbus.bus.messages.control import WorkerOutcome
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Generated
+from rolloutbus.bus.reassembly import Row
+from rolloutbus.trainer_adapter.effects import Outcome
+from rolloutbus.trainer_adapter.requests import OpenRequest
+from rolloutbus.trainer_adapter.rollout import (
+    FleetResult,
+    Float32s,
+    Int32s,
+    Rollout,
+    RolloutCancelled,
+)
 
 UPDATE_UNKNOWN = "update_unknown"
 VERSION_CODES = frozenset({"stale_version", "version_unavailable"})

@@ -10,11 +10,11 @@ from typing import Literal, TypeVar, cast
 import msgspec
 import numpy as np
 
-from bus.arrays import numpy_of
-from bus.errors import Refused, RemoteProtocolError
-from bus.messages.array import Array
-from bus.messages.endings import Problem
-from bus.messages.engine import (
+from rolloutbus.bus.arrays import numpy_of
+from rolloutbus.bus.errors import Refused, RemoteProtocolError
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.engine import (
     Embed,
     Embedded,
     GetLoad,
@@ -30,11 +30,11 @@ from bus.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from bus.ref import FLEET
-from bus.strict_calls import strict
-from trainer_adapter.control import FleetClient
-from trainer_adapter.rollout import FleetResult, Float32s
-from trainer_adapter.rollouts import Prompt, tokens_of
+from rolloutbus.bus.ref import FLEET
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.control import FleetClient
+from rolloutbus.trainer_adapter.rollout import FleetResult, Float32s
+from rolloutbus.trainer_adapter.rollouts import Prompt, tokens_of
 
 LONG_S = 300.0
 """Deadline of what moves weights or files, unless the caller names one."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import xxhash
 
-from bus.manifest import Bytes
+from rolloutbus.bus.manifest import Bytes
 
 PIECE_BYTES = 2 << 20
 """Little enough to stay in the cache until it has been judged."""

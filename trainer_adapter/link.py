@@ -6,15 +6,15 @@ Spec: docs/protocol.md, "Membership".
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from bus.backoff import Backoff, Chance
-from bus.codec import pack
-from bus.effects import THE_LINK, Connect, Send
-from bus.entry import Entry
-from bus.life import following
-from bus.messages.membership import ClientBeat, Goodbye, Hello, Lease, Rejected, Welcome
-from bus.settings import LeaseSettings
-from bus.witness import Witness
-from trainer_adapter.effects import Effect
+from rolloutbus.bus.backoff import Backoff, Chance
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.effects import THE_LINK, Connect, Send
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.life import following
+from rolloutbus.bus.messages.membership import ClientBeat, Goodbye, Hello, Lease, Rejected, Welcome
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.witness import Witness
+from rolloutbus.trainer_adapter.effects import Effect
 
 LinkState = Literal["down", "greeting", "up", "stopped"]
 

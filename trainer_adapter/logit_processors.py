@@ -10,7 +10,7 @@ from typing import cast
 
 import msgspec
 
-from bus.messages.generation import Processor
+from rolloutbus.bus.messages.generation import Processor
 
 Param = bool | int | float | Sequence[int | float]
 

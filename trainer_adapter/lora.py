@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from bus.errors import BusError, Refused, SettingsError
-from bus.messages.control import FleetStatus, Status
-from bus.messages.endings import Problem
-from bus.messages.engine import Adapters, LoadLora
-from bus.ref import ROUTER, worker
-from trainer_adapter.named_tensors import Tensors, are_held, named_tensors, renamed
-from trainer_adapter.publication import Policy, Publication
-from trainer_adapter.published import PublishOptions
-from trainer_adapter.rollout import FleetResult
-from trainer_adapter.tensor_source import HeldTensors
-from trainer_adapter.transfer import TransferLog
+from rolloutbus.bus.errors import BusError, Refused, SettingsError
+from rolloutbus.bus.messages.control import FleetStatus, Status
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.engine import Adapters, LoadLora
+from rolloutbus.bus.ref import ROUTER, worker
+from rolloutbus.trainer_adapter.named_tensors import Tensors, are_held, named_tensors, renamed
+from rolloutbus.trainer_adapter.publication import Policy, Publication
+from rolloutbus.trainer_adapter.published import PublishOptions
+from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.trainer_adapter.tensor_source import HeldTensors
+from rolloutbus.trainer_adapter.transfer import TransferLog
 
 CONFIG = "adapter_config.json"
 """PEFT's description of an adapter: in the store, a tensor of bytes."""

@@ -3,12 +3,12 @@
 Spec: docs/protocol.md, "Delivery".
 """
 
-from bus.errors import EngineFailed, PeerLost
-from bus.messages.delivery import Lost
-from bus.messages.endings import Problem
-from trainer_adapter.endings import cancelled
-from trainer_adapter.request_book import Desk, RequestBook
-from trainer_adapter.requests import OpenRequest
+from rolloutbus.bus.errors import EngineFailed, PeerLost
+from rolloutbus.bus.messages.delivery import Lost
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.trainer_adapter.endings import cancelled
+from rolloutbus.trainer_adapter.request_book import Desk, RequestBook
+from rolloutbus.trainer_adapter.requests import OpenRequest
 
 ENGINE_CRASHED = "engine_crashed"
 

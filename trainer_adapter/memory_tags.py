@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Final
 
-from bus.messages import control
+from rolloutbus.bus.messages import control
 
 
 class MemoryTag:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from bus.errors import SettingsError
+from rolloutbus.bus.errors import SettingsError
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 Tensors = torch.nn.Module | Mapping[str, torch.Tensor] | Pairs

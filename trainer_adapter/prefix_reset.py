@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from trainer_adapter.rollout import FleetResult
+from rolloutbus.trainer_adapter.rollout import FleetResult
 
 if TYPE_CHECKING:
-    from trainer_adapter.control import FleetClient
+    from rolloutbus.trainer_adapter.control import FleetClient
 
 
 async def reset_with_what_runs(

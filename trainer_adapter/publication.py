@@ -12,8 +12,8 @@ from typing import Literal, Protocol, Self, TypeVar, cast, runtime_checkable
 import msgspec
 import torch
 
-from bus.bulk import BulkLink
-from bus.errors import (
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import (
     BusError,
     DeadlineExceeded,
     EngineFailed,
@@ -22,12 +22,12 @@ from bus.errors import (
     RemoteProtocolError,
     RequestCancelled,
 )
-from bus.manifest import lay_out, total_bytes
-from bus.messages.control import FleetStatus, Status
-from bus.messages.endings import Done, Problem
-from bus.messages.limits import MAX_SENTENCE_CHARS
-from bus.messages.membership import Member
-from bus.messages.weights import (
+from rolloutbus.bus.manifest import lay_out, total_bytes
+from rolloutbus.bus.messages.control import FleetStatus, Status
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.limits import MAX_SENTENCE_CHARS
+from rolloutbus.bus.messages.membership import Member
+from rolloutbus.bus.messages.weights import (
     Offer,
     PublishVersion,
     Reserved,
@@ -40,23 +40,23 @@ from bus.messages.weights import (
     Tensor,
     UpdateProgress,
 )
-from bus.messages.weights import Published as PublishedByRouter
-from bus.ref import ROUTER, STORE
-from bus.security.zmq_dialer import Dialer
-from trainer_adapter.control import FleetRef
-from trainer_adapter.effects import Result
-from trainer_adapter.endings import UPDATE_UNKNOWN
-from trainer_adapter.link import Upstream
-from trainer_adapter.named_tensors import DTYPE_NAMES
-from trainer_adapter.offers.devices import gpus_of, is_shared
-from trainer_adapter.offers.offering import Offering
-from trainer_adapter.published import UPDATE_DEADLINE_S, PublishOptions, publish_command
-from trainer_adapter.requests import Ask
-from trainer_adapter.rollout import FleetResult
-from trainer_adapter.soundness import Soundness
-from trainer_adapter.tensor_source import StreamedTensors, TensorSource
-from trainer_adapter.transfer import TransferLog
-from trainer_adapter.weight_writer import CopyWatch, WeightWriter, in_thread, tensors_in
+from rolloutbus.bus.messages.weights import Published as PublishedByRouter
+from rolloutbus.bus.ref import ROUTER, STORE
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.trainer_adapter.control import FleetRef
+from rolloutbus.trainer_adapter.effects import Result
+from rolloutbus.trainer_adapter.endings import UPDATE_UNKNOWN
+from rolloutbus.trainer_adapter.link import Upstream
+from rolloutbus.trainer_adapter.named_tensors import DTYPE_NAMES
+from rolloutbus.trainer_adapter.offers.devices import gpus_of, is_shared
+from rolloutbus.trainer_adapter.offers.offering import Offering
+from rolloutbus.trainer_adapter.published import UPDATE_DEADLINE_S, PublishOptions, publish_command
+from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.trainer_adapter.soundness import Soundness
+from rolloutbus.trainer_adapter.tensor_source import StreamedTensors, TensorSource
+from rolloutbus.trainer_adapter.transfer import TransferLog
+from rolloutbus.trainer_adapter.weight_writer import CopyWatch, WeightWriter, in_thread, tensors_in
 
 SETTLE_S = 2.0
 """For the store to take back a version that was refused, cancelled or failed."""

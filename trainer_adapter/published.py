@@ -5,16 +5,16 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, TypedDict
 
-from bus.errors import Refused
-from bus.messages.endings import bad_request
-from bus.messages.weights import (
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.endings import bad_request
+from rolloutbus.bus.messages.weights import (
     InFlight,
     PublishVersion,
     TransportChoice,
     UpdateMode,
 )
-from bus.messages.weights import Published as PublishedByRouter
-from bus.strict_calls import Spelled
+from rolloutbus.bus.messages.weights import Published as PublishedByRouter
+from rolloutbus.bus.strict_calls import Spelled
 
 UPDATE_DEADLINE_S = 120.0
 _RULE = re.compile(r"all|quorum|any|at-least:[1-9][0-9]{0,8}")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NoReturn
 
 import torch
 
-from bus.errors import (
+from rolloutbus.bus.errors import (
     BusError,
     DeadlineExceeded,
     LocalProtocolError,
@@ -19,33 +19,33 @@ from bus.errors import (
     SettingsError,
     cannot_be_pickled,
 )
-from bus.messages.endings import Problem
-from bus.messages.weights import InFlight, TransportChoice, UpdateMode
-from bus.strict_calls import Described, strict
-from trainer_adapter.lora import LoraConfig, PublishedLora, publish_adapter
-from trainer_adapter.named_tensors import Rename, Tensors, are_held, require_tensors
-from trainer_adapter.offers.collective import CollectiveOffering
-from trainer_adapter.offers.cuda_ipc import CudaIpcOffering
-from trainer_adapter.offers.offering import Offering
-from trainer_adapter.publication import (
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.weights import InFlight, TransportChoice, UpdateMode
+from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.trainer_adapter.lora import LoraConfig, PublishedLora, publish_adapter
+from rolloutbus.trainer_adapter.named_tensors import Rename, Tensors, are_held, require_tensors
+from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.offers.cuda_ipc import CudaIpcOffering
+from rolloutbus.trainer_adapter.offers.offering import Offering
+from rolloutbus.trainer_adapter.publication import (
     Policy,
     Publication,
     Publishing,
     UpdateOutcome,
     outcome_of,
 )
-from trainer_adapter.published import (
+from rolloutbus.trainer_adapter.published import (
     UPDATE_DEADLINE_S,
     Published,
     PublishOptions,
     Requirement,
     published_of,
 )
-from trainer_adapter.sharded import ShardedSource
-from trainer_adapter.soundness import Soundness, WeightCheck
-from trainer_adapter.tensor_source import HeldTensors, Layout, StreamedTensors
-from trainer_adapter.transfer import TransferLog, WeightTransferHandle
-from trainer_adapter.weight_writer import WeightWriter
+from rolloutbus.trainer_adapter.sharded import ShardedSource
+from rolloutbus.trainer_adapter.soundness import Soundness, WeightCheck
+from rolloutbus.trainer_adapter.tensor_source import HeldTensors, Layout, StreamedTensors
+from rolloutbus.trainer_adapter.transfer import TransferLog, WeightTransferHandle
+from rolloutbus.trainer_adapter.weight_writer import WeightWriter
 
 Publishable = Tensors | HeldTensors | StreamedTensors | ShardedSource
 """A module (its parameters), a state dict, (name, tensor) pairs, or what several ranks hold.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from bus.backoff import Chance
-from bus.effects import THE_LINK, Send
-from bus.errors import (
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.effects import THE_LINK, Send
+from rolloutbus.bus.errors import (
     ActorStopped,
     BusError,
     DeadlineExceeded,
@@ -18,21 +18,21 @@ from bus.errors import (
     MailboxFull,
     Refused,
 )
-from bus.ids import Attempt
-from bus.messages.endings import Problem
-from bus.messages.generation import Abort
-from bus.messages.limits import MAX_BODY_BYTES
-from bus.outgoing import seconds_of
-from trainer_adapter.acks import Acks
-from trainer_adapter.counters import ClientCounters
-from trainer_adapter.effects import Complete, Effect, Outcome
-from trainer_adapter.endings import aborted, cancelled, error_of
-from trainer_adapter.link import Link
-from trainer_adapter.released import Released
-from trainer_adapter.requests import Ask, OpenRequest, sealed_ask
-from trainer_adapter.retry_budget import RetryBudget
-from trainer_adapter.settings import ClientSettings
-from trainer_adapter.timetable import Timetable
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.messages.limits import MAX_BODY_BYTES
+from rolloutbus.bus.outgoing import seconds_of
+from rolloutbus.trainer_adapter.acks import Acks
+from rolloutbus.trainer_adapter.counters import ClientCounters
+from rolloutbus.trainer_adapter.effects import Complete, Effect, Outcome
+from rolloutbus.trainer_adapter.endings import aborted, cancelled, error_of
+from rolloutbus.trainer_adapter.link import Link
+from rolloutbus.trainer_adapter.released import Released
+from rolloutbus.trainer_adapter.requests import Ask, OpenRequest, sealed_ask
+from rolloutbus.trainer_adapter.retry_budget import RetryBudget
+from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.timetable import Timetable
 
 Duty = Literal["resend", "deadline", "overdue", "abort"]
 Then = Callable[[Outcome, float], None]

@@ -9,23 +9,23 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.errors import LocalProtocolError, Refused
-from bus.ids import NO_ATTEMPT, Attempt
-from bus.life import following
-from bus.messages import KINDS
-from bus.messages.endings import Problem
-from bus.messages.generation import Generate
-from bus.messages.limits import MAX_DEADLINE_MS, MAX_TOKENS_BYTES
-from bus.messages.weights import PublishVersion
-from bus.option_checks import is_pinned, truncates
-from bus.outgoing import sealed
-from bus.prefix_marks import marks_of
-from bus.reassembly import Assembly
-from bus.ref import ROUTER, Command
-from bus.validation import cost_of
-from trainer_adapter.rollout import OnLoss
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.errors import LocalProtocolError, Refused
+from rolloutbus.bus.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.life import following
+from rolloutbus.bus.messages import KINDS
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Generate
+from rolloutbus.bus.messages.limits import MAX_DEADLINE_MS, MAX_TOKENS_BYTES
+from rolloutbus.bus.messages.weights import PublishVersion
+from rolloutbus.bus.option_checks import is_pinned, truncates
+from rolloutbus.bus.outgoing import sealed
+from rolloutbus.bus.prefix_marks import marks_of
+from rolloutbus.bus.reassembly import Assembly
+from rolloutbus.bus.ref import ROUTER, Command
+from rolloutbus.bus.validation import cost_of
+from rolloutbus.trainer_adapter.rollout import OnLoss
 
 RequestState = Literal["unsent", "sent", "queued", "running", "deferred", "ended"]
 

@@ -8,10 +8,10 @@ from typing import Literal, TypeVar
 import msgspec
 import numpy as np
 
-from bus.arrays import AnyArray
-from bus.errors import BusError, LocalProtocolError, PeerLost, RequestCancelled
-from bus.messages.endings import Outcome, Problem
-from bus.messages.generation import FinishReason, VersionRuns
+from rolloutbus.bus.arrays import AnyArray
+from rolloutbus.bus.errors import BusError, LocalProtocolError, PeerLost, RequestCancelled
+from rolloutbus.bus.messages.endings import Outcome, Problem
+from rolloutbus.bus.messages.generation import FinishReason, VersionRuns
 
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 

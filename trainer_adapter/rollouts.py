@@ -8,10 +8,10 @@ from typing import Annotated, Any, TypedDict, Unpack
 import msgspec
 import numpy as np
 
-from bus.entry import Placement
-from bus.errors import Refused
-from bus.messages.endings import bad_request
-from bus.messages.generation import (
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.endings import bad_request
+from rolloutbus.bus.messages.generation import (
     NOTHING_MORE,
     Generate,
     Grammar,
@@ -20,14 +20,14 @@ from bus.messages.generation import (
     Sampling,
     Want,
 )
-from bus.messages.limits import MAX_TOKENS_BYTES
-from bus.outgoing import sealed, seconds_of
-from bus.strict_calls import Described, Spelled
-from bus.validation import MAX_COST, MAX_SEED, MIN_SEED, check_placement
-from bus.versions import VERSIONS_TEXT, VERSIONS_WANTED
-from trainer_adapter import logit_processors
-from trainer_adapter.requests import Ask
-from trainer_adapter.rollout import Int32s, OnLoss
+from rolloutbus.bus.messages.limits import MAX_TOKENS_BYTES
+from rolloutbus.bus.outgoing import sealed, seconds_of
+from rolloutbus.bus.strict_calls import Described, Spelled
+from rolloutbus.bus.validation import MAX_COST, MAX_SEED, MIN_SEED, check_placement
+from rolloutbus.bus.versions import VERSIONS_TEXT, VERSIONS_WANTED
+from rolloutbus.trainer_adapter import logit_processors
+from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.trainer_adapter.rollout import Int32s, OnLoss
 
 Prompt = Sequence[int] | np.ndarray[tuple[Any, ...], np.dtype[Any]]
 """Token ids, at least one; an int32 array is sent without conversion."""

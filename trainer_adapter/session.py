@@ -7,17 +7,23 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Unpack
 
-from bus.errors import Refused
-from bus.messages.endings import Problem, bad_request
-from bus.messages.session import OpenSession
-from bus.strict_calls import strict
-from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.rollouts import GenerateOptions, Prompt, SamplingLike, TurnOptions, ask_of
-from trainer_adapter.session_place import SessionPlace
-from trainer_adapter.transcript import Transcript
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.session import OpenSession
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.rollout import Delta, Rollout
+from rolloutbus.trainer_adapter.rollouts import (
+    GenerateOptions,
+    Prompt,
+    SamplingLike,
+    TurnOptions,
+    ask_of,
+)
+from rolloutbus.trainer_adapter.session_place import SessionPlace
+from rolloutbus.trainer_adapter.transcript import Transcript
 
 if TYPE_CHECKING:
-    from trainer_adapter.client import RolloutClient
+    from rolloutbus.trainer_adapter.client import RolloutClient
 
 
 @strict(options=ask_of)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from bus.errors import Refused
-from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
-from trainer_adapter.counters import ClientCounters
-from trainer_adapter.effects import Outcome
-from trainer_adapter.request_book import Then
-from trainer_adapter.requests import Ask
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+from rolloutbus.trainer_adapter.counters import ClientCounters
+from rolloutbus.trainer_adapter.effects import Outcome
+from rolloutbus.trainer_adapter.request_book import Then
+from rolloutbus.trainer_adapter.requests import Ask
 
 UNSEEN = "unseen"
 """Reason of a move that the router told while this client was away."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 import msgspec
 
-from bus.errors import ActorStopped, MailboxFull, Refused, cannot_be_pickled
-from bus.messages.endings import Problem, bad_request
-from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
-from bus.strict_calls import strict
+from rolloutbus.bus.errors import ActorStopped, MailboxFull, Refused, cannot_be_pickled
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+from rolloutbus.bus.strict_calls import strict
 
 if TYPE_CHECKING:
-    from trainer_adapter.client import RolloutClient
+    from rolloutbus.trainer_adapter.client import RolloutClient
 
 PASSING = frozenset({"busy", "not_ready", "session_taken"})
 """Refusals of a place that time heals: a client that crashed keeps its places for a while."""

@@ -2,12 +2,12 @@
 
 import msgspec
 
-from bus.endpoints import require_reachable
-from bus.errors import SettingsError
-from bus.messages.endings import Problem
-from bus.security.settings import SecuritySettings
-from bus.settings import LeaseSettings
-from bus.validation import check_name
+from rolloutbus.bus.endpoints import require_reachable
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.validation import check_name
 
 TICK_S = 0.05
 """Between two ticks of a client's core."""

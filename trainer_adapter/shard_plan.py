@@ -10,10 +10,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from bus.errors import SettingsError
-from bus.packing import runs_within
-from trainer_adapter.named_tensors import DTYPE_NAMES
-from trainer_adapter.tensor_source import SourceTensor
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.packing import runs_within
+from rolloutbus.trainer_adapter.named_tensors import DTYPE_NAMES
+from rolloutbus.trainer_adapter.tensor_source import SourceTensor
 
 Merge = Callable[[str, Sequence[torch.Tensor]], torch.Tensor]
 """(name, the parts of several ranks, by rank) -> the whole. Also called with tensors on the device

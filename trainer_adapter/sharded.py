@@ -18,10 +18,10 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 
-from bus.errors import LocalProtocolError, PeerLost, RequestCancelled, SettingsError
-from bus.messages.endings import Problem
-from bus.strict_calls import strict
-from trainer_adapter.named_tensors import (
+from rolloutbus.bus.errors import LocalProtocolError, PeerLost, RequestCancelled, SettingsError
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.named_tensors import (
     DTYPE_NAMES,
     Rename,
     Tensors,
@@ -30,7 +30,7 @@ from trainer_adapter.named_tensors import (
     is_sharded,
     published_dtype,
 )
-from trainer_adapter.shard_plan import (
+from rolloutbus.trainer_adapter.shard_plan import (
     Gathered,
     Holding,
     Merge,

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from bus.errors import Refused
-from bus.messages.endings import Problem
-from bus.messages.weights import Tensor
-from trainer_adapter.host_copy import Judgement
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.trainer_adapter.host_copy import Judgement
 
 WeightCheck = Literal["finite", "off"]
 

@@ -5,18 +5,18 @@ Spec: docs/protocol.md, "Streams".
 
 from typing import cast
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.ids import Attempt
-from bus.messages.generation import Repair, Repaired
-from bus.messages.stream import Deltas, Idle
-from bus.reassembly import TOKEN_BYTES, Row
-from bus.stream_rows import rows_of
-from trainer_adapter.effects import Deliver, Outcome
-from trainer_adapter.request_book import INTERNAL_DEADLINE_S, Desk, RequestBook
-from trainer_adapter.requests import Ask, OpenRequest
-from trainer_adapter.rollout import FleetResult
-from trainer_adapter.verdicts import delta_of
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.generation import Repair, Repaired
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.reassembly import TOKEN_BYTES, Row
+from rolloutbus.bus.stream_rows import rows_of
+from rolloutbus.trainer_adapter.effects import Deliver, Outcome
+from rolloutbus.trainer_adapter.request_book import INTERNAL_DEADLINE_S, Desk, RequestBook
+from rolloutbus.trainer_adapter.requests import Ask, OpenRequest
+from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.trainer_adapter.verdicts import delta_of
 
 
 class StreamReader:

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Self, cast
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import ActorStopped, RemoteProtocolError, cannot_be_pickled
-from bus.home_loop import HomeLoop
-from bus.ids import Attempt
-from bus.mailbox import Mailbox
-from bus.messages.generation import FinishReason
-from bus.messages.stream import Deltas
-from bus.ports import SubscriptionPort
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_dialer import dialer_of
-from bus.stream_rows import rows_of
-from bus.strict_calls import strict
-from trainer_adapter.connection import Ports, ports_of
-from trainer_adapter.endings import floats, ints
-from trainer_adapter.rollout import Float32s, Int32s
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import ActorStopped, RemoteProtocolError, cannot_be_pickled
+from rolloutbus.bus.home_loop import HomeLoop
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.mailbox import Mailbox
+from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.ports import SubscriptionPort
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.stream_rows import rows_of
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.connection import Ports, ports_of
+from rolloutbus.trainer_adapter.endings import floats, ints
+from rolloutbus.trainer_adapter.rollout import Float32s, Int32s
 
 MAX_WAITING_ROWS = 100_000
 """Rows kept for a slow reader; older ones make room, counted in `n_dropped`."""

@@ -4,23 +4,23 @@ from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Unpack
 
-from bus.messages.generation import DetachedRequest
-from bus.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S
-from bus.ref import FLEET
-from bus.strict_calls import strict
-from trainer_adapter.client import WEIGHTS_DEADLINE_S, settings_for
-from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.rollouts import (
+from rolloutbus.bus.messages.generation import DetachedRequest
+from rolloutbus.bus.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S
+from rolloutbus.bus.ref import FLEET
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.client import WEIGHTS_DEADLINE_S, settings_for
+from rolloutbus.trainer_adapter.rollout import Delta, Rollout
+from rolloutbus.trainer_adapter.rollouts import (
     DEFAULT_DEADLINE_S,
     GenerateOptions,
     Prompt,
     SamplingLike,
     ask_of,
 )
-from trainer_adapter.sync_engine_surface import SyncEngineClient
-from trainer_adapter.sync_session import SyncSession, read_blocking
-from trainer_adapter.weight_queries import ActiveTensor
-from trainer_adapter.weights_report import WeightsReport
+from rolloutbus.trainer_adapter.sync_engine_surface import SyncEngineClient
+from rolloutbus.trainer_adapter.sync_session import SyncSession, read_blocking
+from rolloutbus.trainer_adapter.weight_queries import ActiveTensor
+from rolloutbus.trainer_adapter.weights_report import WeightsReport
 
 
 @strict(options=ask_of)

@@ -12,15 +12,15 @@ from typing import Any, NoReturn, Self, TypeVar
 
 import uvloop
 
-from bus.errors import ActorStopped, LocalProtocolError, cannot_be_pickled
-from bus.messages.control import DEVICE, CacheTier, FleetStatus, MemoryTag, PauseMode
-from bus.ref import FLEET
-from bus.strict_calls import strict
-from trainer_adapter.client import RolloutClient
-from trainer_adapter.connection import FORKED, FleetListener
-from trainer_adapter.effects import FleetChanged
-from trainer_adapter.rollout import FleetResult
-from trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.errors import ActorStopped, LocalProtocolError, cannot_be_pickled
+from rolloutbus.bus.messages.control import DEVICE, CacheTier, FleetStatus, MemoryTag, PauseMode
+from rolloutbus.bus.ref import FLEET
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.client import RolloutClient
+from rolloutbus.trainer_adapter.connection import FORKED, FleetListener
+from rolloutbus.trainer_adapter.effects import FleetChanged
+from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.trainer_adapter.settings import ClientSettings
 
 T = TypeVar("T")
 

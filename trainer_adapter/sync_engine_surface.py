@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from bus.messages.engine import Saved, SaveKind
-from bus.ref import FLEET
-from bus.strict_calls import strict
-from trainer_adapter.engine_surface import (
+from rolloutbus.bus.messages.engine import Saved, SaveKind
+from rolloutbus.bus.ref import FLEET
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.engine_surface import (
     LONG_S,
     Embeddings,
     ProfileActivity,
     Scores,
 )
-from trainer_adapter.rollout import FleetResult, Float32s
-from trainer_adapter.rollouts import Prompt
-from trainer_adapter.sync_control import SyncFleetClient
+from rolloutbus.trainer_adapter.rollout import FleetResult, Float32s
+from rolloutbus.trainer_adapter.rollouts import Prompt
+from rolloutbus.trainer_adapter.sync_control import SyncFleetClient
 
 
 @strict()

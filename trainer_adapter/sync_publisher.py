@@ -5,22 +5,27 @@ from typing import Annotated
 
 import torch
 
-from bus.messages.weights import InFlight, TransportChoice, UpdateMode
-from bus.strict_calls import Described, strict
-from trainer_adapter.lora import PublishedLora
-from trainer_adapter.named_tensors import Rename, Tensors
-from trainer_adapter.publication import UpdateOutcome
-from trainer_adapter.published import (
+from rolloutbus.bus.messages.weights import InFlight, TransportChoice, UpdateMode
+from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.trainer_adapter.lora import PublishedLora
+from rolloutbus.trainer_adapter.named_tensors import Rename, Tensors
+from rolloutbus.trainer_adapter.publication import UpdateOutcome
+from rolloutbus.trainer_adapter.published import (
     UPDATE_DEADLINE_S,
     Published,
     PublishOptions,
     Requirement,
 )
-from trainer_adapter.publisher import Publishable, WeightPublisher, give_up_sources, source_of
-from trainer_adapter.soundness import WeightCheck
-from trainer_adapter.sync_control import SyncFleetClient
-from trainer_adapter.tensor_source import Layout
-from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher import (
+    Publishable,
+    WeightPublisher,
+    give_up_sources,
+    source_of,
+)
+from rolloutbus.trainer_adapter.soundness import WeightCheck
+from rolloutbus.trainer_adapter.sync_control import SyncFleetClient
+from rolloutbus.trainer_adapter.tensor_source import Layout
+from rolloutbus.trainer_adapter.transfer import TransferProgress, WeightTransferHandle
 
 _CLIENT = "a SyncRolloutClient, of connect_sync(); WeightPublisher takes one of connect()"
 

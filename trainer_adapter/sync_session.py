@@ -3,13 +3,13 @@
 from collections.abc import AsyncGenerator, Generator
 from typing import NoReturn, Self, TypeVar, Unpack
 
-from bus.errors import cannot_be_pickled
-from bus.strict_calls import strict
-from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.rollouts import Prompt, SamplingLike, TurnOptions, ask_of
-from trainer_adapter.session import Session
-from trainer_adapter.sync_control import SyncFleetClient
-from trainer_adapter.transcript import Transcript
+from rolloutbus.bus.errors import cannot_be_pickled
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.rollout import Delta, Rollout
+from rolloutbus.trainer_adapter.rollouts import Prompt, SamplingLike, TurnOptions, ask_of
+from rolloutbus.trainer_adapter.session import Session
+from rolloutbus.trainer_adapter.sync_control import SyncFleetClient
+from rolloutbus.trainer_adapter.transcript import Transcript
 
 T = TypeVar("T")
 

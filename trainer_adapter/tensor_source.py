@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 
-from bus.errors import Refused, SettingsError
-from bus.messages.endings import Problem
-from trainer_adapter.named_tensors import (
+from rolloutbus.bus.errors import Refused, SettingsError
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.trainer_adapter.named_tensors import (
     Rename,
     Tensors,
     named_tensors,

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, Unpack
 
-from bus.strict_calls import Described, strict
-from trainer_adapter.client import RolloutClient
-from trainer_adapter.rollout import Int32s, Rollout
-from trainer_adapter.rollouts import GenerateOptions, SamplingLike, ask_of
-from trainer_adapter.text_pieces import TextPieces
+from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.trainer_adapter.client import RolloutClient
+from rolloutbus.trainer_adapter.rollout import Int32s, Rollout
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions, SamplingLike, ask_of
+from rolloutbus.trainer_adapter.text_pieces import TextPieces
 
 Message = Mapping[str, str]
 """`role` and `content`."""

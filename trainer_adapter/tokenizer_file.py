@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bus.errors import SettingsError
+from rolloutbus.bus.errors import SettingsError
 
 
 class TokenizerFile:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from bus.arrays import AnyArray
-from bus.errors import Refused
-from bus.messages.endings import Problem
-from bus.strict_calls import strict
-from trainer_adapter.rollout import Float32s, Int32s, Int64s, Rollout
-from trainer_adapter.rollouts import Prompt, tokens_of
+from rolloutbus.bus.arrays import AnyArray
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.rollout import Float32s, Int32s, Int64s, Rollout
+from rolloutbus.trainer_adapter.rollouts import Prompt, tokens_of
 
 NO_VERSION = -1
 """In place of the version of a token that no weights sampled."""

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
-from bus.errors import RequestCancelled, cannot_be_pickled
-from bus.messages.weights import UpdateProgress
-from bus.strict_calls import strict
-from trainer_adapter.published import Published
+from rolloutbus.bus.errors import RequestCancelled, cannot_be_pickled
+from rolloutbus.bus.messages.weights import UpdateProgress
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.published import Published
 
 TransferPhase = Literal[
     "waiting",

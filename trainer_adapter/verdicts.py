@@ -5,14 +5,14 @@ Every ending that a worker made is acknowledged, whatever it means here.
 
 from dataclasses import replace
 
-from bus.entry import Entry
-from bus.errors import EngineFailed, RemoteProtocolError
-from bus.ids import NO_ATTEMPT
-from bus.messages.endings import Problem
-from bus.messages.generation import Generated
-from bus.reassembly import TOKEN_BYTES, Row
-from trainer_adapter.effects import Deliver
-from trainer_adapter.endings import (
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import EngineFailed, RemoteProtocolError
+from rolloutbus.bus.ids import NO_ATTEMPT
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Generated
+from rolloutbus.bus.reassembly import TOKEN_BYTES, Row
+from rolloutbus.trainer_adapter.effects import Deliver
+from rolloutbus.trainer_adapter.endings import (
     cancelled,
     error_of,
     floats,
@@ -24,10 +24,10 @@ from trainer_adapter.endings import (
     rollout_of,
     row_of,
 )
-from trainer_adapter.request_book import Desk, RequestBook
-from trainer_adapter.requests import OpenRequest
-from trainer_adapter.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
-from trainer_adapter.session_book import SessionBook
+from rolloutbus.trainer_adapter.request_book import Desk, RequestBook
+from rolloutbus.trainer_adapter.requests import OpenRequest
+from rolloutbus.trainer_adapter.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
+from rolloutbus.trainer_adapter.session_book import SessionBook
 
 DEFERRABLE = frozenset({"not_ready", "stale_version"})
 """Refusals that time heals: the request is sent again until its deadline."""

@@ -7,11 +7,11 @@ from math import prod
 
 import numpy as np
 
-from bus.bulk import BulkLink
-from bus.errors import EngineFailed, PeerLost, RemoteProtocolError
-from bus.manifest import DTYPE_BYTES, Bytes
-from bus.messages.limits import CHUNK_BYTES
-from bus.messages.weights import (
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import EngineFailed, PeerLost, RemoteProtocolError
+from rolloutbus.bus.manifest import DTYPE_BYTES, Bytes
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.weights import (
     CheckedWeights,
     CheckWeights,
     GetWeights,
@@ -19,10 +19,10 @@ from bus.messages.weights import (
     Manifest,
     PullManifest,
 )
-from bus.ref import FLEET, worker
-from trainer_adapter.control import FleetClient
-from trainer_adapter.rollout import FleetResult
-from trainer_adapter.weights_report import Digests, Version, WeightsReport, compare
+from rolloutbus.bus.ref import FLEET, worker
+from rolloutbus.trainer_adapter.control import FleetClient
+from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.trainer_adapter.weights_report import Digests, Version, WeightsReport, compare
 
 N_AT_ONCE = 4
 """Ranges under way."""

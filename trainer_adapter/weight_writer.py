@@ -15,16 +15,16 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 
-from bus.bulk import BulkLink
-from bus.errors import ActorStopped
-from bus.host import host_id
-from bus.manifest import Bytes, bytes_of, total_bytes
-from bus.messages.limits import CHUNK_BYTES
-from bus.messages.weights import PushChunk, Reserved, Tensor
-from bus.shm import SegmentWriter
-from trainer_adapter.host_copy import Judgement, put
-from trainer_adapter.named_tensors import DTYPE_NAMES
-from trainer_adapter.tensor_source import TensorSource
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import ActorStopped
+from rolloutbus.bus.host import host_id
+from rolloutbus.bus.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.weights import PushChunk, Reserved, Tensor
+from rolloutbus.bus.shm import SegmentWriter
+from rolloutbus.trainer_adapter.host_copy import Judgement, put
+from rolloutbus.trainer_adapter.named_tensors import DTYPE_NAMES
+from rolloutbus.trainer_adapter.tensor_source import TensorSource
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 COPIERS = 2

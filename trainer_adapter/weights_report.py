@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bus.errors import BusError
-from bus.messages.weights import CheckedWeights
+from rolloutbus.bus.errors import BusError
+from rolloutbus.bus.messages.weights import CheckedWeights
 
 Digests = Mapping[str, int]
 """Tensor -> xxh3-64 of its bytes."""

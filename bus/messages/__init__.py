@@ -5,7 +5,7 @@ A name, once used, keeps its meaning for ever. Spec: docs/protocol.md, "Messages
 
 import msgspec
 
-from bus.messages import (
+from rolloutbus.bus.messages import (
     control,
     delivery,
     endings,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from bus.messages.limits import MAX_ARRAYS, Piece, Shape, Short
+from rolloutbus.bus.messages.limits import MAX_ARRAYS, Piece, Shape, Short
 
 ArrayDtype = Literal["int32", "int64", "float32", "float16", "bfloat16", "uint8"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from bus.messages.limits import (
+from rolloutbus.bus.messages.limits import (
     MAX_KINDS,
     MAX_MEMBERS,
     Counters,
@@ -21,7 +21,7 @@ from bus.messages.limits import (
     Troubles,
     VersionsByPolicy,
 )
-from bus.messages.weights import UpdateStatus
+from rolloutbus.bus.messages.weights import UpdateStatus
 
 PauseMode = Literal["abort", "in_place", "retract", "drain"]
 Paused = Literal["", "abort", "in_place", "retract", "drain"]

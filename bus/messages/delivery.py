@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Delivery".
 
 import msgspec
 
-from bus.messages.limits import AttemptList, Rids, Sentence, Short
+from rolloutbus.bus.messages.limits import AttemptList, Rids, Sentence, Short
 
 
 class Queued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

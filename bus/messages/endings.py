@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from bus.messages.limits import (
+from rolloutbus.bus.messages.limits import (
     MAX_FIELD_CHARS,
     MAX_SENTENCE_CHARS,
     Field,

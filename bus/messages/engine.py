@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from bus.messages.array import Array
-from bus.messages.limits import (
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.bus.messages.limits import (
     MAX_KINDS,
     MAX_LABELS,
     MAX_SCORED,

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
-from bus.messages.array import Arrays
-from bus.messages.limits import (
+from rolloutbus.bus.messages.array import Arrays
+from rolloutbus.bus.messages.limits import (
     MAX_ITEMS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS_OF,
@@ -31,7 +31,7 @@ from bus.messages.limits import (
     Text,
     VersionRuns,
 )
-from bus.near_names import nearest
+from rolloutbus.bus.near_names import nearest
 
 FinishReason = Literal["stop", "length", "abort"]
 DetachedState = Literal["waiting", "running", "ended"]

@@ -6,8 +6,8 @@ Spec: docs/protocol.md, "Engine host".
 
 import msgspec
 
-from bus.messages.array import Array, Arrays
-from bus.messages.limits import (
+from rolloutbus.bus.messages.array import Array, Arrays
+from rolloutbus.bus.messages.limits import (
     AttemptId,
     Counters,
     EosTokenIds,

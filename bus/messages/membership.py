@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from bus.messages.control import Paused, PausesByWorker
-from bus.messages.limits import (
+from rolloutbus.bus.messages.control import Paused, PausesByWorker
+from rolloutbus.bus.messages.limits import (
     MAX_MEMBERS,
     AttemptList,
     Backlogs,

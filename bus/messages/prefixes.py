@@ -5,7 +5,7 @@ Spec: docs/protocol.md, "Prefix affinity".
 
 import msgspec
 
-from bus.messages.limits import MarkNews, Natural
+from rolloutbus.bus.messages.limits import MarkNews, Natural
 
 
 class Prefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

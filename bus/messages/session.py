@@ -5,7 +5,7 @@ Spec: docs/protocol.md, "Sessions".
 
 import msgspec
 
-from bus.messages.limits import HeaderText, Short
+from rolloutbus.bus.messages.limits import HeaderText, Short
 
 DEFAULT_LEASE_S = 60.0
 DEFAULT_GRACE_S = 30.0

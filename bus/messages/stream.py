@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from bus.messages.generation import FinishReason
-from bus.messages.limits import (
+from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.bus.messages.limits import (
     MAX_ITEMS,
     AttemptIds,
     Column,

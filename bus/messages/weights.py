@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from bus.messages.limits import (
+from rolloutbus.bus.messages.limits import (
     MAX_BUCKETS,
     MAX_HANDLE_BYTES,
     MAX_KINDS,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bus.security.keys import check_public_key
+from rolloutbus.bus.security.keys import check_public_key
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

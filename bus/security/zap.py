@@ -6,8 +6,8 @@ so this never raises, and whatever is not plainly allowed is refused.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from bus.security.keys import KEY_BYTES
-from bus.security.principals import ROLES_AT, Principal
+from rolloutbus.bus.security.keys import KEY_BYTES
+from rolloutbus.bus.security.principals import ROLES_AT, Principal
 
 VERSION = b"1.0"
 ALLOWED, REFUSED, MISPLACED = b"200", b"400", b"500"

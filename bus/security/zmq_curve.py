@@ -3,7 +3,7 @@
 import zmq
 from zmq.utils import z85
 
-from bus.security.keys import KeyPair
+from rolloutbus.bus.security.keys import KeyPair
 
 
 def new_key_pair(name: str) -> KeyPair:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import zmq
 
-from bus.endpoints import split_key
-from bus.errors import SettingsError
-from bus.security.key_files import read_key_pair, read_public_key
-from bus.security.keys import KeyPair
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_curve import dress_client
+from rolloutbus.bus.endpoints import split_key
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.security.key_files import read_key_pair, read_public_key
+from rolloutbus.bus.security.keys import KeyPair
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_curve import dress_client
 
 
 class Dialer:

@@ -7,22 +7,22 @@ from typing import NamedTuple, TypeVar
 
 import zmq
 
-from bus.endpoints import split_key, with_key
-from bus.entry import Entry
-from bus.errors import SettingsError
-from bus.ids import Peer
-from bus.process import warn
-from bus.security.allow_list import AllowList
-from bus.security.key_files import read_key_pair
-from bus.security.principals import Door, Principal
-from bus.security.settings import SecuritySettings
-from bus.security.zap import answer, knocker, user_in
-from bus.security.zmq_curve import dress_server, new_key_pair
-from bus.security.zmq_proof import prove
-from bus.security.zmq_zap import ZapHandler
-from bus.zmq_contexts import new_context
-from bus.zmq_sockets import bind_anywhere, new_socket
-from bus.zmq_wires import Wire, hang_up, wire_of
+from rolloutbus.bus.endpoints import split_key, with_key
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.process import warn
+from rolloutbus.bus.security.allow_list import AllowList
+from rolloutbus.bus.security.key_files import read_key_pair
+from rolloutbus.bus.security.principals import Door, Principal
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zap import answer, knocker, user_in
+from rolloutbus.bus.security.zmq_curve import dress_server, new_key_pair
+from rolloutbus.bus.security.zmq_proof import prove
+from rolloutbus.bus.security.zmq_zap import ZapHandler
+from rolloutbus.bus.zmq_contexts import new_context
+from rolloutbus.bus.zmq_sockets import bind_anywhere, new_socket
+from rolloutbus.bus.zmq_wires import Wire, hang_up, wire_of
 
 REFRESH_S = 0.5
 """Between two looks at the allow-list."""

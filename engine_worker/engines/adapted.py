@@ -5,13 +5,13 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
-from bus.messages.endings import Problem
-from bus.option_checks import adapter_of
-from engine_worker.capabilities import LoraTensors
-from engine_worker.engines.lora_adapter import read_adapter
-from engine_worker.engines.lora_layers import LoadedAdapter, LoraLayers
-from engine_worker.engines.step_loop import StepLoop
-from engine_worker.features import unknown_adapter
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.option_checks import adapter_of
+from rolloutbus.engine_worker.capabilities import LoraTensors
+from rolloutbus.engine_worker.engines.lora_adapter import read_adapter
+from rolloutbus.engine_worker.engines.lora_layers import LoadedAdapter, LoraLayers
+from rolloutbus.engine_worker.engines.step_loop import StepLoop
+from rolloutbus.engine_worker.features import unknown_adapter
 
 ROOT_BYTES = 8
 

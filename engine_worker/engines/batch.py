@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from bus.ids import AttemptKey
-from bus.messages.array import Array
-from bus.messages.endings import Problem
-from bus.messages.generation import FinishReason
-from engine_worker.engine import Int32s, Step
-from engine_worker.engines.forward import PADDING, Forward
-from engine_worker.engines.kv_blocks import BLANK_BLOCK, KvBlocks, block_keys
-from engine_worker.engines.lora_layers import Rows
-from engine_worker.engines.request import Request
-from engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
-from engine_worker.engines.sampler import Draw, Sampler, Slots
-from engine_worker.engines.wanted import Wanted
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.engine_worker.engine import Int32s, Step
+from rolloutbus.engine_worker.engines.forward import PADDING, Forward
+from rolloutbus.engine_worker.engines.kv_blocks import BLANK_BLOCK, KvBlocks, block_keys
+from rolloutbus.engine_worker.engines.lora_layers import Rows
+from rolloutbus.engine_worker.engines.request import Request
+from rolloutbus.engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
+from rolloutbus.engine_worker.engines.sampler import Draw, Sampler, Slots
+from rolloutbus.engine_worker.engines.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from bus.messages.prefixes import Prefixes
-from bus.prefix_marks import ROOT, Link
-from engine_worker.mark_book import MarkBook
+from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.bus.prefix_marks import ROOT, Link
+from rolloutbus.engine_worker.mark_book import MarkBook
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from engine_worker.engines.transformers_settings import TransformersSettings
+from rolloutbus.engine_worker.engines.transformers_settings import TransformersSettings
 
 MAX_DEFAULT_KV_TOKENS = 65_536
 

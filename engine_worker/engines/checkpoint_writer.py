@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bus.manifest import lay_out
-from bus.messages.weights import Tensor
-from bus.tensor_files import header_of, shard_name, shards
-from engine_worker.engine import Bytes, TensorRange, TensorSpec
-from engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.bus.manifest import lay_out
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.tensor_files import header_of, shard_name, shards
+from rolloutbus.engine_worker.engine import Bytes, TensorRange, TensorSpec
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
 
 INDEX = "model.safetensors.index.json"
 PIECE_BYTES = 64 * 1024 * 1024

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bus.ids import AttemptKey
-from bus.messages.generation import FinishReason
-from bus.option_checks import truncates
-from engine_worker.engine import (
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.bus.option_checks import truncates
+from rolloutbus.engine_worker.engine import (
     EngineFacts,
     EngineStats,
     MemoryFreed,
@@ -29,18 +29,18 @@ from engine_worker.engine import (
     StepSink,
     Work,
 )
-from engine_worker.engines.fake_settings import FakeSettings
-from engine_worker.engines.fake_tokens import (
+from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
+from rolloutbus.engine_worker.engines.fake_tokens import (
     FAKE_EOS,
     FAKE_VOCAB_SIZE,
     fake_logprob,
     prompt_digest,
     token_after,
 )
-from engine_worker.engines.fake_weights import FakeWeights
-from engine_worker.engines.live_weights import LiveWeights, Updatable
-from engine_worker.engines.request import Request, open_request
-from engine_worker.engines.step_loop import StepLoop
+from rolloutbus.engine_worker.engines.fake_weights import FakeWeights
+from rolloutbus.engine_worker.engines.live_weights import LiveWeights, Updatable
+from rolloutbus.engine_worker.engines.request import Request, open_request
+from rolloutbus.engine_worker.engines.step_loop import StepLoop
 
 MAX_CACHED = 100_000
 """Prompts remembered; the oldest are forgotten first."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engine_worker.engine import Bytes, TensorSpec
-from engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.engine import Bytes, TensorSpec
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 FAKE_SPECS = (
     TensorSpec("embed.weight", "F32", (8, 4), 128),

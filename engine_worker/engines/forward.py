@@ -10,10 +10,10 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
-from engine_worker.engines.causal_lm import CausalLm
-from engine_worker.engines.kv_blocks import N_SPECIAL_BLOCKS, TRASH_BLOCK
-from engine_worker.engines.lora_layers import LoraLayers, Rows
-from engine_worker.engines.paged_kv import PagedKv, Places
+from rolloutbus.engine_worker.engines.causal_lm import CausalLm
+from rolloutbus.engine_worker.engines.kv_blocks import N_SPECIAL_BLOCKS, TRASH_BLOCK
+from rolloutbus.engine_worker.engines.lora_layers import LoraLayers, Rows
+from rolloutbus.engine_worker.engines.paged_kv import PagedKv, Places
 
 Grid = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 PADDING = -1

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import torch
 
-from bus.messages.engine import SaveKind, StartProfile
-from engine_worker.engines.checkpoint_writer import write_checkpoint
-from engine_worker.engines.kv_blocks import KvBlocks
-from engine_worker.engines.live_weights import LiveWeights, Updatable
-from engine_worker.engines.step_loop import EngineBusy, StepLoop
+from rolloutbus.bus.messages.engine import SaveKind, StartProfile
+from rolloutbus.engine_worker.engines.checkpoint_writer import write_checkpoint
+from rolloutbus.engine_worker.engines.kv_blocks import KvBlocks
+from rolloutbus.engine_worker.engines.live_weights import LiveWeights, Updatable
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy, StepLoop
 
 TRACE = "trace.json"
 

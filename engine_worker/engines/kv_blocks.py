@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine_worker.engine import Int32s
+from rolloutbus.engine_worker.engine import Int32s
 
 TRASH_BLOCK = 0
 """Never given out; what padding writes lands here. No request reads it."""

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
-from engine_worker.engines.step_loop import TORN, EngineBusy, StepLoop
-from engine_worker.engines.stepper import Stepper
-from engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
+from rolloutbus.engine_worker.engines.step_loop import TORN, EngineBusy, StepLoop
+from rolloutbus.engine_worker.engines.stepper import Stepper
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 
 class WeightMemory(Protocol):

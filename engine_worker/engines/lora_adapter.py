@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import torch
 
-from bus.errors import RemoteProtocolError
-from bus.tensor_files import LENGTH_BYTES, header_bytes, parse_header
-from engine_worker.adapter_sources import CONFIG, TENSORS
-from engine_worker.capabilities import LoraTensors
-from engine_worker.engine import TensorSpec
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.tensor_files import LENGTH_BYTES, header_bytes, parse_header
+from rolloutbus.engine_worker.adapter_sources import CONFIG, TENSORS
+from rolloutbus.engine_worker.capabilities import LoraTensors
+from rolloutbus.engine_worker.engine import TensorSpec
 
 Shape = tuple[int, ...]
 PREFIX = "base_model.model."

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from engine_worker.engines.lora_adapter import Adapter, Factors
+from rolloutbus.engine_worker.engines.lora_adapter import Adapter, Factors
 
 Hook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]
 Named = Iterable[tuple[str, torch.nn.Module]]

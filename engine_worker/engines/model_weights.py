@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from engine_worker.engine import Bytes, TensorSpec
-from engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.engine import Bytes, TensorSpec
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 _NAMES = {
     torch.float64: "F64",

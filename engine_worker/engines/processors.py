@@ -11,8 +11,8 @@ from typing import Protocol, cast
 
 import torch
 
-from bus.messages.generation import Processor
-from bus.validation import MAX_TEMPERATURE, MIN_TEMPERATURE
+from rolloutbus.bus.messages.generation import Processor
+from rolloutbus.bus.validation import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 Param = bool | int | float | Sequence[int | float]
 Params = Mapping[str, Param]

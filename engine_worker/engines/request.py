@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bus.ids import AttemptKey
-from bus.messages.endings import Problem
-from bus.messages.generation import NOTHING_MORE, FinishReason, Sampling
-from engine_worker.engine import EngineFacts, Int32s, Step, Work
-from engine_worker.engines.lora_layers import LoadedAdapter
-from engine_worker.engines.processors import LogitProcessor
-from engine_worker.engines.wanted import WantedTokens
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import NOTHING_MORE, FinishReason, Sampling
+from rolloutbus.engine_worker.engine import EngineFacts, Int32s, Step, Work
+from rolloutbus.engine_worker.engines.lora_layers import LoadedAdapter
+from rolloutbus.engine_worker.engines.processors import LogitProcessor
+from rolloutbus.engine_worker.engines.wanted import WantedTokens
 
 EndsText = Callable[[Sequence[int]], bool]
 """Whether the last of these generated tokens completes a stop text."""

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from bus.messages.endings import Problem
-from bus.messages.generation import Want
-from engine_worker.engine import Int32s
-from engine_worker.engines.processors import LogitProcessor, apply
-from engine_worker.engines.request import Request
-from engine_worker.engines.wanted import NO_FLOATS, NO_IDS, Wanted
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Want
+from rolloutbus.engine_worker.engine import Int32s
+from rolloutbus.engine_worker.engines.processors import LogitProcessor, apply
+from rolloutbus.engine_worker.engines.request import Request
+from rolloutbus.engine_worker.engines.wanted import NO_FLOATS, NO_IDS, Wanted
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 NOTHING_LEFT = "its processors leave no token to sample"

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from bus.messages.endings import Problem
-from bus.option_checks import truncates
-from engine_worker.engine import Float32s, Int32s
-from engine_worker.engines.penalties import penalised
-from engine_worker.engines.request import Request
-from engine_worker.engines.row_rules import BROKEN_WEIGHTS, RowRules
-from engine_worker.engines.wanted import Wanted
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.option_checks import truncates
+from rolloutbus.engine_worker.engine import Float32s, Int32s
+from rolloutbus.engine_worker.engines.penalties import penalised
+from rolloutbus.engine_worker.engines.request import Request
+from rolloutbus.engine_worker.engines.row_rules import BROKEN_WEIGHTS, RowRules
+from rolloutbus.engine_worker.engines.wanted import Wanted
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 Float64s = np.ndarray[tuple[int], np.dtype[np.float64]]

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine_worker.capabilities import Scores
-from engine_worker.engine import Float32s, Int32s
-from engine_worker.engines.forward import Forward
-from engine_worker.engines.live_weights import LiveWeights
-from engine_worker.engines.step_loop import StepLoop
+from rolloutbus.engine_worker.capabilities import Scores
+from rolloutbus.engine_worker.engine import Float32s, Int32s
+from rolloutbus.engine_worker.engines.forward import Forward
+from rolloutbus.engine_worker.engines.live_weights import LiveWeights
+from rolloutbus.engine_worker.engines.step_loop import StepLoop
 
 
 class Scoring:

@@ -16,39 +16,39 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from bus.ids import AttemptKey
-from engine_worker.engine import EngineFacts, EngineStats, PauseMode, StepSink, Work
-from engine_worker.engines.processors import Processors
-from engine_worker.engines.sglang import features, hooks, presence, upstream
-from engine_worker.engines.sglang.adapted import Adapted
-from engine_worker.engines.sglang.arguments import server_arguments
-from engine_worker.engines.sglang.death import cause_of
-from engine_worker.engines.sglang.engine_thread import EngineThread
-from engine_worker.engines.sglang.facts import abilities_of, facts_of
-from engine_worker.engines.sglang.guard import Guard
-from engine_worker.engines.sglang.hooks import Lack
-from engine_worker.engines.sglang.inside.scheduler import run_scheduler
-from engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem_of
-from engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits, full_name
-from engine_worker.engines.sglang.operated import Operated, Operations
-from engine_worker.engines.sglang.pausing import Pausing
-from engine_worker.engines.sglang.prefixes import PrefixFeed, ReportsPrefixes
-from engine_worker.engines.sglang.reading import Reading, Reads
-from engine_worker.engines.sglang.requests import (
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.engine_worker.engine import EngineFacts, EngineStats, PauseMode, StepSink, Work
+from rolloutbus.engine_worker.engines.processors import Processors
+from rolloutbus.engine_worker.engines.sglang import features, hooks, presence, upstream
+from rolloutbus.engine_worker.engines.sglang.adapted import Adapted
+from rolloutbus.engine_worker.engines.sglang.arguments import server_arguments
+from rolloutbus.engine_worker.engines.sglang.death import cause_of
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.facts import abilities_of, facts_of
+from rolloutbus.engine_worker.engines.sglang.guard import Guard
+from rolloutbus.engine_worker.engines.sglang.hooks import Lack
+from rolloutbus.engine_worker.engines.sglang.inside.scheduler import run_scheduler
+from rolloutbus.engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem_of
+from rolloutbus.engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits, full_name
+from rolloutbus.engine_worker.engines.sglang.operated import Operated, Operations
+from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
+from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed, ReportsPrefixes
+from rolloutbus.engine_worker.engines.sglang.reading import Reading, Reads
+from rolloutbus.engine_worker.engines.sglang.requests import (
     RequestTerms,
     Unfit,
     generate_request,
     n_kept,
 )
-from engine_worker.engines.sglang.schedulers import Schedulers
-from engine_worker.engines.sglang.session_labels import (
+from rolloutbus.engine_worker.engines.sglang.schedulers import Schedulers
+from rolloutbus.engine_worker.engines.sglang.session_labels import (
     PER_SLOT,
     UNIFIED_TREE_VARIABLE,
     SessionLabels,
 )
-from engine_worker.engines.sglang.settings import SglangSettings
-from engine_worker.engines.sglang.tap_listener import TapListener
-from engine_worker.engines.sglang.tap_wire import (
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
+from rolloutbus.engine_worker.engines.sglang.tap_listener import TapListener
+from rolloutbus.engine_worker.engines.sglang.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,
@@ -62,10 +62,10 @@ from engine_worker.engines.sglang.tap_wire import (
     Swapped,
     VersionsChecked,
 )
-from engine_worker.engines.sglang.updatable import Updatable
-from engine_worker.engines.sglang.upstream_types import SglangHandle
-from engine_worker.engines.sglang.weights import SglangWeights
-from engine_worker.engines.step_loop import EngineDied
+from rolloutbus.engine_worker.engines.sglang.updatable import Updatable
+from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangHandle
+from rolloutbus.engine_worker.engines.sglang.weights import SglangWeights
+from rolloutbus.engine_worker.engines.step_loop import EngineDied
 
 LAST_ROW_S = 5.0
 """SGLang has ended a request: its last row of the tap comes within this time."""

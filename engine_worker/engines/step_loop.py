@@ -15,11 +15,11 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from bus.ids import AttemptKey
-from bus.messages.generation import FinishReason
-from engine_worker.engine import EngineStats, PauseMode, Step, StepSink
-from engine_worker.engines.request import Request
-from engine_worker.engines.stepper import Stepper
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.engine_worker.engine import EngineStats, PauseMode, Step, StepSink
+from rolloutbus.engine_worker.engines.request import Request
+from rolloutbus.engine_worker.engines.stepper import Stepper
 
 T = TypeVar("T")
 

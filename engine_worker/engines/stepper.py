@@ -5,9 +5,9 @@ from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from bus.ids import AttemptKey
-from engine_worker.engine import Step
-from engine_worker.engines.request import Request
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.engine_worker.engine import Step
+from rolloutbus.engine_worker.engines.request import Request
 
 
 class Stepper(Protocol):

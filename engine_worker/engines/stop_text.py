@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_worker.engines.request import EndsText
+from rolloutbus.engine_worker.engines.request import EndsText
 
 BYTES_PER_CHAR = 4
 """Of UTF-8: a character may be spread over so many tokens."""

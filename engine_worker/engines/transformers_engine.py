@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 import transformers
 
-from bus.ids import AttemptKey
-from bus.messages.endings import Problem, bad_request
-from bus.messages.prefixes import Prefixes
-from engine_worker.engine import (
+from rolloutbus.bus.ids import AttemptKey
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.engine_worker.engine import (
     EngineFacts,
     EngineStats,
     MemoryFreed,
@@ -28,24 +28,24 @@ from engine_worker.engine import (
     Work,
     began_with,
 )
-from engine_worker.engines.adapted import Adapted
-from engine_worker.engines.batch import Batch, BatchLimits
-from engine_worker.engines.cached_prefixes import CachedPrefixes
-from engine_worker.engines.causal_lm import kv_tokens, load_causal_lm
-from engine_worker.engines.forward import Forward
-from engine_worker.engines.inspectable import Inspectable
-from engine_worker.engines.kv_blocks import KvBlocks
-from engine_worker.engines.live_weights import LiveWeights
-from engine_worker.engines.model_weights import ModelWeights
-from engine_worker.engines.processors import Processors
-from engine_worker.engines.request import Request, open_request, refusal
-from engine_worker.engines.sampler import Sampler
-from engine_worker.engines.scoring import Scoring
-from engine_worker.engines.step_loop import StepLoop
-from engine_worker.engines.stop_text import Decode, decoder_of, ends_with_text
-from engine_worker.engines.transformers_settings import TransformersSettings
-from engine_worker.weights.device_copies import DeviceCopies
-from engine_worker.weights.gpu import gpus_of
+from rolloutbus.engine_worker.engines.adapted import Adapted
+from rolloutbus.engine_worker.engines.batch import Batch, BatchLimits
+from rolloutbus.engine_worker.engines.cached_prefixes import CachedPrefixes
+from rolloutbus.engine_worker.engines.causal_lm import kv_tokens, load_causal_lm
+from rolloutbus.engine_worker.engines.forward import Forward
+from rolloutbus.engine_worker.engines.inspectable import Inspectable
+from rolloutbus.engine_worker.engines.kv_blocks import KvBlocks
+from rolloutbus.engine_worker.engines.live_weights import LiveWeights
+from rolloutbus.engine_worker.engines.model_weights import ModelWeights
+from rolloutbus.engine_worker.engines.processors import Processors
+from rolloutbus.engine_worker.engines.request import Request, open_request, refusal
+from rolloutbus.engine_worker.engines.sampler import Sampler
+from rolloutbus.engine_worker.engines.scoring import Scoring
+from rolloutbus.engine_worker.engines.step_loop import StepLoop
+from rolloutbus.engine_worker.engines.stop_text import Decode, decoder_of, ends_with_text
+from rolloutbus.engine_worker.engines.transformers_settings import TransformersSettings
+from rolloutbus.engine_worker.weights.device_copies import DeviceCopies
+from rolloutbus.engine_worker.weights.gpu import gpus_of
 
 WEIGHTS = "weights"
 KV_CACHE = "kv_cache"

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bus.arrays import AnyArray, array_of
-from bus.messages.array import Array
-from bus.messages.generation import Want
-from bus.messages.limits import MAX_PIECE_BYTES
-from engine_worker.engine import Float32s, Int32s
+from rolloutbus.bus.arrays import AnyArray, array_of
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.bus.messages.generation import Want
+from rolloutbus.bus.messages.limits import MAX_PIECE_BYTES
+from rolloutbus.engine_worker.engine import Float32s, Int32s
 
 NO_FLOATS: Float32s = np.zeros(0, np.float32)
 NO_IDS: Int32s = np.zeros(0, np.int32)

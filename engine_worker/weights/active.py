@@ -5,14 +5,20 @@ from typing import TypeVar
 
 import xxhash
 
-from bus.errors import EngineFailed, Refused
-from bus.manifest import Bytes
-from bus.messages.endings import Problem
-from bus.messages.limits import CHUNK_BYTES
-from bus.messages.weights import CheckedWeights, CheckWeights, GetWeights, GotWeights, TensorCheck
-from engine_worker.engine import TensorRange, TensorSpec, WeightSource
-from engine_worker.weights.pieces import in_batches
-from engine_worker.weights.soundness import is_zero, n_not_finite
+from rolloutbus.bus.errors import EngineFailed, Refused
+from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.weights import (
+    CheckedWeights,
+    CheckWeights,
+    GetWeights,
+    GotWeights,
+    TensorCheck,
+)
+from rolloutbus.engine_worker.engine import TensorRange, TensorSpec, WeightSource
+from rolloutbus.engine_worker.weights.pieces import in_batches
+from rolloutbus.engine_worker.weights.soundness import is_zero, n_not_finite
 
 PIECE_BYTES = 8 * 1024 * 1024
 """Copied between two steps: about a millisecond."""

@@ -1,9 +1,9 @@
 """Questions to whoever holds a version, and checks that the answers are answers to them."""
 
-from bus.bulk import BulkLink
-from bus.errors import Refused, RemoteProtocolError
-from bus.manifest import check_tensors
-from bus.messages.weights import Chunk, Manifest, PrepareUpdate, PullChunk, PullManifest
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import Refused, RemoteProtocolError
+from rolloutbus.bus.manifest import check_tensors
+from rolloutbus.bus.messages.weights import Chunk, Manifest, PrepareUpdate, PullChunk, PullManifest
 
 
 async def ask_manifest(link: BulkLink, ask: PrepareUpdate) -> Manifest:

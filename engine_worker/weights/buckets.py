@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from bus.errors import EngineFailed
-from bus.manifest import total_bytes
-from bus.messages.endings import Problem
-from bus.messages.weights import Bucket, Manifest, Offer
-from engine_worker.weights.raw_tensor import RawTensor
-from engine_worker.weights.staged import CannotFetch
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.manifest import total_bytes
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.weights import Bucket, Manifest, Offer
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.staged import CannotFetch
 
 
 def offer_of(manifest: Manifest, transport: str) -> Offer:

@@ -6,19 +6,26 @@ from functools import partial
 
 import numpy as np
 
-from bus.bulk import BulkLink
-from bus.delta import apply, check_parts
-from bus.errors import EngineFailed, RemoteProtocolError
-from bus.manifest import Bytes, bytes_of, first_mismatch, total_bytes
-from bus.messages.limits import CHUNK_BYTES
-from bus.messages.weights import Delta, Manifest, PrepareUpdate, PullChunk, PullDelta, Tensor
-from engine_worker.engine import TensorRange, WeightSource
-from engine_worker.engines.step_loop import EngineBusy
-from engine_worker.weights.asking import ask_chunk
-from engine_worker.weights.buffers import SpareBuffer
-from engine_worker.weights.pieces import in_batches
-from engine_worker.weights.pulled import HeldVersion
-from engine_worker.weights.staged import CannotFetch
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.delta import apply, check_parts
+from rolloutbus.bus.errors import EngineFailed, RemoteProtocolError
+from rolloutbus.bus.manifest import Bytes, bytes_of, first_mismatch, total_bytes
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.weights import (
+    Delta,
+    Manifest,
+    PrepareUpdate,
+    PullChunk,
+    PullDelta,
+    Tensor,
+)
+from rolloutbus.engine_worker.engine import TensorRange, WeightSource
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.weights.asking import ask_chunk
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.pieces import in_batches
+from rolloutbus.engine_worker.weights.pulled import HeldVersion
+from rolloutbus.engine_worker.weights.staged import CannotFetch
 
 READ_BYTES = 32 * 1024 * 1024
 """Copied from the engine at a time: steps wait for some milliseconds."""

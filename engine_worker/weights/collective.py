@@ -6,13 +6,13 @@ Spec: docs/protocol.md, "Collective".
 from collections.abc import Sequence
 from functools import partial
 
-from bus.bulk import BulkLink
-from bus.daemon_thread import in_daemon_thread
-from bus.manifest import Bytes, total_bytes
-from bus.messages.weights import Manifest, Offer, PrepareUpdate
-from engine_worker.weights.buckets import BucketsVersion, offer_of
-from engine_worker.weights.buffers import SpareBuffer
-from engine_worker.weights.staged import CannotFetch
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.daemon_thread import in_daemon_thread
+from rolloutbus.bus.manifest import Bytes, total_bytes
+from rolloutbus.bus.messages.weights import Manifest, Offer, PrepareUpdate
+from rolloutbus.engine_worker.weights.buckets import BucketsVersion, offer_of
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.staged import CannotFetch
 
 
 class Collective:
@@ -44,8 +44,8 @@ class Collective:
     ) -> BucketsVersion:
         """`content` is None on a GPU, which has an allocator of its own."""
         # Torch takes seconds to import, and other ways do without.
-        from engine_worker.weights.landing import GpuLanding, HostLanding  # noqa: PLC0415
-        from engine_worker.weights.receiving import receive  # noqa: PLC0415
+        from rolloutbus.engine_worker.weights.landing import GpuLanding, HostLanding  # noqa: PLC0415
+        from rolloutbus.engine_worker.weights.receiving import receive  # noqa: PLC0415
 
         def place() -> HostLanding | GpuLanding:
             if content is None:

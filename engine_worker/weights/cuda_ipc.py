@@ -9,17 +9,17 @@ from functools import partial
 
 import torch
 
-from bus.bulk import BulkLink
-from bus.cuda_handle import BadHandle, unpack_handle
-from bus.cuda_memory import CudaError, CudaMemory, DeviceBytes
-from bus.daemon_thread import in_daemon_thread
-from bus.host import host_id
-from bus.loans import Borrowed, NotLent, borrow
-from bus.messages.weights import Bucket, Manifest, Offer, PrepareUpdate
-from engine_worker.weights.buckets import BucketsVersion, offer_of, wrong_bucket
-from engine_worker.weights.gpu import device_of, first_wrong
-from engine_worker.weights.handle_book import HandleBook
-from engine_worker.weights.staged import CannotFetch
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.cuda_handle import BadHandle, unpack_handle
+from rolloutbus.bus.cuda_memory import CudaError, CudaMemory, DeviceBytes
+from rolloutbus.bus.daemon_thread import in_daemon_thread
+from rolloutbus.bus.host import host_id
+from rolloutbus.bus.loans import Borrowed, NotLent, borrow
+from rolloutbus.bus.messages.weights import Bucket, Manifest, Offer, PrepareUpdate
+from rolloutbus.engine_worker.weights.buckets import BucketsVersion, offer_of, wrong_bucket
+from rolloutbus.engine_worker.weights.gpu import device_of, first_wrong
+from rolloutbus.engine_worker.weights.handle_book import HandleBook
+from rolloutbus.engine_worker.weights.staged import CannotFetch
 
 
 class CudaIpc:

@@ -4,17 +4,17 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from bus.bulk import BulkLink
-from bus.errors import EngineFailed, Refused, RemoteProtocolError
-from bus.manifest import total_bytes
-from bus.messages.weights import Manifest, PrepareUpdate
-from bus.paths import FileRules, open_named
-from bus.tensor_reader import read_shards
-from engine_worker.weights.asking import ask_manifest
-from engine_worker.weights.buffers import SpareBuffer
-from engine_worker.weights.pulled import HeldVersion
-from engine_worker.weights.staged import CannotFetch
-from engine_worker.weights.verify import verify
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import EngineFailed, Refused, RemoteProtocolError
+from rolloutbus.bus.manifest import total_bytes
+from rolloutbus.bus.messages.weights import Manifest, PrepareUpdate
+from rolloutbus.bus.paths import FileRules, open_named
+from rolloutbus.bus.tensor_reader import read_shards
+from rolloutbus.engine_worker.weights.asking import ask_manifest
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.pulled import HeldVersion
+from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.verify import verify
 
 ASK_AGAIN_S = 0.1
 """While the store still writes the files."""

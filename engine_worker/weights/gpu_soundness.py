@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import torch
 
-from engine_worker.weights.soundness import FLOATS
+from rolloutbus.engine_worker.weights.soundness import FLOATS
 
 _CHUNK = 1 << 26
 """Elements at once: few kernels, and little memory beside what is judged."""

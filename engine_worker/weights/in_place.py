@@ -14,13 +14,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import xxhash
 
-from bus.bulk import BulkLink
-from bus.errors import EngineFailed
-from bus.host import host_id
-from bus.manifest import Bytes, bytes_of, total_bytes
-from bus.messages.endings import Problem
-from bus.messages.limits import CHUNK_BYTES
-from bus.messages.weights import (
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.host import host_id
+from rolloutbus.bus.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.weights import (
     Committed,
     CommitUpdate,
     Manifest,
@@ -29,12 +29,12 @@ from bus.messages.weights import (
     PullChunk,
     Tensor,
 )
-from bus.security.zmq_dialer import Dialer
-from bus.shm import PinnedSegment, SegmentGone, SegmentReader
-from engine_worker.engine import InPlaceSink
-from engine_worker.weights.asking import ask_chunk, ask_manifest
-from engine_worker.weights.soundness import n_not_finite
-from engine_worker.weights.verify import wrong_bytes
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.shm import PinnedSegment, SegmentGone, SegmentReader
+from rolloutbus.engine_worker.engine import InPlaceSink
+from rolloutbus.engine_worker.weights.asking import ask_chunk, ask_manifest
+from rolloutbus.engine_worker.weights.soundness import n_not_finite
+from rolloutbus.engine_worker.weights.verify import wrong_bytes
 
 Result = TypeVar("Result")
 

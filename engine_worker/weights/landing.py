@@ -5,14 +5,14 @@ from typing import Protocol
 
 import torch
 
-from bus.errors import EngineFailed
-from bus.manifest import Bytes, first_mismatch
-from bus.messages.weights import Bucket, Manifest
-from engine_worker.weights.buckets import wrong_bucket
-from engine_worker.weights.gpu import device_of, first_wrong
-from engine_worker.weights.raw_tensor import RawTensor
-from engine_worker.weights.staged import CannotFetch
-from engine_worker.weights.verify import wrong_bytes
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.manifest import Bytes, first_mismatch
+from rolloutbus.bus.messages.weights import Bucket, Manifest
+from rolloutbus.engine_worker.weights.buckets import wrong_bucket
+from rolloutbus.engine_worker.weights.gpu import device_of, first_wrong
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.verify import wrong_bytes
 
 
 class Landing(Protocol):

@@ -6,14 +6,14 @@ It stays pinned until `release`, and the engine copies straight from it: no seco
 import asyncio
 from collections.abc import Mapping
 
-from bus.bulk import BulkLink
-from bus.host import host_id
-from bus.manifest import Bytes, bytes_of, total_bytes
-from bus.messages.weights import Manifest, PrepareUpdate
-from bus.shm import PinnedSegment, SegmentGone, SegmentReader
-from engine_worker.weights.asking import ask_manifest
-from engine_worker.weights.staged import CannotFetch
-from engine_worker.weights.verify import verify
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.host import host_id
+from rolloutbus.bus.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.messages.weights import Manifest, PrepareUpdate
+from rolloutbus.bus.shm import PinnedSegment, SegmentGone, SegmentReader
+from rolloutbus.engine_worker.weights.asking import ask_manifest
+from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.verify import verify
 
 PIN_TRIES = 5
 """A segment may be renamed between the manifest and the pin; then the manifest is asked again."""

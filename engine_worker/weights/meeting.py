@@ -12,8 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from bus.rank_group import BrokenGroup, RankGroup, Seat, first_line
-from bus.rendezvous import (
+from rolloutbus.bus.rank_group import BrokenGroup, RankGroup, Seat, first_line
+from rolloutbus.bus.rendezvous import (
     END,
     GO,
     TIMEOUT,
@@ -26,7 +26,7 @@ from bus.rendezvous import (
     seat_key,
     write_report,
 )
-from engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.staged import CannotFetch
 
 _CONNECT_S = 5.0
 _MARGIN_S = 10.0

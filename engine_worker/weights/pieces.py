@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from bus.messages.weights import Tensor
-from engine_worker.engine import TensorRange, TensorSpec
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.engine_worker.engine import TensorRange, TensorSpec
 
 
 def in_batches(

@@ -7,16 +7,16 @@ tensor while more arrives, and served to other workers at once.
 import asyncio
 from collections.abc import Mapping
 
-from bus.bulk import WINDOW, BulkLink
-from bus.errors import BusError, EngineFailed, PeerLost
-from bus.manifest import Bytes, bytes_of, first_mismatch, total_bytes
-from bus.messages.weights import Manifest, PrepareUpdate, PullChunk
-from bus.security.zmq_dialer import Dialer
-from engine_worker.weights.arrival import Arrival, Giver, Piece
-from engine_worker.weights.asking import ask_chunk
-from engine_worker.weights.buffers import SpareBuffer
-from engine_worker.weights.relay import Relay
-from engine_worker.weights.verify import wrong_bytes
+from rolloutbus.bus.bulk import WINDOW, BulkLink
+from rolloutbus.bus.errors import BusError, EngineFailed, PeerLost
+from rolloutbus.bus.manifest import Bytes, bytes_of, first_mismatch, total_bytes
+from rolloutbus.bus.messages.weights import Manifest, PrepareUpdate, PullChunk
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.engine_worker.weights.arrival import Arrival, Giver, Piece
+from rolloutbus.engine_worker.weights.asking import ask_chunk
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.relay import Relay
+from rolloutbus.engine_worker.weights.verify import wrong_bytes
 
 CHECK_BYTES = 32 * 1024 * 1024
 """Verified in one go: much more than a hop to another thread costs, and soon done."""

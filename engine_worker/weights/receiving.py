@@ -5,11 +5,11 @@ Spec: docs/protocol.md, "Collective".
 
 from collections.abc import Callable
 
-from bus.messages.weights import Offer
-from bus.rendezvous import RankReport
-from engine_worker.weights.landing import Landing
-from engine_worker.weights.meeting import Meeting
-from engine_worker.weights.staged import CannotFetch
+from rolloutbus.bus.messages.weights import Offer
+from rolloutbus.bus.rendezvous import RankReport
+from rolloutbus.engine_worker.weights.landing import Landing
+from rolloutbus.engine_worker.weights.meeting import Meeting
+from rolloutbus.engine_worker.weights.staged import CannotFetch
 
 
 def receive(offer: Offer, seat: tuple[int, int], place: Callable[[], Landing]) -> Landing:

@@ -8,20 +8,26 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar, cast
 
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.ids import Peer
-from bus.manifest import Bytes
-from bus.messages.endings import Problem
-from bus.messages.limits import MAX_BULK_IN_BYTES
-from bus.messages.weights import Chunk, Manifest, PullChunk, PullManifest
-from bus.security.principals import BULK_KINDS_OF, Principal
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_guard import Doorway, Guard, guard_of
-from bus.zmq_ports import RouterPort
-from engine_worker.weights.buffers import whole
-from engine_worker.weights.relay_core import Asker, RelayCore, RelayEffect, SendChunk, VersionKey
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import MAX_BULK_IN_BYTES
+from rolloutbus.bus.messages.weights import Chunk, Manifest, PullChunk, PullManifest
+from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
+from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.engine_worker.weights.buffers import whole
+from rolloutbus.engine_worker.weights.relay_core import (
+    Asker,
+    RelayCore,
+    RelayEffect,
+    SendChunk,
+    VersionKey,
+)
 
 TICK_S = 0.25
 MAX_HELD = 3

@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from bus.ids import Peer
-from bus.messages.endings import Problem
-from bus.messages.limits import CHUNK_BYTES
-from bus.messages.weights import Manifest, PullChunk, PullManifest
-from engine_worker.weights.arrival import Layout
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.weights import Manifest, PullChunk, PullManifest
+from rolloutbus.engine_worker.weights.arrival import Layout
 
 PARK_S = 4.0
 """A question waits so long for its answer: less than the 5 s after which the asker gives up."""

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bus.errors import EngineFailed
-from bus.manifest import Bytes
-from bus.messages.endings import Problem
-from bus.messages.weights import Tensor
-from engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 _CHUNK = 1 << 18
 """Elements whose masks stay in the cache."""
@@ -92,7 +92,7 @@ def judge(raw: RawTensor, dtype: str) -> tuple[int, bool]:
     if isinstance(raw, np.ndarray):
         return n_not_finite(raw, dtype), is_zero(raw)
     # Torch takes seconds to import, and host memory does without.
-    from engine_worker.weights.gpu_soundness import judge_on_device  # noqa: PLC0415
+    from rolloutbus.engine_worker.weights.gpu_soundness import judge_on_device  # noqa: PLC0415
 
     return judge_on_device(raw, dtype)
 

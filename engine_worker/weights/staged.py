@@ -8,9 +8,9 @@ nothing of one another.
 from collections.abc import Mapping
 from typing import Protocol
 
-from bus.bulk import BulkLink
-from bus.messages.weights import Manifest, PrepareUpdate
-from engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.messages.weights import Manifest, PrepareUpdate
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 
 class CannotFetch(Exception):

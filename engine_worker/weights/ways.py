@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from bus.security.zmq_dialer import Dialer
-from engine_worker.capabilities import SharesMemory
-from engine_worker.engine import Engine, WeightSource
-from engine_worker.weights.buffers import SpareBuffer, fresh_buffer
-from engine_worker.weights.changed import ChangedSince
-from engine_worker.weights.collective import Collective
-from engine_worker.weights.filed import Files
-from engine_worker.weights.mapped import SharedMemory
-from engine_worker.weights.pulled import Pull
-from engine_worker.weights.relay import Relay
-from engine_worker.weights.staged import Fetcher
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.engine_worker.capabilities import SharesMemory
+from rolloutbus.engine_worker.engine import Engine, WeightSource
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer, fresh_buffer
+from rolloutbus.engine_worker.weights.changed import ChangedSince
+from rolloutbus.engine_worker.weights.collective import Collective
+from rolloutbus.engine_worker.weights.filed import Files
+from rolloutbus.engine_worker.weights.mapped import SharedMemory
+from rolloutbus.engine_worker.weights.pulled import Pull
+from rolloutbus.engine_worker.weights.relay import Relay
+from rolloutbus.engine_worker.weights.staged import Fetcher
 
 
 def ways_of_this_host(
@@ -46,7 +46,7 @@ def ways_of_this_host(
         ways["collective"] = Collective(spare, gpus)
     if len(gpus) == 1:
         # Imports torch, as its engine has done already.
-        from engine_worker.weights.cuda_ipc import CudaIpc  # noqa: PLC0415
+        from rolloutbus.engine_worker.weights.cuda_ipc import CudaIpc  # noqa: PLC0415
 
         ways["cuda_ipc"] = CudaIpc(gpus[0], shares.handles if shares else None)
     return ways

@@ -8,11 +8,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bus.security.key_files import router_key_beside
-from bus.security.settings import SecuritySettings
-from engine_worker.settings import WorkerSettings
-from launcher.journaled_router import JournaledRouterSettings
-from launcher.options import (
+from rolloutbus.bus.security.key_files import router_key_beside
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher.journaled_router import JournaledRouterSettings
+from rolloutbus.launcher.options import (
     AllowFile,
     DeadLetters,
     EngineOptions,
@@ -25,13 +25,13 @@ from launcher.options import (
     example,
     parse_save_targets,
 )
-from launcher.plan import environment, python
-from launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
-from launcher.sglang_options import ANY_MORE, MORE_HELP, KeepText, TensorParallel
-from launcher.sglang_options import engine_options as told_options
-from launcher.terminal import checked
-from router.settings import RouterSettings
-from trainer_adapter.store.settings import StoreSettings
+from rolloutbus.launcher.plan import environment, python
+from rolloutbus.launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
+from rolloutbus.launcher.sglang_options import ANY_MORE, MORE_HELP, KeepText, TensorParallel
+from rolloutbus.launcher.sglang_options import engine_options as told_options
+from rolloutbus.launcher.terminal import checked
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 BACKEND = "tcp://127.0.0.1:7778"
 
@@ -90,8 +90,8 @@ def router(
     )
     if journal:
         kept = JournaledRouterSettings(settings, str(Path(journal).absolute()))
-        _become("launcher.journaled_router", kept)
-    _become("router", settings)
+        _become("rolloutbus.launcher.journaled_router", kept)
+    _become("rolloutbus.router", settings)
 
 
 @app.command(epilog=example("rolloutbus store --directory ./versions"))
@@ -121,7 +121,7 @@ def store(
             security=_security(key, allow_list),
         )
     )
-    _become("trainer_adapter.store", settings)
+    _become("rolloutbus.trainer_adapter.store", settings)
 
 
 @app.command(
@@ -170,7 +170,7 @@ def worker(
             security=_security(key, allow_list),
         )
 
-    _become("engine_worker", checked(settings))
+    _become("rolloutbus.engine_worker", checked(settings))
 
 
 def _security(key: str, allow_list: str) -> SecuritySettings | None:

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bus.errors import BusError
-from bus.messages.control import PauseMode
-from launcher.options import Address, Deadline, YourKey, example, not_empty
-from launcher.terminal import ExitStatus, connected, run
-from trainer_adapter.client import RolloutClient
-from trainer_adapter.rollout import FleetResult
+from rolloutbus.bus.errors import BusError
+from rolloutbus.bus.messages.control import PauseMode
+from rolloutbus.launcher.options import Address, Deadline, YourKey, example, not_empty
+from rolloutbus.launcher.terminal import ExitStatus, connected, run
+from rolloutbus.trainer_adapter.client import RolloutClient
+from rolloutbus.trainer_adapter.rollout import FleetResult
 
 Worker = Annotated[
     str,

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.options import example
-from launcher.terminal import ExitStatus, fail, run
+from rolloutbus.launcher.options import example
+from rolloutbus.launcher.terminal import ExitStatus, fail, run
 
 app = typer.Typer()
 
@@ -33,7 +33,7 @@ def demo(
     """
     try:
         # Imports torch, which takes seconds and is an optional dependency.
-        from examples.demo import DemoOptions, run_demo  # noqa: PLC0415
+        from rolloutbus.examples.demo import DemoOptions, run_demo  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(
             f"the demo needs {error.name}: pip install rolloutbus[transformers]", ExitStatus.FAILED

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine_worker.engines.survey.finding import Finding
-from launcher.options import AsJson, example
-from launcher.plan import environment, python
-from launcher.terminal import ExitStatus
+from rolloutbus.engine_worker.engines.survey.finding import Finding
+from rolloutbus.launcher.options import AsJson, example
+from rolloutbus.launcher.plan import environment, python
+from rolloutbus.launcher.terminal import ExitStatus
 
 STYLES = {"ok": "green", "note": "yellow", "missing": "dim", "failed": "red"}
 TIMEOUT_S = 300.0
@@ -47,7 +47,7 @@ def doctor(
 
 def look(model: str) -> list[Finding]:
     """Everything that was found; the last one is a failure if looking was cut short."""
-    command = [*python("engine_worker.engines.survey"), *filter(None, [model])]
+    command = [*python("rolloutbus.engine_worker.engines.survey"), *filter(None, [model])]
     try:
         done = subprocess.run(
             command, env=environment(), capture_output=True, timeout=TIMEOUT_S, check=False

@@ -9,14 +9,20 @@ from typing import Annotated
 import msgspec
 import typer
 
-from launcher.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
-from launcher.options import AsJson, example
-from launcher.terminal import checked
-from replay.journal.format import JournalError
-from replay.journal.reader import Journal
-from replay.rollouts.trajectories import Trajectories, Trajectory
-from replay.rollouts.trajectory_files import write
-from trainer_adapter.tokenizer_file import TokenizerFile, load_tokenizer
+from rolloutbus.launcher.journal_gaps import (
+    AllowGaps,
+    fail_reading,
+    gaps_told,
+    refuse_gaps,
+    tell_gaps,
+)
+from rolloutbus.launcher.options import AsJson, example
+from rolloutbus.launcher.terminal import checked
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.rollouts.trajectories import Trajectories, Trajectory
+from rolloutbus.replay.rollouts.trajectory_files import write
+from rolloutbus.trainer_adapter.tokenizer_file import TokenizerFile, load_tokenizer
 
 app = typer.Typer()
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from bus.errors import PeerLost
-from bus.process import announce_ready
-from bus.zmq_topics import MAX_UNREAD
-from launcher.options import Address, AllowFile, YourKey, example
-from launcher.terminal import ExitStatus, Unreachable, client_settings, run
-from replay.forwarder import Forwarder
+from rolloutbus.bus.errors import PeerLost
+from rolloutbus.bus.process import announce_ready
+from rolloutbus.bus.zmq_topics import MAX_UNREAD
+from rolloutbus.launcher.options import Address, AllowFile, YourKey, example
+from rolloutbus.launcher.terminal import ExitStatus, Unreachable, client_settings, run
+from rolloutbus.replay.forwarder import Forwarder
 
 LOOK_S = 1.0
 

@@ -10,13 +10,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bus.messages.generation import Sampling
-from launcher.options import Address, Deadline, YourKey, example
-from launcher.terminal import ExitStatus, checked, connected, fail, run
-from trainer_adapter.client import RolloutClient
-from trainer_adapter.rollout import Rollout
-from trainer_adapter.rollouts import GenerateOptions
-from trainer_adapter.tokenizer_file import TokenizerFile, load_tokenizer
+from rolloutbus.bus.messages.generation import Sampling
+from rolloutbus.launcher.options import Address, Deadline, YourKey, example
+from rolloutbus.launcher.terminal import ExitStatus, checked, connected, fail, run
+from rolloutbus.trainer_adapter.client import RolloutClient
+from rolloutbus.trainer_adapter.rollout import Rollout
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions
+from rolloutbus.trainer_adapter.tokenizer_file import TokenizerFile, load_tokenizer
 
 app = typer.Typer()
 

@@ -8,14 +8,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bus.errors import SettingsError
-from bus.security.allow_list import edit_allow_list, read_allow_list
-from bus.security.key_files import public_file, read_key_pair, write_key_pair
-from bus.security.keys import check_public_key, is_public_key
-from bus.security.principals import Principal, Role
-from bus.security.zmq_curve import new_key_pair
-from launcher.options import AsJson, example
-from launcher.terminal import ExitStatus, checked, fail
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.security.allow_list import edit_allow_list, read_allow_list
+from rolloutbus.bus.security.key_files import public_file, read_key_pair, write_key_pair
+from rolloutbus.bus.security.keys import check_public_key, is_public_key
+from rolloutbus.bus.security.principals import Principal, Role
+from rolloutbus.bus.security.zmq_curve import new_key_pair
+from rolloutbus.launcher.options import AsJson, example
+from rolloutbus.launcher.terminal import ExitStatus, checked, fail
 
 app = typer.Typer()
 keys = typer.Typer(

@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from launcher.discovery import RunningFleet, running_fleets
-from launcher.options import AsJson, example
-from launcher.terminal import checked
+from rolloutbus.launcher.discovery import RunningFleet, running_fleets
+from rolloutbus.launcher.options import AsJson, example
+from rolloutbus.launcher.terminal import checked
 
 app = typer.Typer()
 

@@ -9,13 +9,20 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bus.errors import PeerLost
-from launcher.options import AsJson, YourKey, example
-from launcher.terminal import ExitStatus, Unreachable, checked, client_settings, fail, run
-from replay.journal.settings import MIB, JournalSettings
-from replay.recorder import Progress, Recorder
-from replay.recording.choice import Filter, filter_in
-from trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.errors import PeerLost
+from rolloutbus.launcher.options import AsJson, YourKey, example
+from rolloutbus.launcher.terminal import (
+    ExitStatus,
+    Unreachable,
+    checked,
+    client_settings,
+    fail,
+    run,
+)
+from rolloutbus.replay.journal.settings import MIB, JournalSettings
+from rolloutbus.replay.recorder import Progress, Recorder
+from rolloutbus.replay.recording.choice import Filter, filter_in
+from rolloutbus.trainer_adapter.settings import ClientSettings
 
 PROGRESS_EVERY_S = 1.0
 

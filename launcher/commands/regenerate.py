@@ -12,26 +12,26 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bus.entry import Placement
-from bus.errors import BusError, SettingsError
-from bus.validation import check_placement, cost_of
-from launcher.journal_gaps import gaps_told, refuse_gaps, tell_gaps
-from launcher.terminal import connected
-from replay.journal.format import JournalError
-from replay.journal.reader import Journal
-from replay.regenerating.asked import Answered, AnsweredRequests
-from replay.regenerating.asking_again import to_sample, to_score
-from replay.regenerating.differences import (
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.errors import BusError, SettingsError
+from rolloutbus.bus.validation import check_placement, cost_of
+from rolloutbus.launcher.journal_gaps import gaps_told, refuse_gaps, tell_gaps
+from rolloutbus.launcher.terminal import connected
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.regenerating.asked import Answered, AnsweredRequests
+from rolloutbus.replay.regenerating.asking_again import to_sample, to_score
+from rolloutbus.replay.regenerating.differences import (
     Again,
     Difference,
     difference,
     is_repeatable,
     summary,
 )
-from replay.rollouts.trajectories import ints
-from trainer_adapter.client import RolloutClient
-from trainer_adapter.requests import Ask
-from trainer_adapter.rollout import Rollout
+from rolloutbus.replay.rollouts.trajectories import ints
+from rolloutbus.trainer_adapter.client import RolloutClient
+from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.trainer_adapter.rollout import Rollout
 
 MAX_LISTED = 50
 """Rows of the table; all of them are in the JSON."""

@@ -11,11 +11,17 @@ from typing import Annotated
 import msgspec
 import typer
 
-from launcher.commands.regenerate import Regeneration, regenerate
-from launcher.core_replay import Changes, Core, replay_core
-from launcher.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
-from launcher.options import AsJson, YourKey, example
-from launcher.replay_options import (
+from rolloutbus.launcher.commands.regenerate import Regeneration, regenerate
+from rolloutbus.launcher.core_replay import Changes, Core, replay_core
+from rolloutbus.launcher.journal_gaps import (
+    AllowGaps,
+    fail_reading,
+    gaps_told,
+    refuse_gaps,
+    tell_gaps,
+)
+from rolloutbus.launcher.options import AsJson, YourKey, example
+from rolloutbus.launcher.replay_options import (
     Bind,
     Concurrency,
     DeadlineEach,
@@ -29,12 +35,12 @@ from launcher.replay_options import (
     VersionRule,
     Wait,
 )
-from launcher.run_dir import RunDirectory
-from launcher.terminal import ExitStatus, checked, fail, run
-from replay.journal.format import JournalError
-from replay.journal.reader import Journal
-from replay.player import Playback, Player, PlayerSettings
-from replay.regenerating.differences import LOGPROB_TOLERANCE
+from rolloutbus.launcher.run_dir import RunDirectory
+from rolloutbus.launcher.terminal import ExitStatus, checked, fail, run
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.player import Playback, Player, PlayerSettings
+from rolloutbus.replay.regenerating.differences import LOGPROB_TOLERANCE
 
 PROGRESS_EVERY_S = 0.5
 MAX_SPEED = "max"

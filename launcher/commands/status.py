@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bus.messages.control import FleetStatus
-from launcher.options import Address, AsJson, YourKey, example
-from launcher.terminal import ExitStatus, connected, fail, run
+from rolloutbus.bus.messages.control import FleetStatus
+from rolloutbus.launcher.options import Address, AsJson, YourKey, example
+from rolloutbus.launcher.terminal import ExitStatus, connected, fail, run
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """Any other state is red."""

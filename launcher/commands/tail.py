@@ -15,14 +15,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from bus.errors import PeerLost
-from launcher.options import Address, AsJson, YourKey, example
-from launcher.stream_texts import StreamTexts, ids_of
-from launcher.terminal import Unreachable, checked, client_settings, run
-from replay.following.stream_events import StreamEvent
-from replay.recording.choice import Filter
-from replay.subscriber import Subscriber
-from trainer_adapter.tokenizer_file import TokenizerFile, load_tokenizer
+from rolloutbus.bus.errors import PeerLost
+from rolloutbus.launcher.options import Address, AsJson, YourKey, example
+from rolloutbus.launcher.stream_texts import StreamTexts, ids_of
+from rolloutbus.launcher.terminal import Unreachable, checked, client_settings, run
+from rolloutbus.replay.following.stream_events import StreamEvent
+from rolloutbus.replay.recording.choice import Filter
+from rolloutbus.replay.subscriber import Subscriber
+from rolloutbus.trainer_adapter.tokenizer_file import TokenizerFile, load_tokenizer
 
 REDRAW_S = 0.1
 MAX_LINES = 24

@@ -9,18 +9,24 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bus.errors import SettingsError
-from launcher.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
-from launcher.options import AsJson, example
-from launcher.terminal import ExitStatus, checked, fail
-from replay.journal.format import JournalError
-from replay.journal.reader import Journal
-from replay.timeline.clip import clipped
-from replay.timeline.lanes import Timeline
-from replay.timeline.page import page_of
-from replay.timeline.picture import draw
-from replay.timeline.timeline import timeline_of
-from replay.timeline.trace import trace_of
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.launcher.journal_gaps import (
+    AllowGaps,
+    fail_reading,
+    gaps_told,
+    refuse_gaps,
+    tell_gaps,
+)
+from rolloutbus.launcher.options import AsJson, example
+from rolloutbus.launcher.terminal import ExitStatus, checked, fail
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.timeline.clip import clipped
+from rolloutbus.replay.timeline.lanes import Timeline
+from rolloutbus.replay.timeline.page import page_of
+from rolloutbus.replay.timeline.picture import draw
+from rolloutbus.replay.timeline.timeline import timeline_of
+from rolloutbus.replay.timeline.trace import trace_of
 
 app = typer.Typer()
 

@@ -9,14 +9,14 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from bus.clock import BootClock
-from bus.errors import BusError, Refused
-from launcher.keyboard import keys
-from launcher.options import Address, YourKey, example
-from launcher.terminal import connected, run
-from launcher.top import Gauges, TopFrame, TopHistory, loads_of
-from launcher.top_view import framed, view_of
-from trainer_adapter.client import RolloutClient
+from rolloutbus.bus.clock import BootClock
+from rolloutbus.bus.errors import BusError, Refused
+from rolloutbus.launcher.keyboard import keys
+from rolloutbus.launcher.options import Address, YourKey, example
+from rolloutbus.launcher.terminal import connected, run
+from rolloutbus.launcher.top import Gauges, TopFrame, TopHistory, loads_of
+from rolloutbus.launcher.top_view import framed, view_of
+from rolloutbus.trainer_adapter.client import RolloutClient
 
 QUIT = frozenset("qQ\x04")
 HINT = "q: quit"

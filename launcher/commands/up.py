@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bus.errors import BusError
-from bus.messages.control import FleetStatus
-from bus.supervisor import ProcessEvent
-from launcher.fleet import Fleet, up
-from launcher.options import (
+from rolloutbus.bus.errors import BusError
+from rolloutbus.bus.messages.control import FleetStatus
+from rolloutbus.bus.supervisor import ProcessEvent
+from rolloutbus.launcher.fleet import Fleet, up
+from rolloutbus.launcher.options import (
     DeadLetters,
     EngineOptions,
     KeysDir,
@@ -30,9 +30,15 @@ from launcher.options import (
     not_empty,
     parse_save_targets,
 )
-from launcher.settings import EngineKind, Transport, UpOptions
-from launcher.sglang_options import ANY_MORE, MORE_HELP, KeepText, TensorParallel, engine_options
-from launcher.terminal import ExitStatus, checked, connected, run
+from rolloutbus.launcher.settings import EngineKind, Transport, UpOptions
+from rolloutbus.launcher.sglang_options import (
+    ANY_MORE,
+    MORE_HELP,
+    KeepText,
+    TensorParallel,
+    engine_options,
+)
+from rolloutbus.launcher.terminal import ExitStatus, checked, connected, run
 
 STATUS_EVERY_S = 1.0
 

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bus.messages.weights import Tensor
-from bus.tensor_files import header_of
-from launcher.options import Address, AsJson, Deadline, YourKey, example
-from launcher.terminal import ExitStatus, connected, fail, run
-from trainer_adapter.weight_queries import ActiveTensor
-from trainer_adapter.weights_report import WeightsReport, WorkerWeights
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.tensor_files import header_of
+from rolloutbus.launcher.options import Address, AsJson, Deadline, YourKey, example
+from rolloutbus.launcher.terminal import ExitStatus, connected, fail, run
+from rolloutbus.trainer_adapter.weight_queries import ActiveTensor
+from rolloutbus.trainer_adapter.weights_report import WeightsReport, WorkerWeights
 
 MAX_SHOWN = 3
 """Names of tensors in one cell."""

@@ -5,10 +5,10 @@ Spec: docs/protocol.md, "Membership".
 
 from typing import cast
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import PeerLost, RemoteProtocolError
-from bus.messages.membership import Dismissed
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import PeerLost, RemoteProtocolError
+from rolloutbus.bus.messages.membership import Dismissed
 
 COMES_BACK = frozenset({"unknown-peer", "shutting-down"})
 

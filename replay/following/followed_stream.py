@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bus.ids import Attempt
-from bus.messages.generation import FinishReason, VersionRuns
-from bus.reassembly import Assembly, Row
-from replay.following.stream_events import Finished, GapLost, Tokens
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.generation import FinishReason, VersionRuns
+from rolloutbus.bus.reassembly import Assembly, Row
+from rolloutbus.replay.following.stream_events import Finished, GapLost, Tokens
 
 MAX_EARLY_ROWS = 4096
 """Rows kept while a gap is open; the repair brings what is dropped beyond that."""

@@ -5,9 +5,9 @@ Pure. Spec: docs/protocol.md, "Streams".
 
 from typing import NamedTuple
 
-from bus.ids import Attempt
-from bus.messages.generation import Repair, Repaired
-from replay.following.followed_stream import FollowedStream
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.generation import Repair, Repaired
+from rolloutbus.replay.following.followed_stream import FollowedStream
 
 MAX_TRIES = 3
 """Of repairs that brought nothing although they might have."""

@@ -8,19 +8,19 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.ids import Attempt
-from bus.messages.generation import FinishReason, Repaired
-from bus.messages.membership import Member
-from bus.messages.stream import Deltas, Idle
-from bus.reassembly import TOKEN_BYTES, Row
-from bus.stream_rows import rows_of
-from bus.tombstones import Tombstones
-from replay.following.followed_stream import FollowedStream
-from replay.following.repairs import MAX_TRIES, TRY_AGAIN_S, Answer, AskRepair, Repairs
-from replay.following.stream_events import (
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.generation import FinishReason, Repaired
+from rolloutbus.bus.messages.membership import Member
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.reassembly import TOKEN_BYTES, Row
+from rolloutbus.bus.stream_rows import rows_of
+from rolloutbus.bus.tombstones import Tombstones
+from rolloutbus.replay.following.followed_stream import FollowedStream
+from rolloutbus.replay.following.repairs import MAX_TRIES, TRY_AGAIN_S, Answer, AskRepair, Repairs
+from rolloutbus.replay.following.stream_events import (
     GapFound,
     GapRepaired,
     Interrupted,
@@ -28,9 +28,9 @@ from replay.following.stream_events import (
     WorkerJoined,
     WorkerLeft,
 )
-from replay.following.subscriber_settings import SubscriberSettings
-from replay.following.telling import Telling
-from replay.recording.choice import Choice
+from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.following.telling import Telling
+from rolloutbus.replay.recording.choice import Choice
 
 SILENT_S = 3.0
 """A stream that nobody speaks of for so long may have ended; its beats come five times a second."""

@@ -8,9 +8,9 @@ it has taken all of them.
 from collections import deque
 from collections.abc import Iterable
 
-from replay.following.followed_stream import FollowedStream
-from replay.following.stream_events import Cause, Demoted, LetGo, Restored, StreamEvent
-from replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.following.followed_stream import FollowedStream
+from rolloutbus.replay.following.stream_events import Cause, Demoted, LetGo, Restored, StreamEvent
+from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
 
 MAX_NEWS = 10_000
 """Events that are no stream's, and wait; later ones are dropped."""

@@ -9,9 +9,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from replay.journal.format import FORMAT, Framer
-from replay.journal.records import SALT_BYTES, End, EndReason, Head, Lost, Record, payload_of
-from replay.journal.settings import JournalSettings
+from rolloutbus.replay.journal.format import FORMAT, Framer
+from rolloutbus.replay.journal.records import (
+    SALT_BYTES,
+    End,
+    EndReason,
+    Head,
+    Lost,
+    Record,
+    payload_of,
+)
+from rolloutbus.replay.journal.settings import JournalSettings
 
 NO_ATTEMPT = (0, 0)
 _NS = 1_000_000_000

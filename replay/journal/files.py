@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.errors import RemoteProtocolError, SettingsError
-from bus.resources import NO_ROOM
-from replay.journal.content import SegmentContent
-from replay.journal.format import Content, Framer, JournalError, JournalFull
-from replay.journal.index import IndexBuilder, SegmentIndex
-from replay.journal.pack import packed, unpacked
-from replay.journal.records import Packed, Record, Unknown
-from replay.journal.scan import Found, framer_of, scan
+from rolloutbus.bus.errors import RemoteProtocolError, SettingsError
+from rolloutbus.bus.resources import NO_ROOM
+from rolloutbus.replay.journal.content import SegmentContent
+from rolloutbus.replay.journal.format import Content, Framer, JournalError, JournalFull
+from rolloutbus.replay.journal.index import IndexBuilder, SegmentIndex
+from rolloutbus.replay.journal.pack import packed, unpacked
+from rolloutbus.replay.journal.records import Packed, Record, Unknown
+from rolloutbus.replay.journal.scan import Found, framer_of, scan
 
 _NAME = re.compile(r"(\d{6,})\.(rbj|rbz)")
 _MODE = 0o600

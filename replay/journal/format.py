@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol, cast, overload
 
 import google_crc32c
 
-from bus.errors import BusError, SettingsError
-from replay.journal.records import SALT_BYTES
+from rolloutbus.bus.errors import BusError, SettingsError
+from rolloutbus.replay.journal.records import SALT_BYTES
 
 FORMAT = 1
 _NAME = b"\xb2rolloutbus-journal"

@@ -7,13 +7,13 @@ from typing import cast
 
 import msgspec
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.delivery import Accepted, Ack, Fenced, Lost, Queued
-from bus.messages.stream import Deltas, Idle
-from bus.messages.weights import PublishVersion
-from replay.journal.records import Record, Stream, Tap, Unknown
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.delivery import Accepted, Ack, Fenced, Lost, Queued
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.messages.weights import PublishVersion
+from rolloutbus.replay.journal.records import Record, Stream, Tap, Unknown
 
 _OF_VERSIONS = {
     "seal_version",

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import zstandard
 
-from bus.errors import RemoteProtocolError
-from replay.journal.format import MAX_PAYLOAD_BYTES, Content, Framer, JournalError
-from replay.journal.index import IndexBuilder
-from replay.journal.records import End, Head, Packed, Record, Unknown, payload_of
-from replay.journal.scan import Found, Wrong, scan
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.replay.journal.format import MAX_PAYLOAD_BYTES, Content, Framer, JournalError
+from rolloutbus.replay.journal.index import IndexBuilder
+from rolloutbus.replay.journal.records import End, Head, Packed, Record, Unknown, payload_of
+from rolloutbus.replay.journal.scan import Found, Wrong, scan
 
 RUN_BYTES = 1024 * 1024
 LEVEL = 3

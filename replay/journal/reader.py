@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bus.errors import RemoteProtocolError
-from replay.journal.files import (
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.replay.journal.files import (
     SegmentFile,
     content_of,
     first_kept,
     is_being_written,
     segments_in,
 )
-from replay.journal.format import Content, Damage, Framer, JournalDamaged, JournalError
-from replay.journal.pack import unpacked
-from replay.journal.records import End, Lost, Packed, Record, Unknown
-from replay.journal.scan import Found, Wrong, framer_of, scan
+from rolloutbus.replay.journal.format import Content, Damage, Framer, JournalDamaged, JournalError
+from rolloutbus.replay.journal.pack import unpacked
+from rolloutbus.replay.journal.records import End, Lost, Packed, Record, Unknown
+from rolloutbus.replay.journal.scan import Found, Wrong, framer_of, scan
 
 
 class Torn(NamedTuple):

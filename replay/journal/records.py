@@ -7,11 +7,11 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.limits import AttemptId, Natural, Rid, Sentence, Short
-from bus.stimulus import Outcome, Stimulus
-from bus.tap import TapEvent
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.limits import AttemptId, Natural, Rid, Sentence, Short
+from rolloutbus.bus.stimulus import Outcome, Stimulus
+from rolloutbus.bus.tap import TapEvent
 
 LostSource = Literal["tap", "stream", "memory"]
 EndReason = Literal["rotated", "closed", "recovered"]

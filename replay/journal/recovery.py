@@ -7,17 +7,17 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from replay.journal.content import SegmentContent
-from replay.journal.files import (
+from rolloutbus.replay.journal.content import SegmentContent
+from rolloutbus.replay.journal.files import (
     SegmentFile,
     forget_first,
     segments_in,
     sync_directory,
     write_all,
 )
-from replay.journal.format import Content, Framer, JournalError
-from replay.journal.records import End, Head, Packed, payload_of
-from replay.journal.scan import Wrong, framer_of, scan
+from rolloutbus.replay.journal.format import Content, Framer, JournalError
+from rolloutbus.replay.journal.records import End, Head, Packed, payload_of
+from rolloutbus.replay.journal.scan import Wrong, framer_of, scan
 
 
 class Recovered(NamedTuple):

@@ -6,8 +6,8 @@ Spec: docs/journal.md, "Damage".
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bus.errors import RemoteProtocolError
-from replay.journal.format import (
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.replay.journal.format import (
     FORMAT,
     HEADER_BYTES,
     PREFIX_BYTES,
@@ -17,7 +17,7 @@ from replay.journal.format import (
     header_in,
     length_at,
 )
-from replay.journal.records import KINDS, Head, Record, Unknown, record_in
+from rolloutbus.replay.journal.records import KINDS, Head, Record, Unknown, record_in
 
 _MARKER = b"\xc6"
 _FIXARRAY, _FIXSTR = 0x90, 0xA0

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from replay.journal.files import (
+from rolloutbus.replay.journal.files import (
     content_of,
     index_again,
     read_index,
     records_of,
     segments_in,
 )
-from replay.journal.format import Content
-from replay.journal.index import named_in
-from replay.journal.records import Record, Stream, Tap, Unknown
-from replay.journal.scan import Found, framer_of, scan
+from rolloutbus.replay.journal.format import Content
+from rolloutbus.replay.journal.index import named_in
+from rolloutbus.replay.journal.records import Record, Stream, Tap, Unknown
+from rolloutbus.replay.journal.scan import Found, framer_of, scan
 
 ALWAYS = 2**63
 ANY_VERSION = -1

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bus.errors import SettingsError
+from rolloutbus.bus.errors import SettingsError
 
 MIB = 1024 * 1024
 

@@ -13,13 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from bus.errors import BusError
-from replay.journal.core import Begin, Effect, Finish, JournalCore, JournalIdentity, Write
-from replay.journal.files import SegmentWriter, lock, pack, retain, unusable
-from replay.journal.format import JournalError
-from replay.journal.records import Record
-from replay.journal.recovery import Recovered, recover
-from replay.journal.settings import JournalSettings
+from rolloutbus.bus.errors import BusError
+from rolloutbus.replay.journal.core import (
+    Begin,
+    Effect,
+    Finish,
+    JournalCore,
+    JournalIdentity,
+    Write,
+)
+from rolloutbus.replay.journal.files import SegmentWriter, lock, pack, retain, unusable
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.records import Record
+from rolloutbus.replay.journal.recovery import Recovered, recover
+from rolloutbus.replay.journal.settings import JournalSettings
 
 
 def now_ns() -> int:

@@ -9,11 +9,11 @@ from typing import cast
 
 import msgspec
 
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.stream import Deltas, Idle
-from bus.reassembly import TOKEN_BYTES
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.reassembly import TOKEN_BYTES
 
 
 def cut(entries: Iterable[Entry], rids: AbstractSet[str]) -> list[Entry]:

@@ -3,7 +3,7 @@
 Pure. Spec: docs/journal.md, "Playing".
 """
 
-from replay.journal.records import End, Record, Unknown
+from rolloutbus.replay.journal.records import End, Record, Unknown
 
 _S = 1e-9
 

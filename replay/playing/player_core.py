@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, cast
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.ids import Peer
-from bus.messages.generation import Generate
-from bus.messages.membership import Member
-from bus.tap import TapMark
-from replay.journal.records import Record, Stream, Tap, Told
-from replay.playing.cut import cut
-from replay.playing.pace import Pace
-from replay.playing.played import Played
-from replay.playing.stand_in import Effect, StandIn
-from replay.playing.survey import as_of, members_in, publisher_of
-from replay.recording.gaps import is_generate_to_worker
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.generation import Generate
+from rolloutbus.bus.messages.membership import Member
+from rolloutbus.bus.tap import TapMark
+from rolloutbus.replay.journal.records import Record, Stream, Tap, Told
+from rolloutbus.replay.playing.cut import cut
+from rolloutbus.replay.playing.pace import Pace
+from rolloutbus.replay.playing.played import Played
+from rolloutbus.replay.playing.stand_in import Effect, StandIn
+from rolloutbus.replay.playing.survey import as_of, members_in, publisher_of
+from rolloutbus.replay.recording.gaps import is_generate_to_worker
 
 THE_TAP = ""
 """The publisher of what the router's tap has told; workers have names."""

@@ -9,17 +9,25 @@ from typing import cast
 
 import msgspec
 
-from bus.codec import PROTOCOL_VERSION, pack, unpack
-from bus.effects import Forget, SendAll
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.ids import Peer
-from bus.messages import COMMANDS
-from bus.messages.control import FleetOutcome, FleetStatus, WorkerOutcome, WorkerStatus
-from bus.messages.endings import Problem
-from bus.messages.generation import Aborted, DetachedList, Repair
-from bus.messages.membership import ClientBeat, Dismissed, Hello, Lease, Member, Members, Welcome
-from replay.playing.played import Played
+from rolloutbus.bus.codec import PROTOCOL_VERSION, pack, unpack
+from rolloutbus.bus.effects import Forget, SendAll
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages import COMMANDS
+from rolloutbus.bus.messages.control import FleetOutcome, FleetStatus, WorkerOutcome, WorkerStatus
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Aborted, DetachedList, Repair
+from rolloutbus.bus.messages.membership import (
+    ClientBeat,
+    Dismissed,
+    Hello,
+    Lease,
+    Member,
+    Members,
+    Welcome,
+)
+from rolloutbus.replay.playing.played import Played
 
 Effect = SendAll | Forget
 

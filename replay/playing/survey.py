@@ -8,12 +8,12 @@ from typing import cast
 
 import msgspec
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.membership import Member, Members, Welcome
-from replay.journal.records import Record, Stream, Tap, Told
-from replay.playing.pace import Pace
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.membership import Member, Members, Welcome
+from rolloutbus.replay.journal.records import Record, Stream, Tap, Told
+from rolloutbus.replay.playing.pace import Pace
 
 UNKNOWN_POLICY = "default"
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from bus.codec import topic_of
-from bus.entry import Entry
-from bus.errors import SettingsError
-from bus.validation import check_name
-from replay.journal.index import named_in
+from rolloutbus.bus.codec import topic_of
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.validation import check_name
+from rolloutbus.replay.journal.index import named_in
 
 MAX_CHOSEN = 100_000
 """Requests that are remembered; the oldest are forgotten."""

@@ -6,13 +6,13 @@ Pure. Times are nanoseconds. Spec: docs/journal.md, "lost".
 from collections import OrderedDict
 from typing import NamedTuple, cast
 
-from bus.codec import unpack, unpack_result
-from bus.entry import Entry
-from bus.ids import NO_ATTEMPT, Attempt
-from bus.messages.generation import Generate, Generated
-from bus.messages.stream import Deltas, Idle
-from bus.tap import TapMark
-from replay.journal.records import LostSource
+from rolloutbus.bus.codec import unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.messages.generation import Generate, Generated
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.tap import TapMark
+from rolloutbus.replay.journal.records import LostSource
 
 MAX_ATTEMPTS = 100_000
 """Followed at once; the oldest are forgotten."""

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages import ENDINGS
-from bus.tap import TapMark, mark_in
-from replay.journal.records import Lost, Record, Stream, Tap, Told
-from replay.recording.choice import Choice, Filter
-from replay.recording.gaps import Gap, StreamGaps, TapGaps, is_generate_to_worker
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages import ENDINGS
+from rolloutbus.bus.tap import TapMark, mark_in
+from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap, Told
+from rolloutbus.replay.recording.choice import Choice, Filter
+from rolloutbus.replay.recording.gaps import Gap, StreamGaps, TapGaps, is_generate_to_worker
 
 Build = Callable[[int, int], Record]
 """A record, from its number and its time in nanoseconds."""

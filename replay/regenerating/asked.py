@@ -9,15 +9,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import cast
 
-from bus.codec import unpack, unpack_result
-from bus.entry import Entry, Placement
-from bus.errors import RemoteProtocolError
-from bus.ids import NO_ATTEMPT
-from bus.messages import ENDINGS
-from bus.messages.generation import Generate, Generated
-from bus.reassembly import TOKEN_BYTES
-from replay.journal.records import Record, Tap
-from replay.rollouts.trajectories import MAX_DONE
+from rolloutbus.bus.codec import unpack, unpack_result
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import NO_ATTEMPT
+from rolloutbus.bus.messages import ENDINGS
+from rolloutbus.bus.messages.generation import Generate, Generated
+from rolloutbus.bus.reassembly import TOKEN_BYTES
+from rolloutbus.replay.journal.records import Record, Tap
+from rolloutbus.replay.rollouts.trajectories import MAX_DONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ Pure.
 
 import msgspec
 
-from bus.messages.generation import NOTHING_MORE, Generate, Sampling, Want
-from bus.reassembly import TOKEN_BYTES
-from replay.regenerating.asked import Answered
+from rolloutbus.bus.messages.generation import NOTHING_MORE, Generate, Sampling, Want
+from rolloutbus.bus.reassembly import TOKEN_BYTES
+from rolloutbus.replay.regenerating.asked import Answered
 
 _PLAIN = Sampling()
 _OF_LOGITS = (

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from bus.messages.generation import VersionRuns
-from replay.regenerating.asked import Answered
-from replay.rollouts.trajectories import Floats, Ints, floats, ints
+from rolloutbus.bus.messages.generation import VersionRuns
+from rolloutbus.replay.regenerating.asked import Answered
+from rolloutbus.replay.rollouts.trajectories import Floats, Ints, floats, ints
 
 LOGPROB_TOLERANCE = 1e-3
 """Engines batch differently each time, and sums of floats depend on their order."""

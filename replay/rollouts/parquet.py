@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from bus.errors import SettingsError
-from replay.rollouts.trajectories import Trajectory
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.replay.rollouts.trajectories import Trajectory
 
 ROWS_AT_ONCE = 500
 """A group of rows is in memory while it is written or read."""

@@ -11,13 +11,13 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from bus.codec import unpack, unpack_result
-from bus.entry import Entry, Placement
-from bus.errors import RemoteProtocolError
-from bus.ids import NO_ATTEMPT, Attempt
-from bus.messages import ENDINGS
-from bus.messages.generation import Generate, Generated
-from replay.journal.records import Head, Record, Tap
+from rolloutbus.bus.codec import unpack, unpack_result
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.messages import ENDINGS
+from rolloutbus.bus.messages.generation import Generate, Generated
+from rolloutbus.replay.journal.records import Head, Record, Tap
 
 NS = 1e-9
 MAX_DONE = 100_000

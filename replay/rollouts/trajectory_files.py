@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from bus.errors import SettingsError
-from replay.rollouts.parquet import read_rows, write_rows
-from replay.rollouts.trajectories import Trajectory
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.replay.rollouts.parquet import read_rows, write_rows
+from rolloutbus.replay.rollouts.trajectories import Trajectory
 
 _ARRAYS = {"prompt_ids": "<i4", "output_ids": "<i4", "logprobs": "<f4", "behaviour_logprobs": "<f4"}
 JSONL, PARQUET = ".jsonl", ".parquet"

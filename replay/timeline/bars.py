@@ -6,8 +6,8 @@ Across are seconds, down are rows: two bands, then the rows of executions.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from replay.timeline import colours
-from replay.timeline.lanes import Execution, Span, WorkerLane
+from rolloutbus.replay.timeline import colours
+from rolloutbus.replay.timeline.lanes import Execution, Span, WorkerLane
 
 BAND, GAP = 1.6, 0.4
 """Heights, in rows, while rows have their full height."""

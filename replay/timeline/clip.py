@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from replay.timeline.lanes import Execution, Span, Timeline, WorkerLane
+from rolloutbus.replay.timeline.lanes import Execution, Span, Timeline, WorkerLane
 
 
 def clipped(timeline: Timeline, start_s: float, end_s: float) -> Timeline:

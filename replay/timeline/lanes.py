@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from bus.ids import Attempt
+from rolloutbus.bus.ids import Attempt
 
 SpanKind = Literal[
     # of an execution

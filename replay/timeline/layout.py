@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from replay.timeline.lanes import Execution, Span
-from replay.timeline.requests import RequestBook, Running
+from rolloutbus.replay.timeline.lanes import Execution, Span
+from rolloutbus.replay.timeline.requests import RequestBook, Running
 
 
 def executions_of(book: RequestBook, end_s: float) -> dict[str, list[Execution]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from replay.timeline.lanes import WorkerLane
+from rolloutbus.replay.timeline.lanes import WorkerLane
 
 _LOST = {
     "tap": "messages of the router's tap",

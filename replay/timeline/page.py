@@ -4,8 +4,8 @@ from importlib.resources import files
 
 import msgspec
 
-from replay.timeline import colours
-from replay.timeline.lanes import Timeline
+from rolloutbus.replay.timeline import colours
+from rolloutbus.replay.timeline.lanes import Timeline
 
 _TEMPLATE = "page.html"
 _PLACE = "/*DATA*/"

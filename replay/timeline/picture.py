@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bus.errors import SettingsError
-from replay.timeline import colours
-from replay.timeline.bars import BAND, GAP, HATCHES, LOST_HATCH, Bar, LaneShape, Style
-from replay.timeline.lanes import Span, Timeline, WorkerLane
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.replay.timeline import colours
+from rolloutbus.replay.timeline.bars import BAND, GAP, HATCHES, LOST_HATCH, Bar, LaneShape, Style
+from rolloutbus.replay.timeline.lanes import Span, Timeline, WorkerLane
 
 WIDTH_IN = 13.0
 ROW_IN = 0.13

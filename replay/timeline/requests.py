@@ -5,14 +5,14 @@ Pure. Times are seconds since the beginning of the recording.
 
 from typing import cast
 
-from bus.codec import unpack, unpack_result
-from bus.entry import Entry
-from bus.ids import Attempt
-from bus.messages.delivery import Accepted, Fenced, Lost
-from bus.messages.generation import Generate, Generated
-from bus.messages.stream import Deltas
-from replay.timeline.lanes import Outcome, Span
-from replay.timeline.tracks import Highs, Sums
+from rolloutbus.bus.codec import unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.delivery import Accepted, Fenced, Lost
+from rolloutbus.bus.messages.generation import Generate, Generated
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.replay.timeline.lanes import Outcome, Span
+from rolloutbus.replay.timeline.tracks import Highs, Sums
 
 TOKEN_BYTES = 4
 Key = tuple[str, Attempt]

@@ -6,20 +6,20 @@ Pure. Times are those at which the recorder heard of something, so that there is
 from collections.abc import Iterable
 from typing import cast
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.ids import NO_ATTEMPT
-from bus.messages import ENDINGS
-from bus.messages.membership import Goodbye, Members, Welcome
-from bus.messages.weights import PublishVersion
-from replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told
-from replay.timeline.lanes import Span, Timeline, WorkerLane
-from replay.timeline.layout import executions_of, spans_in_order
-from replay.timeline.notes import notes_of
-from replay.timeline.requests import RequestBook
-from replay.timeline.tracks import FINE_S, Sums, bins_of
-from replay.timeline.workers import WorkerBook, WorkerTrack
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.ids import NO_ATTEMPT
+from rolloutbus.bus.messages import ENDINGS
+from rolloutbus.bus.messages.membership import Goodbye, Members, Welcome
+from rolloutbus.bus.messages.weights import PublishVersion
+from rolloutbus.replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told
+from rolloutbus.replay.timeline.lanes import Span, Timeline, WorkerLane
+from rolloutbus.replay.timeline.layout import executions_of, spans_in_order
+from rolloutbus.replay.timeline.notes import notes_of
+from rolloutbus.replay.timeline.requests import RequestBook
+from rolloutbus.replay.timeline.tracks import FINE_S, Sums, bins_of
+from rolloutbus.replay.timeline.workers import WorkerBook, WorkerTrack
 
 NS = 1_000_000_000
 ANOTHER_CLOCK_NS = NS

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from replay.timeline.lanes import NO_VERSION, Execution, Span, Timeline, WorkerLane
+from rolloutbus.replay.timeline.lanes import NO_VERSION, Execution, Span, Timeline, WorkerLane
 
 FLEET_PID = 1
 VERSIONS_TID, STATES_TID, WEIGHTS_TID, STALLS_TID, FIRST_ROW_TID = 1, 2, 3, 4, 10

@@ -1,6 +1,6 @@
 """Building blocks of lanes: a value that changes with time, and numbers counted into bins."""
 
-from replay.timeline.lanes import Span, SpanKind
+from rolloutbus.replay.timeline.lanes import Span, SpanKind
 
 FINE_S = 0.05
 """Width of the bins that are counted into, before it is known how long a recording is."""

@@ -6,12 +6,12 @@ Pure. Times are seconds since the beginning of the recording.
 from collections.abc import Iterable
 from typing import cast, get_args
 
-from bus.codec import unpack, unpack_result
-from bus.entry import Entry
-from bus.messages.membership import Beat, Hello, Member
-from bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
-from replay.timeline.lanes import Span, SpanKind
-from replay.timeline.tracks import Track
+from rolloutbus.bus.codec import unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.membership import Beat, Hello, Member
+from rolloutbus.bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
+from rolloutbus.replay.timeline.lanes import Span, SpanKind
+from rolloutbus.replay.timeline.tracks import Track
 
 SHOWN: frozenset[str] = frozenset(get_args(SpanKind))
 MIB = 1024 * 1024

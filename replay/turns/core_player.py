@@ -6,11 +6,11 @@ Pure. Which core that is, the caller says. Spec: docs/journal.md, "Turns".
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from bus.codec import unpack
-from bus.errors import RemoteProtocolError
-from bus.messages.membership import Hello
-from bus.stimulus import Outcome, Stimulus
-from replay.journal.records import Head, Record, Router, Turn
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.membership import Hello
+from rolloutbus.bus.stimulus import Outcome, Stimulus
+from rolloutbus.replay.journal.records import Head, Record, Router, Turn
 
 Repeat = Callable[[Stimulus], Outcome]
 """Tells a core what another one was told."""

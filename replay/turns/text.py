@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from bus.entry import Entry
-from bus.ids import NO_ATTEMPT
-from bus.stimulus import Outcome, Stimulus, ToldEffect
-from replay.turns.core_player import Divergence
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import NO_ATTEMPT
+from rolloutbus.bus.stimulus import Outcome, Stimulus, ToldEffect
+from rolloutbus.replay.turns.core_player import Divergence
 
 MAX_HEX_BYTES = 32
 """Longer ones are told by their length and their beginning."""

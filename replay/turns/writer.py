@@ -10,13 +10,13 @@ from typing import Self
 
 import msgspec
 
-from bus.errors import BusError
-from bus.ids import NO_ATTEMPT
-from bus.stimulus import Outcome, Stimulus
-from replay.journal.format import JournalFull
-from replay.journal.records import Lost, Record, Router, Turn
-from replay.journal.settings import JournalSettings
-from replay.journal.writer import JournalWriter
+from rolloutbus.bus.errors import BusError
+from rolloutbus.bus.ids import NO_ATTEMPT
+from rolloutbus.bus.stimulus import Outcome, Stimulus
+from rolloutbus.replay.journal.format import JournalFull
+from rolloutbus.replay.journal.records import Lost, Record, Router, Turn
+from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.journal.writer import JournalWriter
 
 FILTER = "turns of a router"
 """What the journal's segments say they hold."""

@@ -8,6 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = {"build", "dist", "docs", "runs"}
+PUBLIC = "rolloutbus"
+LINKED = frozenset(path.name for path in (ROOT / PUBLIC).iterdir() if path.is_symlink())
+"""Folders of the repository that are shipped, as packages of `rolloutbus`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,16 @@ def _module(file: Path) -> Module:
     parts = path.with_suffix("").parts
     if parts[-1] == "__init__":
         parts = parts[:-1]
+    if parts[0] in LINKED:
+        parts = (PUBLIC, *parts)
     return Module(path, ".".join(parts))
+
+
+def folder_of(name: str) -> str:
+    """The top-level folder that a dotted name of ours is in; of others, the first name."""
+    first, _, rest = name.partition(".")
+    second = rest.partition(".")[0]
+    return second if first == PUBLIC and second in LINKED else first
 
 
 @cache

@@ -3,14 +3,16 @@
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 
-import pytest
-
 from tests.architecture.source_tree import (
+    LINKED,
+    PUBLIC,
     ROOT,
     Import,
     Module,
+    folder_of,
     imported_modules,
     imports_of,
     source_modules,
@@ -28,19 +30,18 @@ LAW: dict[str, set[str]] = {
     "replay": {"bus", "trainer_adapter"},
     "launcher": {"bus", "replay"} | MIDDLE,
     "rolloutbus": {"bus", "launcher", "replay"} | MIDDLE,
-    "drills": {"bus", "launcher", "rolloutbus"} | MIDDLE,
     "examples": {"rolloutbus"},
-    "benchmarks": {"bus", "launcher", "rolloutbus", "drills", "examples", "replay"} | MIDDLE,
-    "tests": {"bus", "launcher", "rolloutbus", "drills", "examples", "benchmarks", "replay"}
-    | MIDDLE,
+    "benchmarks": {"bus", "launcher", "rolloutbus", "examples", "replay"} | MIDDLE,
+    "tests": {"bus", "launcher", "rolloutbus", "examples", "benchmarks", "replay"} | MIDDLE,
 }
 
-# `rolloutbus demo` runs a program of examples/, `rolloutbus sim` one of drills/; only when they are
-# asked to, hence in a function.
-LAZY_EXCEPTIONS = {("launcher", "drills"), ("launcher", "examples")}
+# `rolloutbus demo` runs a program of examples/, when it is asked to, hence in a function.
+LAZY_EXCEPTIONS = {("launcher", "examples")}
 
 # What those who are clients of the bus may use of the package that clients are in.
-CLIENT_SIDE = r"trainer_adapter\.(client|connection|rollout|settings|tokenizer_file)\..*"
+CLIENT_SIDE = (
+    r"rolloutbus\.trainer_adapter\.(client|connection|rollout|settings|tokenizer_file)\..*"
+)
 CLIENTS = {"replay"}
 
 # Imported package -> the files that may import it.
@@ -48,8 +49,7 @@ CORNERS = {
     "pyarrow": r"replay/rollouts/parquet\.py|tests/.*",
     "google_crc32c": r"replay/journal/format\.py",
     "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",
-    "torch": r"engine_worker/(engines|weights)/.*|drills/(chaos|weights)/trainer\.py"
-    r"|(trainer_adapter|examples|tests|benchmarks)/.*",
+    "torch": r"(engine_worker/(engines|weights)|trainer_adapter|examples|tests|benchmarks)/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
     r"|(examples|tests|benchmarks)/.*",
     "tokenizers": r"engine_worker/engines/stop_text\.py"
@@ -59,7 +59,7 @@ CORNERS = {
     "sglang": r"engine_worker/engines/sglang.*|tests/gpu/.*",
     "matplotlib": r"replay/timeline/picture\.py|(examples|benchmarks)/.*",
     "typer": r"launcher/.*|tests/.*",
-    "rich": r"(launcher|examples|tests/unit/launcher)/.*",
+    "rich": r"(launcher|examples|tests)/.*",
     "zstandard": r"bus/delta\.py|replay/journal/pack\.py|(tests|benchmarks)/.*",
     "unittest.mock": r"",
 }
@@ -111,7 +111,7 @@ def _pure_modules() -> list[Module]:
 
 def _unlawful(module: Module) -> Iterator[str]:
     for imported in imports_of(module):
-        package = imported.name.split(".")[0]
+        package = folder_of(imported.name)
         if package not in LAW or package == module.package or package in LAW[module.package]:
             continue
         if (module.package, package) in LAZY_EXCEPTIONS and not imported.is_top_level:
@@ -133,7 +133,8 @@ def test_clients_of_the_bus_use_the_client_and_nothing_else_of_its_package() -> 
         for module in source_modules()
         if module.package in CLIENTS
         for imported in imports_of(module)
-        if _is_from(imported, "trainer_adapter") and not re.fullmatch(CLIENT_SIDE, imported.name)
+        if folder_of(imported.name) == "trainer_adapter"
+        and not re.fullmatch(CLIENT_SIDE, imported.name)
     ]
     assert strays == []
 
@@ -159,11 +160,38 @@ def test_cores_and_what_they_import_are_pure() -> None:
     assert impure == []
 
 
-@pytest.mark.skipif(not (ROOT / "rolloutbus/__init__.py").exists(), reason="no public package")
-def test_public_package_imports_without_optional_packages() -> None:
-    block = "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'sglang']))"
+def test_everything_of_ours_is_imported_by_its_one_name() -> None:
+    strays = [
+        f"{module}:{imported.line} imports {imported.name}"
+        for module in source_modules()
+        for imported in imports_of(module)
+        if imported.name.split(".")[0] in LINKED
+    ]
+    assert strays == []
+
+
+def test_types_are_checked_in_every_folder() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {module.package for module in source_modules()}
+    wanted = {f"{PUBLIC}/{folder}" if folder in LINKED else folder for folder in folders}
+    assert wanted <= set(project["tool"]["pyright"]["include"])
+
+
+def test_the_public_package_imports_only_what_is_asked_for() -> None:
+    loads_nothing = """
+import sys
+import rolloutbus
+loaded = [name for name in sys.modules if name.startswith("rolloutbus.")]
+assert loaded == [], loaded
+"""
+    needs_no_optional_package = """
+sys.modules.update(dict.fromkeys(["torch", "transformers", "tokenizers", "matplotlib", "sglang"]))
+from rolloutbus import RolloutClient, connect, subscribe
+assert not [name for name in sys.modules if name.startswith("rolloutbus.router")]
+from rolloutbus import record, up
+"""
     result = subprocess.run(
-        [sys.executable, "-c", f"{block}; import rolloutbus"],
+        [sys.executable, "-c", loads_nothing + needs_no_optional_package],
         cwd=ROOT,
         capture_output=True,
         text=True,

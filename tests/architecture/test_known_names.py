@@ -10,8 +10,8 @@ from typing import Any, Unpack, get_args, get_origin, get_type_hints
 import pytest
 
 import rolloutbus
+from rolloutbus.trainer_adapter import logit_processors
 from tests.architecture.source_tree import ROOT
-from trainer_adapter import logit_processors
 
 HEADING = "## Names that users of other engines know"
 CODE = re.compile(r"`([^`]+)`")

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from bus.codec import MAX_BATCH_BYTES
-from bus.messages.limits import (
+from rolloutbus.bus.codec import MAX_BATCH_BYTES
+from rolloutbus.bus.messages.limits import (
     CHUNK_BYTES,
     MAX_BATCH_ENTRIES,
     MAX_BODY_BYTES,
@@ -14,12 +14,12 @@ from bus.messages.limits import (
     MAX_FRAMES,
     MAX_RID_CHARS,
 )
-from bus.security.zmq_turnstile import MAX_ASKED
-from bus.settings import LeaseSettings
-from bus.validation import MAX_NAME_BYTES, MAX_RID_BYTES
-from router.offences import OFFENCES, SHUNNED_S, WINDOW_S
+from rolloutbus.bus.security.zmq_turnstile import MAX_ASKED
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.validation import MAX_NAME_BYTES, MAX_RID_BYTES
+from rolloutbus.router.offences import OFFENCES, SHUNNED_S, WINDOW_S
+from rolloutbus.trainer_adapter.request_book import MUTE_S
 from tests.architecture.source_tree import ROOT
-from trainer_adapter.request_book import MUTE_S
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -1,51 +1,65 @@
-"""What is shipped is text and nothing else, and none of it can run what a peer sent."""
+"""What is shipped is text and nothing else, has one name, and cannot run what a peer sent."""
 
 import ast
 import shutil
 import subprocess
 import sys
-import tomllib
+import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.source_tree import ROOT
+from tests.architecture.source_tree import LINKED, PUBLIC, ROOT
 from tests.architecture.test_no_unsafe_code import UNSAFE_SNIPPETS, unsafe_uses
 
-BUILD = "import setuptools.build_meta as b; print(b.build_wheel('dist'))"
 BYPRODUCTS = shutil.ignore_patterns("__pycache__", "*.egg-info")
 TEXT = {".py", ".typed", ".html"}
 PICKLES_ON_PURPOSE: frozenset[str] = frozenset()
 """Modules that make pickles of checked values for an engine that takes nothing else; none reads."""
-BUILD_S = 120
+COMMAND_S = 120
+
+pytestmark = pytest.mark.timeout(180)
 
 
-def _packages() -> Iterator[Path]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]:
-        yield ROOT / pattern.removesuffix("*")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """Built from a copy, so that nothing is left in the tree."""
-    copy = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    for package in _packages():
-        shutil.copytree(package, copy / package.name, ignore=BYPRODUCTS)
-    built = subprocess.run(
-        [sys.executable, "-c", BUILD],
-        cwd=copy,
+def _run(command: Sequence[str], cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment or None,
         capture_output=True,
         text=True,
         check=False,
-        timeout=BUILD_S,
+        timeout=COMMAND_S,
     )
-    assert built.returncode == 0, built.stderr[-2000:]
-    with zipfile.ZipFile(next((copy / "dist").glob("*.whl"))) as archive:
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def _build(kind: str, tree: Path) -> Path:
+    code = f"import setuptools.build_meta as b; b.build_{kind}('dist')"
+    _run([sys.executable, "-c", code], tree)
+    return next((tree / "dist").iterdir())
+
+
+@pytest.fixture(scope="module")
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source distribution of a copy, so that nothing is left in the tree."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for folder in (PUBLIC, *LINKED):
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=BYPRODUCTS)
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(_build("sdist", copy)) as archive:
+        archive.extractall(unpacked, filter="data")
+    return _build("wheel", next(unpacked.iterdir()))
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file: Path) -> Iterator[zipfile.ZipFile]:
+    with zipfile.ZipFile(wheel_file) as archive:
         yield archive
 
 
@@ -63,32 +77,51 @@ def _modules(wheel: zipfile.ZipFile) -> list[str]:
     return [name for name in wheel.namelist() if name.endswith(".py")]
 
 
-@pytest.mark.timeout(180)
+def test_the_wheel_has_every_file_below_one_name(wheel: zipfile.ZipFile) -> None:
+    shipped = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    assert {name.partition("/")[0] for name in shipped} == {PUBLIC}
+    assert {Path(name).suffix for name in shipped} <= TEXT
+    ours = {
+        f"{PUBLIC}/{path.relative_to(ROOT).as_posix()}"
+        for folder in LINKED
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in TEXT
+    }
+    assert ours <= set(shipped)
+
+
+def test_the_wheel_is_imported_where_folders_have_the_names_of_ours(
+    wheel_file: Path, tmp_path: Path
+) -> None:
+    site, where = tmp_path / "site", tmp_path / "project"
+    where.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(site)]
+    _run([*pip, str(wheel_file)], tmp_path)
+    (where / "router.py").write_text("raise RuntimeError('the wrong router')")
+    for name in LINKED - {"router"}:
+        (where / name).mkdir()
+        (where / name / "__init__.py").write_text(f"raise RuntimeError('the wrong {name}')")
+    code = "import rolloutbus; rolloutbus.connect, rolloutbus.up; print(rolloutbus.__file__)"
+    found = _run([sys.executable, "-c", code], where, PYTHONPATH=str(site))
+    assert Path(found.strip()) == site / PUBLIC / "__init__.py"
+    command = [sys.executable, str(site / "bin" / PUBLIC), "--version"]
+    assert PUBLIC in _run(command, where, PYTHONPATH=str(site))
+
+
 def test_the_wheel_holds_no_unsafe_code(wheel: zipfile.ZipFile) -> None:
     assert _unsafe_in(wheel) == {}
-    names = _modules(wheel)
-    assert len(names) > 100, "the packages are missing"
-    for package in _packages():
-        assert f"{package.name}/__init__.py" in names
+    assert len(_modules(wheel)) > 100, "the packages are missing"
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("snippet", UNSAFE_SNIPPETS)
 def test_one_unsafe_line_in_any_module_of_the_wheel_is_found(
     wheel: zipfile.ZipFile, tmp_path: Path, snippet: str
 ) -> None:
-    victim = "router/core.py"
+    victim = "rolloutbus/router/core.py"
     path = tmp_path / "planted.whl"
     with zipfile.ZipFile(path, "w") as copy:
-        for name in (victim, "bus/codec.py"):
+        for name in (victim, "rolloutbus/bus/codec.py"):
             text = wheel.read(name).decode()
             copy.writestr(name, f"{text}\n{snippet}\n" if name == victim else text)
     with zipfile.ZipFile(path) as planted:
         assert list(_unsafe_in(planted)) == [victim]
-
-
-@pytest.mark.timeout(180)
-def test_the_wheel_holds_no_files_but_text(wheel: zipfile.ZipFile) -> None:
-    shipped = [name for name in wheel.namelist() if ".dist-info/" not in name]
-    assert {Path(name).suffix for name in shipped} <= TEXT
-    assert not [name for name in shipped if name.startswith(("tests/", "benchmarks/", "docs/"))]

@@ -9,8 +9,8 @@ import struct
 
 import msgspec
 
-from bus.entry import NO_BODY, Entry, Placement
-from bus.messages import (
+from rolloutbus.bus.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.messages import (
     array,
     control,
     delivery,

@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from bus.codec import (
+from rolloutbus.bus.codec import (
     SIGNATURE,
     decode_batch,
     encode_batch,
@@ -15,9 +15,9 @@ from bus.codec import (
     unpack_fleet,
     unpack_result,
 )
-from bus.entry import NO_BODY, Entry
-from bus.messages import ENDINGS, KINDS, RESULTS
-from bus.messages.endings import Done
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.messages import ENDINGS, KINDS, RESULTS
+from rolloutbus.bus.messages.endings import Done
 from tests.conformance import plain
 from tests.conformance.make_vectors import FOLDER, frame_of, hex_text
 from tests.conformance.representatives import NAMES

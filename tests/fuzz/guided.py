@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import atheris
 import msgspec
 
-with atheris.instrument_imports(include=["bus", "engine_worker", "trainer_adapter"]):
-    from bus.codec import SIGNATURE
-    from bus.entry import Entry
-    from bus.messages import COMMANDS, KINDS
+with atheris.instrument_imports(include=["rolloutbus"]):
+    from rolloutbus.bus.codec import SIGNATURE
+    from rolloutbus.bus.entry import Entry
+    from rolloutbus.bus.messages import COMMANDS, KINDS
     from tests.conformance.representatives import NAMES
     from tests.fuzz.mutations import changed_bytes, changed_map
     from tests.fuzz.readers import Readers

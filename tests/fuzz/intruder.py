@@ -7,11 +7,11 @@ from typing import Protocol, cast
 
 import zmq
 
-from bus.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, pack, unpack
-from bus.entry import NO_BODY, Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.membership import Hello
-from bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, pack, unpack
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.membership import Hello
+from rolloutbus.bus.security.zmq_dialer import Dialer
 from tests.fuzz.peers import HostilePeer
 
 LANES = 8

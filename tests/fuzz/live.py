@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import rolloutbus
-from bus.endpoints import split_key
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_dialer import dialer_of
 from rolloutbus import Fleet, RolloutClient
+from rolloutbus.bus.endpoints import split_key
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_dialer import dialer_of
 from tests.fuzz.garbage import connect_and_say, nonsense
 from tests.fuzz.intruder import Intruder
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling, n_held

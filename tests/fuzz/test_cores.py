@@ -6,17 +6,17 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from bus.codec import decode_batch, encode_batch, unpack
-from bus.errors import RemoteProtocolError
-from bus.messages.weights import PullChunk, PullManifest, PushChunk, ReserveVersion
+from rolloutbus.bus.codec import decode_batch, encode_batch, unpack
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.weights import PullChunk, PullManifest, PushChunk, ReserveVersion
+from rolloutbus.trainer_adapter.store.askers import BulkAsker
+from rolloutbus.trainer_adapter.store.core import StoreCore
+from rolloutbus.trainer_adapter.store.settings import StoreSettings
+from rolloutbus.trainer_adapter.store.versions import VersionTable
 from tests.fuzz.peers import HostilePeer
 from tests.unit.engine_worker.core_bench import Bench as WorkerBench
 from tests.unit.router.harness import Bus, SimPeer
 from tests.unit.trainer_adapter.bench import Bench as ClientBench
-from trainer_adapter.store.askers import BulkAsker
-from trainer_adapter.store.core import StoreCore
-from trainer_adapter.store.settings import StoreSettings
-from trainer_adapter.store.versions import VersionTable
 
 pytestmark = pytest.mark.timeout(600)
 

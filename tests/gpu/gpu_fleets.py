@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import rolloutbus
-from launcher.settings import UpOptions
 from rolloutbus import RolloutClient
 from rolloutbus.errors import ProcessFailed
+from rolloutbus.launcher.settings import UpOptions
 
 DEADLINE_S = 120.0
 SLOTS = 48

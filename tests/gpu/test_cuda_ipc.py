@@ -3,12 +3,12 @@
 import msgspec
 import torch
 
-from bus.cuda_handle import CudaHandle, unpack_handle
-from bus.manifest import total_bytes
-from bus.messages.weights import Bucket, Offer
-from engine_worker.weights.gpu import gpu_uuid
+from rolloutbus.bus.cuda_handle import CudaHandle, unpack_handle
+from rolloutbus.bus.manifest import total_bytes
+from rolloutbus.bus.messages.weights import Bucket, Offer
+from rolloutbus.engine_worker.weights.gpu import gpu_uuid
+from rolloutbus.trainer_adapter.offers.cuda_ipc import CudaIpcOffering
 from tests.gpu.takers import Version, takers
-from trainer_adapter.offers.cuda_ipc import CudaIpcOffering
 
 BUCKET_BYTES = 5 << 20
 FIRST_GPU = torch.device("cuda", 0)

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import rolloutbus
 from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
 from tests.integration.reference import Reference
 from tests.line_process import DEADLINE_S
-from trainer_adapter.offers.collective import CollectiveOffering
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 import torch
 
-from engine_worker.weights.gpu import gpu_uuid
+from rolloutbus.engine_worker.weights.gpu import gpu_uuid
+from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
 from tests.gpu.takers import Version, takers
 from tests.line_process import DEADLINE_S
-from trainer_adapter.offers.collective import CollectiveOffering
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from bus.messages.control import Memory
 from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus.bus.messages.control import Memory
 from tests.gpu.permuting import PermutingModel, permutation
 from tests.integration.drills import Streamed
 

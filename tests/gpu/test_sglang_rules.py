@@ -14,14 +14,18 @@ import pytest
 import pytest_asyncio
 import torch
 
-from engine_worker.engines.penalties import penalised
 from rolloutbus import Grammar, Rollout, RolloutClient, Sampling, Want
+from rolloutbus.engine_worker.engines.penalties import penalised
+from rolloutbus.trainer_adapter.logit_processors import (
+    action_mask,
+    disallowed_tokens,
+    temperature_schedule,
+)
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions
 from tests.gpu.gpu_fleets import DEADLINE_S, SLOTS, Served, gpu_fleet, running
 from tests.gpu.tiny import NEAR, Logits, load_tiny, logits_of, save_tiny
 from tests.integration.drills import Streamed
 from tests.sglang.models import EOS, FIRST_BYTE, VOCAB_SIZE, byte_tokenizer
-from trainer_adapter.logit_processors import action_mask, disallowed_tokens, temperature_schedule
-from trainer_adapter.rollouts import GenerateOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import rolloutbus
-from bus.messages.control import ServerFacts
 from rolloutbus import Sampling, WeightPublisher
+from rolloutbus.bus.messages.control import ServerFacts
+from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
 from tests.gpu.permuting import PermutingModel, permutation
-from trainer_adapter.offers.collective import CollectiveOffering
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import transformers
 
-from bus.arrays import AnyArray
 from rolloutbus import Rollout
+from rolloutbus.bus.arrays import AnyArray
 from tests.sglang.models import BOS, EOS, PAD, VOCAB_SIZE, byte_tokenizer
 
 N_EXPERTS, N_CHOSEN = 8, 2

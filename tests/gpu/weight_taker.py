@@ -14,18 +14,18 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from bus.bulk import BulkLink
-from bus.errors import EngineFailed
-from bus.manifest import digest_of
-from bus.messages.weights import Manifest, PrepareUpdate
-from bus.rendezvous import RankReport
-from engine_worker.weights.buckets import offer_of
-from engine_worker.weights.buffers import SpareBuffer
-from engine_worker.weights.collective import Collective
-from engine_worker.weights.cuda_ipc import CudaIpc
-from engine_worker.weights.landing import GpuLanding
-from engine_worker.weights.meeting import Meeting
-from engine_worker.weights.staged import CannotFetch, Fetcher, Staged
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.manifest import digest_of
+from rolloutbus.bus.messages.weights import Manifest, PrepareUpdate
+from rolloutbus.bus.rendezvous import RankReport
+from rolloutbus.engine_worker.weights.buckets import offer_of
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.collective import Collective
+from rolloutbus.engine_worker.weights.cuda_ipc import CudaIpc
+from rolloutbus.engine_worker.weights.landing import GpuLanding
+from rolloutbus.engine_worker.weights.meeting import Meeting
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
 
 
 class HalfMeeting(Meeting):

@@ -14,11 +14,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import rolloutbus
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, RolloutClient
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, ENDLESS
 from tests.integration.hold import Hold
-from trainer_adapter.settings import ClientSettings
 
 VOCAB_SIZE = 64
 MAX_CONTEXT = ENDLESS + 576

@@ -10,10 +10,6 @@ from typing import Literal, Self, TypeVar, Unpack
 import numpy as np
 import pytest
 
-from bus.messages.control import ServerFacts
-from bus.messages.generation import FinishReason
-from engine_worker.engines.fake_tokens import fake_logprob, prompt_digest, token_after
-from launcher.plan import environment
 from rolloutbus import (
     Delta,
     FleetStatus,
@@ -23,9 +19,13 @@ from rolloutbus import (
     StreamSubscriber,
     WorkerStatus,
 )
+from rolloutbus.bus.messages.control import ServerFacts
+from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.engine_worker.engines.fake_tokens import fake_logprob, prompt_digest, token_after
 from rolloutbus.errors import RolloutCancelled
-from trainer_adapter.rollouts import GenerateOptions, ask_of
-from trainer_adapter.subscriber import StreamRow
+from rolloutbus.launcher.plan import environment
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
+from rolloutbus.trainer_adapter.subscriber import StreamRow
 
 DEADLINE_S = 60.0
 """Of every wait; a busy machine needs a fraction of it."""

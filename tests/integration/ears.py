@@ -4,15 +4,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
-from bus.codec import topic_of
-from bus.entry import Entry
-from bus.ports import BatchHandler, DownHandler, LinkPort, SubscriptionPort, TopicBatchHandler
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_dialer import dialer_of
-from replay.journal.index import named_in
 from rolloutbus import Rollout, RolloutClient
+from rolloutbus.bus.codec import topic_of
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ports import (
+    BatchHandler,
+    DownHandler,
+    LinkPort,
+    SubscriptionPort,
+    TopicBatchHandler,
+)
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.replay.journal.index import named_in
+from rolloutbus.trainer_adapter.connection import Ports, ports_of
 from tests.integration.drills import DEADLINE_S, fake_sampling
-from trainer_adapter.connection import Ports, ports_of
 
 CLIENT = "trainer"
 """Whose requests are recorded."""

@@ -5,7 +5,7 @@ import sys
 
 import zmq
 
-from bus.zmq_sockets import new_socket
+from rolloutbus.bus.zmq_sockets import new_socket
 
 
 def main() -> None:

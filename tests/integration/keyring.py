@@ -4,11 +4,11 @@ from pathlib import Path
 
 import msgspec
 
-from bus.security.allow_list import edit_allow_list
-from bus.security.key_files import write_key_pair
-from bus.security.principals import Principal, Role
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_curve import new_key_pair
+from rolloutbus.bus.security.allow_list import edit_allow_list
+from rolloutbus.bus.security.key_files import write_key_pair
+from rolloutbus.bus.security.principals import Principal, Role
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_curve import new_key_pair
 
 
 class Keyring:

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from bus.prefix_marks import marks_of, unpacked
 from rolloutbus import Rollout, RolloutClient, Sampling, Want
+from rolloutbus.bus.prefix_marks import marks_of, unpacked
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, status_when
 from tests.integration.session_steps import n_cached
-from trainer_adapter.settings import ClientSettings
 
 N_OWN = 20
 ONE_TOKEN = Sampling(max_new_tokens=1, temperature=0.0, ignore_eos=True)

@@ -6,13 +6,13 @@ from typing import Self
 import numpy as np
 from msgspec import Raw
 
-from bus.codec import pack, unpack
-from bus.entry import Entry, Placement
-from bus.messages import ENDINGS
-from bus.messages.endings import Problem
-from bus.messages.generation import Generate, Sampling
-from bus.messages.membership import Goodbye, Hello
-from bus.zmq_ports import DealerPort
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages import ENDINGS
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.messages.membership import Goodbye, Hello
+from rolloutbus.bus.zmq_ports import DealerPort
 from tests.integration.drills import News
 
 PLACE = Placement("default")

@@ -7,17 +7,17 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from bus.codec import DETACH_ABOVE_BYTES, encode_batch
-from bus.entry import NO_BODY, Entry
-from bus.tap import TapMark
-from bus.zmq_sockets import Reader, new_socket
-from replay.journal.reader import Journal
-from replay.journal.records import Stream, Tap
-from replay.player import Player, PlayerSettings
-from replay.playing.player_core import THE_TAP
 from rolloutbus import RolloutClient
+from rolloutbus.bus.codec import DETACH_ABOVE_BYTES, encode_batch
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.tap import TapMark
+from rolloutbus.bus.zmq_sockets import Reader, new_socket
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import Stream, Tap
+from rolloutbus.replay.player import Player, PlayerSettings
+from rolloutbus.replay.playing.player_core import THE_TAP
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S
-from trainer_adapter.settings import ClientSettings
 
 Frames = list[bytes]
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import torch
 
-from launcher.settings import UpOptions
-from replay.journal.settings import JournalSettings
-from replay.recorder import Recorder
 from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.recorder import Recorder
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, Streamed, fake_sampling
 from tests.integration.ears import CLIENT, Ears, marked
 from tests.integration.hold import Hold
 from tests.integration.raw_ear import Frames, RawEar
-from trainer_adapter.settings import ClientSettings
 
 FLEET: UpOptions = {"workers": 2, "engine": "fake", "tap": True, "engine_options": {"slots": 16}}
 VICTIM, SURVIVOR = "w0", "w1"

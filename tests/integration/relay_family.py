@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import torch
 
-from bus.bulk import BulkLink
-from bus.manifest import Bytes, digest_of, lay_out
-from bus.messages.weights import (
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.manifest import Bytes, digest_of, lay_out
+from rolloutbus.bus.messages.weights import (
     Manifest,
     PrepareUpdate,
     PullManifest,
@@ -22,17 +22,17 @@ from bus.messages.weights import (
     ReserveVersion,
     SealVersion,
 )
-from bus.ref import STORE
-from bus.shm import SegmentWriter
-from drills.chaos.proxy import Direction, ProxyLink
-from engine_worker.engine import TensorSpec
-from engine_worker.engines.fake_weights import FAKE_SPECS
-from engine_worker.weights.receiver import WeightReceiver
-from engine_worker.weights.relay import Relay
-from engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.bus.ref import STORE
+from rolloutbus.bus.shm import SegmentWriter
+from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.engines.fake_weights import FAKE_SPECS
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.relay import Relay
+from rolloutbus.engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.trainer_adapter.rollout import FleetResult
+from tests.drills.chaos.proxy import Direction, ProxyLink
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import ROOT, StoreHarness, store_harness
-from trainer_adapter.rollout import FleetResult
 
 Model = dict[str, torch.Tensor]
 TENSOR_BYTES = 1 << 20

@@ -6,16 +6,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bus.codec import pack, topic_of, unpack
-from bus.entry import Entry
-from bus.ids import Attempt, Peer
-from bus.messages.control import FleetOutcome, WorkerOutcome
-from bus.messages.endings import Problem
-from bus.messages.generation import Repair, Repaired
-from bus.messages.membership import ClientBeat, Dismissed, Lease, Member, Welcome
-from bus.messages.stream import Deltas, Idle
-from bus.zmq_ports import RouterPort
-from bus.zmq_topics import PubPort
+from rolloutbus.bus.codec import pack, topic_of, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Attempt, Peer
+from rolloutbus.bus.messages.control import FleetOutcome, WorkerOutcome
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Repair, Repaired
+from rolloutbus.bus.messages.membership import ClientBeat, Dismissed, Lease, Member, Welcome
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.bus.zmq_topics import PubPort
 
 WORKER = "w0"
 ATTEMPT: Attempt = (1, 1)

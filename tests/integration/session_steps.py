@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rolloutbus import Rollout, RolloutClient, Sampling, Session, Want
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions
 from tests.integration.drills import DEADLINE_S
-from trainer_adapter.rollouts import GenerateOptions
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0, ignore_eos=True)
 LONG = Sampling(max_new_tokens=300, temperature=0.0, ignore_eos=True)

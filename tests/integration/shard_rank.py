@@ -21,14 +21,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from bus.bulk import BulkLink
-from bus.errors import BusError, PeerLost
-from bus.messages.weights import Manifest, PullManifest
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import BusError, PeerLost
+from rolloutbus.bus.messages.weights import Manifest, PullManifest
+from rolloutbus.trainer_adapter.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.sharded import ShardedSource
+from rolloutbus.trainer_adapter.tensor_source import SourceTensor
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
-from trainer_adapter.publisher import WeightPublisher
-from trainer_adapter.sharded import ShardedSource
-from trainer_adapter.tensor_source import SourceTensor
 
 MIB = 1 << 20
 BUCKET_BYTES = 16 * MIB

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import msgspec
 
-from bus.codec import pack, unpack, unpack_result
-from bus.entry import Entry
-from bus.errors import EngineFailed
-from bus.ids import Peer
-from bus.messages.control import FleetStatus, Status
-from bus.messages.delivery import Ack
-from bus.messages.endings import Problem
-from bus.messages.membership import Beat, Hello, Lease, Welcome
-from bus.ref import STORE, ActorRef, Command
-from bus.zmq_ports import RouterPort
+from rolloutbus.bus.codec import pack, unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.control import FleetStatus, Status
+from rolloutbus.bus.messages.delivery import Ack
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.membership import Beat, Hello, Lease, Welcome
+from rolloutbus.bus.ref import STORE, ActorRef, Command
+from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.trainer_adapter.control import FleetRef
+from rolloutbus.trainer_adapter.effects import Result
+from rolloutbus.trainer_adapter.rollout import Delta, FleetResult
 from tests.integration.drills import DEADLINE_S
 from tests.integration.update_desk import UpdateDesk
-from trainer_adapter.control import FleetRef
-from trainer_adapter.effects import Result
-from trainer_adapter.rollout import Delta, FleetResult
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +56,7 @@ class StoreHarness:
         self._leased.clear()
         whole = {"router": self.endpoint, "directory": f"{self.run_dir}/store"}
         whole |= {"exit_with_parent": True, **settings}
-        command = ["-m", "trainer_adapter.store", "--settings-json", json.dumps(whole)]
+        command = ["-m", "rolloutbus.trainer_adapter.store", "--settings-json", json.dumps(whole)]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.DEVNULL
         )

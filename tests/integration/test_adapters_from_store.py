@@ -7,22 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.bulk import BulkLink
-from bus.codec import pack
-from bus.entry import Entry
-from bus.manifest import Bytes, digest_of
-from bus.messages.endings import Problem
-from bus.messages.engine import Adapters, LoadLora
-from bus.messages.weights import PushChunk, Reserved, ReserveVersion, SealVersion, Tensor
-from bus.ref import STORE
-from engine_worker.adapter_sources import CONFIG
-from engine_worker.capabilities import LoraTensors
-from engine_worker.engine import TensorSpec
-from engine_worker.host_commands import HostCommands
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.manifest import Bytes, digest_of
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.engine import Adapters, LoadLora
+from rolloutbus.bus.messages.weights import PushChunk, Reserved, ReserveVersion, SealVersion, Tensor
+from rolloutbus.bus.ref import STORE
+from rolloutbus.engine_worker.adapter_sources import CONFIG
+from rolloutbus.engine_worker.capabilities import LoraTensors
+from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.host_commands import HostCommands
+from rolloutbus.trainer_adapter.rollout import FleetResult
 from tests.capable_engine import CapableEngine
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
-from trainer_adapter.rollout import FleetResult
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

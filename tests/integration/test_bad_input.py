@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.messages.session import CloseSession
-from bus.messages.weights import PublishVersion
-from launcher.settings import UpOptions
 from rolloutbus import RolloutClient, Sampling
+from rolloutbus.bus.messages.session import CloseSession
+from rolloutbus.bus.messages.weights import PublishVersion
 from rolloutbus.errors import BusError, Refused, RequestError, RequestExpired
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 
 pytestmark = [

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.errors import EngineFailed
-from bus.manifest import Bytes
-from bus.messages.endings import Problem
-from bus.messages.weights import (
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.weights import (
     Committed,
     CommitUpdate,
     Manifest,
@@ -22,13 +22,13 @@ from bus.messages.weights import (
     PrepareUpdate,
     Transport,
 )
-from bus.shm import SegmentWriter
-from drills.chaos.proxy import Direction, ProxyLink
-from engine_worker.engine import Step
-from engine_worker.engines.fake_engine import FakeEngine
-from engine_worker.engines.fake_settings import FakeSettings
-from engine_worker.host_commands import HostCommands
-from engine_worker.weights.relay import open_relay
+from rolloutbus.bus.shm import SegmentWriter
+from rolloutbus.engine_worker.engine import Step
+from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
+from rolloutbus.engine_worker.host_commands import HostCommands
+from rolloutbus.engine_worker.weights.relay import open_relay
+from tests.drills.chaos.proxy import Direction, ProxyLink
 from tests.integration.drills import DEADLINE_S
 from tests.integration.relay_family import (
     digests_of,

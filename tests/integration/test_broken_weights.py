@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.settings import UpOptions
 from rolloutbus import RolloutClient
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import REAL_ENGINES
 from tests.integration.overflow import HURT, check_overflow
 from tests.integration.reference import Reference

@@ -12,15 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 import rolloutbus
-from bus.endpoints import split_key, with_key
-from bus.process import ActorExit
-from engine_worker.settings import WorkerSettings
-from launcher import discovery
-from launcher.app import app
-from launcher.plan import environment, python
 from rolloutbus import Fleet, FleetStatus, RolloutClient
-from router.actor import RouterActor
-from router.settings import RouterSettings
+from rolloutbus.bus.endpoints import split_key, with_key
+from rolloutbus.bus.process import ActorExit
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher import discovery
+from rolloutbus.launcher.app import app
+from rolloutbus.launcher.plan import environment, python
+from rolloutbus.router.actor import RouterActor
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import (
     DEADLINE_S,
     assert_fake_rollout,
@@ -29,7 +30,6 @@ from tests.integration.drills import (
     worker_in,
 )
 from tests.integration.keyring import Keyring
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -141,7 +141,7 @@ async def worker_process(keys: Keyring, back: str, *router_keys: str) -> asyncio
         exit_with_parent=True,
     )
     process = await asyncio.create_subprocess_exec(
-        *python("engine_worker"),
+        *python("rolloutbus.engine_worker"),
         "--settings-json",
         msgspec.json.encode(settings).decode(),
         env=environment(),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from drills.chaos.run import Report, run_chaos
-from drills.chaos.settings import ChaosSettings
+from tests.drills.chaos.run import Report, run_chaos
+from tests.drills.chaos.settings import ChaosSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

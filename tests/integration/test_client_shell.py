@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 import xxhash
 
-from bus.codec import pack, topic_of, unpack
-from bus.entry import Entry
-from bus.errors import ActorStopped, LocalProtocolError, PeerLost, Refused
-from bus.ids import Attempt, Peer
-from bus.messages.control import FleetOutcome, FleetStatus, Status, WorkerOutcome
-from bus.messages.delivery import Accepted
-from bus.messages.endings import Done
-from bus.messages.generation import Abort, Aborted, Generate, Generated, Sampling
-from bus.messages.membership import Lease, Member, Welcome
-from bus.messages.session import OpenedSession
-from bus.messages.stream import Deltas
-from bus.zmq_ports import RouterPort
-from bus.zmq_topics import PubPort
+from rolloutbus.bus.codec import pack, topic_of, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import ActorStopped, LocalProtocolError, PeerLost, Refused
+from rolloutbus.bus.ids import Attempt, Peer
+from rolloutbus.bus.messages.control import FleetOutcome, FleetStatus, Status, WorkerOutcome
+from rolloutbus.bus.messages.delivery import Accepted
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.generation import Abort, Aborted, Generate, Generated, Sampling
+from rolloutbus.bus.messages.membership import Lease, Member, Welcome
+from rolloutbus.bus.messages.session import OpenedSession
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.bus.zmq_topics import PubPort
+from rolloutbus.trainer_adapter.client import RolloutClient, connect
+from rolloutbus.trainer_adapter.rollout import RolloutCancelled
+from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.subscriber import StreamRow, StreamSubscriber
+from rolloutbus.trainer_adapter.sync_client import connect_sync
 from tests.integration.drills import DEADLINE_S
-from trainer_adapter.client import RolloutClient, connect
-from trainer_adapter.rollout import RolloutCancelled
-from trainer_adapter.settings import ClientSettings
-from trainer_adapter.subscriber import StreamRow, StreamSubscriber
-from trainer_adapter.sync_client import connect_sync
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import torch
 
-from bus.manifest import digest_of, lay_out, total_bytes
-from bus.messages.weights import Manifest, Offer
+from rolloutbus.bus.manifest import digest_of, lay_out, total_bytes
+from rolloutbus.bus.messages.weights import Manifest, Offer
+from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
 from tests.integration.drills import DEADLINE_S, n_held
 from tests.line_process import LineProcess, line_processes
-from trainer_adapter.offers.collective import CollectiveOffering
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

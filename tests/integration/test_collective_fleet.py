@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from launcher.settings import UpOptions
 from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import DEADLINE_S
 
 pytestmark = [

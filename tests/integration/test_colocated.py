@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from examples.colocated import PROMPT, run
-from examples.tiny_model import build_tiny_model, load_tiny_model
 from rolloutbus import Rollout
+from rolloutbus.examples.colocated import PROMPT, run
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 from tests.integration.reference import Reference
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

@@ -7,12 +7,12 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from bus.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
-from bus.messages.endings import Done
-from bus.settings import LeaseSettings
-from launcher.settings import UpOptions
 from rolloutbus import FleetResult, FleetStatus, Rollout, RolloutClient, Sampling
+from rolloutbus.bus.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.errors import FleetCommandFailed, Refused
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import MAX_CONTEXT, REAL_ENGINES, SLOTS, VOCAB_SIZE
 from tests.integration.control_steps import (
     N_BEFORE,

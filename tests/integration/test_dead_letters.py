@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 import rolloutbus
-from launcher.plan import DEAD_LETTERS
-from launcher.settings import UpOptions
 from rolloutbus import Sampling
 from rolloutbus.errors import EngineFailed
+from rolloutbus.launcher.plan import DEAD_LETTERS
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo import HELD_OUT_WORDS, DemoOptions, run_demo
-from examples.offline import retrain
-from replay.journal.reader import Journal
-from replay.playing.player_core import THE_TAP
-from replay.rollouts.trajectories import Trajectories
-from replay.rollouts.trajectory_files import write
 from rolloutbus import OfflineRollouts
+from rolloutbus.examples.demo import HELD_OUT_WORDS, DemoOptions, run_demo
+from rolloutbus.examples.offline import retrain
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.playing.player_core import THE_TAP
+from rolloutbus.replay.rollouts.trajectories import Trajectories
+from rolloutbus.replay.rollouts.trajectory_files import write
 from tests.integration.raw_ear import heard_in_replay, messages_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from bus.process import read_ready
-from bus.resources import RESERVE_FDS
-from launcher.plan import environment, python
 from rolloutbus import RolloutClient
-from router.settings import RouterSettings
+from rolloutbus.bus.process import read_ready
+from rolloutbus.bus.resources import RESERVE_FDS
+from rolloutbus.launcher.plan import environment, python
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, PACE_S, n_held, status_when
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +78,7 @@ class Router:
 @pytest_asyncio.fixture
 async def router() -> AsyncIterator[Router]:
     settings = msgspec.json.encode(RouterSettings(ANY, ANY, exit_with_parent=True)).decode()
-    command = [*python("router"), "--settings-json", settings]
+    command = [*python("rolloutbus.router"), "--settings-json", settings]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, env=environment())
     assert process.stdout is not None
     async with asyncio.timeout(DEADLINE_S):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, Rollout, RolloutClient
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.detached_client import N_TOKENS, NAME, PROMPTS
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, live_and_die, status_when
 from tests.integration.hold import Hold

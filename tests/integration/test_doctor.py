@@ -9,14 +9,22 @@ from typing import Any
 
 import pytest
 
-from launcher.plan import environment
+from rolloutbus.launcher.plan import environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def doctor(model: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit status, and the findings by section and name."""
-    command = [sys.executable, "-m", "launcher.cli", "doctor", "--json", "--model", str(model)]
+    command = [
+        sys.executable,
+        "-m",
+        "rolloutbus.launcher.cli",
+        "doctor",
+        "--json",
+        "--model",
+        str(model),
+    ]
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=240, check=False)
     found = json.loads(done.stdout)
     return done.returncode, {f"{each['section']} {each['name']}": each for each in found}

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 import xxhash
 
-from bus.arrays import array_of
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.errors import EngineFailed, Refused, RemoteProtocolError
-from bus.ids import Peer
-from bus.messages.array import Array
-from bus.messages.control import FleetOutcome, FlushCache, Flushed, WorkerOutcome
-from bus.messages.endings import Done, Problem
-from bus.messages.engine import (
+from rolloutbus import Grammar, Media, Processor, RolloutClient, Sampling, Want, connect_sync
+from rolloutbus.bus.arrays import array_of
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import EngineFailed, Refused, RemoteProtocolError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.bus.messages.control import FleetOutcome, FlushCache, Flushed, WorkerOutcome
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.engine import (
     Adapters,
     Embed,
     Embedded,
@@ -38,12 +39,11 @@ from bus.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from bus.messages.generation import Generate, Generated
-from bus.messages.membership import Lease, Member, Welcome
-from bus.ref import FLEET
-from bus.zmq_ports import RouterPort
-from rolloutbus import Grammar, Media, Processor, RolloutClient, Sampling, Want, connect_sync
-from trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.messages.generation import Generate, Generated
+from rolloutbus.bus.messages.membership import Lease, Member, Welcome
+from rolloutbus.bus.ref import FLEET
+from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

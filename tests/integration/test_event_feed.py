@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import zmq
 
-from bus.errors import SettingsError
-from bus.zmq_contexts import own_context
-from bus.zmq_event_feed import EventFeed
-from engine_worker.engines.sglang.prefixes import PrefixFeed
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.zmq_contexts import own_context
+from rolloutbus.bus.zmq_event_feed import EventFeed
+from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 import rolloutbus
-from bus.settings import LeaseSettings
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, FleetStatus, Rollout, RolloutClient
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import (
     DEADLINE_S,
     Streamed,

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import rolloutbus
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, RolloutClient, SyncWeightPublisher, WeightPublisher
 from rolloutbus.errors import EngineFailed, RequestCancelled
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.transfer import TransferProgress
 from tests.integration.doomed_trainer import WEIGHTS
 from tests.integration.drills import DEADLINE_S, status_when
 from tests.integration.store_harness import ROOT
-from trainer_adapter.transfer import TransferProgress
 
 pytestmark = [
     pytest.mark.integration,

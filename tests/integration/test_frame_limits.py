@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import zmq
 
-from bus.codec import DETACH_ABOVE_BYTES, encode_batch, pack
-from bus.entry import NO_BODY, Entry, Placement
-from bus.ids import Peer
-from bus.messages.generation import Generate, Prefix, Sampling
-from bus.messages.limits import (
+from rolloutbus.bus.codec import DETACH_ABOVE_BYTES, encode_batch, pack
+from rolloutbus.bus.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.generation import Generate, Prefix, Sampling
+from rolloutbus.bus.messages.limits import (
     CHUNK_BYTES,
     MAX_BATCH_ENTRIES,
     MAX_BODY_BYTES,
@@ -28,12 +28,12 @@ from bus.messages.limits import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOKENS_BYTES,
 )
-from bus.messages.weights import PushChunk
-from bus.security.principals import Principal
-from bus.security.zmq_dialer import dialer_of
-from bus.security.zmq_guard import Doorway, Guard
-from bus.zmq_ports import DealerPort, RouterPort
-from bus.zmq_sockets import CURVE_BYTES, SKIP_FRAMES, Reader, new_socket
+from rolloutbus.bus.messages.weights import PushChunk
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_guard import Doorway, Guard
+from rolloutbus.bus.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.zmq_sockets import CURVE_BYTES, SKIP_FRAMES, Reader, new_socket
 from tests.integration.drills import DEADLINE_S, News
 from tests.integration.keyring import Keyring
 

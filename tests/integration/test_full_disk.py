@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import rolloutbus
-from bus.errors import EngineFailed, Refused
-from launcher.plan import environment
-from launcher.settings import UpOptions
-from replay.journal.reader import Journal
 from rolloutbus import RolloutClient
+from rolloutbus.bus.errors import EngineFailed, Refused
+from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.trainer_adapter.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.store_harness import store_harness
-from trainer_adapter.publisher import WeightPublisher
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -32,7 +32,7 @@ N_BLOCKS = 64
 
 async def limited(*arguments: str) -> asyncio.subprocess.Process:
     """`rolloutbus …` on a disk that is full soon."""
-    command = shlex.join([sys.executable, "-m", "launcher.cli", *arguments])
+    command = shlex.join([sys.executable, "-m", "rolloutbus.launcher.cli", *arguments])
     return await asyncio.create_subprocess_exec(
         *("sh", "-c", f"ulimit -f {N_BLOCKS}; exec {command}"),
         stdout=asyncio.subprocess.PIPE,

@@ -10,15 +10,21 @@ import pytest
 import pytest_asyncio
 import torch
 
-from bus.bulk import BulkLink
-from bus.errors import EngineFailed, PeerLost
-from bus.messages.weights import Committed, CommitUpdate, Manifest, PrepareUpdate, Transport
-from engine_worker.engine import InFlight, TensorRange, Work
-from engine_worker.engines.step_loop import EngineBusy
-from engine_worker.engines.transformers_engine import TransformersEngine
-from engine_worker.weights.asking import ask_manifest
-from engine_worker.weights.in_place import InPlace
-from engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import EngineFailed, PeerLost
+from rolloutbus.bus.messages.weights import (
+    Committed,
+    CommitUpdate,
+    Manifest,
+    PrepareUpdate,
+    Transport,
+)
+from rolloutbus.engine_worker.engine import InFlight, TensorRange, Work
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.engines.transformers_engine import TransformersEngine
+from rolloutbus.engine_worker.weights.asking import ask_manifest
+from rolloutbus.engine_worker.weights.in_place import InPlace
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from tests.integration.drills import DEADLINE_S
 from tests.integration.relay_family import put
 from tests.integration.store_harness import StoreHarness, store_harness

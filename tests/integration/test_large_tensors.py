@@ -12,10 +12,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import rolloutbus
-from bus.messages.limits import CHUNK_BYTES
 from rolloutbus import RolloutClient, WeightPublisher
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.trainer_adapter.weight_queries import ActiveTensor
 from tests.integration.drills import DEADLINE_S
-from trainer_adapter.weight_queries import ActiveTensor
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bus.codec import decode_batch, pack
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.messages.membership import ClientBeat
-from bus.ports import LAST_WORDS_MS
-from bus.zmq_ports import DealerPort, RouterPort
-from bus.zmq_topics import PubPort, SubPort
-from launcher.plan import environment
+from rolloutbus.bus.codec import decode_batch, pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.membership import ClientBeat
+from rolloutbus.bus.ports import LAST_WORDS_MS
+from rolloutbus.bus.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.zmq_topics import PubPort, SubPort
+from rolloutbus.launcher.plan import environment
 from tests.architecture.source_tree import ROOT
 from tests.integration.drills import DEADLINE_S, PACE_S, STILL_S, n_held
 
@@ -32,8 +32,8 @@ N_LINKS = 20
 LEAVER = """
 import asyncio, sys
 import msgspec
-from bus.entry import Entry
-from bus.zmq_ports import DealerPort
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.zmq_ports import DealerPort
 
 async def main(endpoint, n_words, size_bytes, linger_ms):
     heard = asyncio.Event()

@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 import torch
 
-from engine_worker.settings import WorkerSettings
-from launcher.plan import environment
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 
 pytestmark = [
@@ -44,7 +44,7 @@ async def joining(fleet: Fleet, name: str, folder: Path) -> AsyncGenerator[None]
         engine_options=ENGINE,
     )
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "engine_worker"),
+        *(sys.executable, "-m", "rolloutbus.engine_worker"),
         f"--settings-json={msgspec.json.encode(settings).decode()}",
         stdout=asyncio.subprocess.DEVNULL,
         env=environment(),

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from bus.messages.weights import Transport
-from drills.chaos.proxy import ProxyLink
-from drills.weights.cases import Case
-from drills.weights.gates import Gates
-from drills.weights.orders import Order, Told
-from launcher.fleet import Fleet
-from launcher.plan import STORE
-from launcher.settings import FleetSettings
 from rolloutbus import FleetStatus, RolloutClient, Sampling, WeightPublisher, connect
+from rolloutbus.bus.messages.weights import Transport
+from rolloutbus.launcher.fleet import Fleet
+from rolloutbus.launcher.plan import STORE
+from rolloutbus.launcher.settings import FleetSettings
+from rolloutbus.trainer_adapter.transfer import TransferProgress, WeightTransferHandle
+from tests.drills.chaos.proxy import ProxyLink
+from tests.drills.weights.cases import Case
+from tests.drills.weights.gates import Gates
+from tests.drills.weights.orders import Order, Told
 from tests.integration.conftest import MAX_CONTEXT
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when
 from tests.integration.reference import Reference
-from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
 
 pytestmark = [
     pytest.mark.integration,

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from bus.messages.control import ServerFacts
-from bus.messages.engine import Adapters
 from rolloutbus import Fleet, FleetStatus, RolloutClient, WeightPublisher
+from rolloutbus.bus.messages.control import ServerFacts
+from rolloutbus.bus.messages.engine import Adapters
 from rolloutbus.errors import RequestError, SettingsError
 from tests.integration import lora_steps
 from tests.integration.conftest import REAL_ENGINES

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 import rolloutbus
-from bus.child import ProcessSpec
-from bus.supervisor import Supervisor
-from engine_worker.settings import WorkerSettings
-from launcher.plan import environment
 from rolloutbus import RolloutClient
-from router.settings import RouterSettings
+from rolloutbus.bus.child import ProcessSpec
+from rolloutbus.bus.supervisor import Supervisor
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher.plan import environment
+from rolloutbus.router.settings import RouterSettings
 from tests.integration.doomed_client import N_STREAMS, N_TOKENS
 from tests.integration.drills import (
     DEADLINE_S,
@@ -49,8 +49,8 @@ async def small_fleet(path: Path, grace_s: float) -> AsyncGenerator[RolloutClien
         exit_with_parent=True,
     )
     async with Supervisor() as supervisor:
-        supervisor.start(process_of("router", router, path))
-        supervisor.start(process_of("engine_worker", worker, path))
+        supervisor.start(process_of("rolloutbus.router", router, path))
+        supervisor.start(process_of("rolloutbus.engine_worker", worker, path))
         await supervisor.wait_ready(DEADLINE_S)
         async with rolloutbus.connect(router.frontend, name="watch") as client:
             yield client

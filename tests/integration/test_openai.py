@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from launcher.settings import UpOptions
 from rolloutbus import (
     Fleet,
     OpenAIClient,
@@ -21,6 +20,7 @@ from rolloutbus import (
     connect_sync,
 )
 from rolloutbus.errors import EngineFailed, Refused, SettingsError
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import DEADLINE_S, status_when
 from tests.integration.reciting import LINES, save_reciting_model
 

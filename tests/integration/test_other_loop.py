@@ -9,8 +9,6 @@ import pytest
 import pytest_asyncio
 import torch
 
-from bus.messages.generation import Sampling
-from bus.messages.session import OpenSession
 from rolloutbus import (
     RolloutClient,
     Session,
@@ -20,6 +18,8 @@ from rolloutbus import (
     record,
     subscribe,
 )
+from rolloutbus.bus.messages.generation import Sampling
+from rolloutbus.bus.messages.session import OpenSession
 from rolloutbus.errors import WrongEventLoop
 from tests.integration.drills import DEADLINE_S
 from tests.integration.test_client_shell import PretendFleet

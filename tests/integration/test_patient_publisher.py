@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bus.codec import pack, topic_of
-from bus.entry import Entry
-from bus.errors import SettingsError
-from bus.messages.stream import Idle
-from bus.zmq_patient import PatientPubPort
-from bus.zmq_sockets import new_socket
+from rolloutbus.bus.codec import pack, topic_of
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.messages.stream import Idle
+from rolloutbus.bus.zmq_patient import PatientPubPort
+from rolloutbus.bus.zmq_sockets import new_socket
 from tests.integration.drills import DEADLINE_S
 from tests.integration.raw_ear import RawEar, frames_of_message
 

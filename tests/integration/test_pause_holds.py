@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, RolloutClient
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import (
     DEADLINE_S,
     Streamed,

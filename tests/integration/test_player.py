@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bus.clock import BootClock
-from bus.codec import pack
-from bus.entry import Entry
-from bus.messages.membership import Member, Members
-from bus.messages.stream import Idle
-from bus.zmq_sockets import new_socket
-from replay.journal.reader import Journal
-from replay.journal.records import Stream, Told
-from replay.player import SOONER_S, Player, PlayerSettings
 from rolloutbus import RolloutClient, connect
+from rolloutbus.bus.clock import BootClock
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.membership import Member, Members
+from rolloutbus.bus.messages.stream import Idle
+from rolloutbus.bus.zmq_sockets import new_socket
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import Stream, Told
+from rolloutbus.replay.player import SOONER_S, Player, PlayerSettings
 from tests.integration.drills import DEADLINE_S
 from tests.integration.raw_ear import RawEar, messages_in
 from tests.unit.replay.segments import MS, Desk

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from launcher.settings import UpOptions
 from rolloutbus import RolloutClient, WeightPublisher
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import MAX_CONTEXT, SLOTS, VOCAB_SIZE
 from tests.integration.prefix_steps import (
     ask,

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bus.bulk import BulkLink
-from bus.checksum import checksum
-from bus.errors import DeadlineExceeded, Refused, RequestCancelled, SettingsError
-from bus.host import SHM_DIR
-from bus.manifest import digest_of
-from bus.messages.weights import (
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.checksum import checksum
+from rolloutbus.bus.errors import DeadlineExceeded, Refused, RequestCancelled, SettingsError
+from rolloutbus.bus.host import SHM_DIR
+from rolloutbus.bus.manifest import digest_of
+from rolloutbus.bus.messages.weights import (
     Bucket,
     Manifest,
     Offer,
@@ -21,13 +21,13 @@ from bus.messages.weights import (
     Tensor,
     UpdateProgress,
 )
+from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.tensor_source import HeldTensors, Layout
+from rolloutbus.trainer_adapter.transfer import TransferProgress, WeightTransferHandle
+from rolloutbus.trainer_adapter.weight_writer import WeightWriter
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
-from trainer_adapter.offers.collective import CollectiveOffering
-from trainer_adapter.publisher import WeightPublisher
-from trainer_adapter.tensor_source import HeldTensors, Layout
-from trainer_adapter.transfer import TransferProgress, WeightTransferHandle
-from trainer_adapter.weight_writer import WeightWriter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from bus.codec import encode_batch, topic_of
-from bus.entry import Entry
-from bus.errors import LocalProtocolError
-from launcher.plan import environment
-from launcher.settings import UpOptions
-from replay.journal.index import named_in
-from replay.journal.reader import Journal
-from replay.journal.records import Lost, Record, Stream, Tap
-from replay.journal.search import Wanted, find
-from replay.journal.settings import JournalSettings
-from replay.recorder import Recorder
-from replay.recording.choice import Filter
-from replay.rollouts.trajectories import Trajectories
-from replay.rollouts.trajectory_files import read
 from rolloutbus import Fleet, RolloutClient
+from rolloutbus.bus.codec import encode_batch, topic_of
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import LocalProtocolError
+from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.replay.journal.index import named_in
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap
+from rolloutbus.replay.journal.search import Wanted, find
+from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.recorder import Recorder
+from rolloutbus.replay.recording.choice import Filter
+from rolloutbus.replay.rollouts.trajectories import Trajectories
+from rolloutbus.replay.rollouts.trajectory_files import read
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.ears import CLIENT, Ears, marked
 from tests.integration.keyring import Keyring
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [
     pytest.mark.integration,
@@ -135,7 +135,14 @@ async def test_every_finished_rollout_of_a_recording_can_be_exported(
             )
         }
         await marked(client, recorded, own)
-    command = [sys.executable, "-m", "launcher.cli", "export", str(tmp_path / "j"), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "rolloutbus.launcher.cli",
+        "export",
+        str(tmp_path / "j"),
+        "--json",
+    ]
     for file in (tmp_path / "rows.jsonl", tmp_path / "rows.parquet"):
         process = await asyncio.create_subprocess_exec(
             *command, "--to", str(file), stdout=asyncio.subprocess.PIPE, env=environment()
@@ -277,7 +284,14 @@ async def test_a_subscriber_records_a_fleet_with_keys(tmp_path: Path) -> None:
 async def test_the_command_records_until_it_is_interrupted(
     fleet: Fleet, client: RolloutClient, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "launcher.cli", "record", str(tmp_path / "j"), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "rolloutbus.launcher.cli",
+        "record",
+        str(tmp_path / "j"),
+        "--json",
+    ]
     process = await asyncio.create_subprocess_exec(
         *command,
         "--router",

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bus import bulk
-from bus.bulk import BulkLink
-from bus.codec import pack, unpack
-from bus.endpoints import with_key
-from bus.entry import Entry
-from bus.errors import EngineFailed
-from bus.messages.host import EngineReady
-from bus.messages.weights import Chunk, PullChunk, PullManifest, PushChunk
-from bus.security.zmq_dialer import dialer_of
-from drills.chaos.proxy import ProxyLink
-from engine_worker.host_process import HostProcess
-from engine_worker.settings import WorkerSettings
-from engine_worker.weights.relay import open_relay
-from engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.bus import bulk
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.endpoints import with_key
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.messages.host import EngineReady
+from rolloutbus.bus.messages.weights import Chunk, PullChunk, PullManifest, PushChunk
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.engine_worker.host_process import HostProcess
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.weights.relay import open_relay
+from rolloutbus.engine_worker.weights.ways import ways_of_this_host
+from tests.drills.chaos.proxy import ProxyLink
 from tests.integration.drills import DEADLINE_S, n_held
 from tests.integration.keyring import Keyring
 from tests.integration.relay_family import (

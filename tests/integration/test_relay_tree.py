@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launcher.plan import environment
+from rolloutbus.launcher.plan import environment
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import ROOT
 

@@ -7,19 +7,21 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from bus.messages.generation import Repair, Repaired
-from bus.ref import worker
-from replay.following.stream_events import Finished, GapRepaired
-from replay.journal.index import named_in
-from replay.journal.reader import Journal
-from replay.journal.records import Stream, Tap
-from replay.player import Player, PlayerSettings
-from replay.playing.pace import Pace
-from replay.playing.player_core import THE_TAP
-from replay.recorder import Recorder
-from replay.rollouts.trajectories import Trajectories
-from replay.subscriber import Subscriber
 from rolloutbus import Fleet, FleetResult, RolloutClient, StreamSubscriber
+from rolloutbus.bus.messages.generation import Repair, Repaired
+from rolloutbus.bus.ref import worker
+from rolloutbus.replay.following.stream_events import Finished, GapRepaired
+from rolloutbus.replay.journal.index import named_in
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import Stream, Tap
+from rolloutbus.replay.player import Player, PlayerSettings
+from rolloutbus.replay.playing.pace import Pace
+from rolloutbus.replay.playing.player_core import THE_TAP
+from rolloutbus.replay.recorder import Recorder
+from rolloutbus.replay.rollouts.trajectories import Trajectories
+from rolloutbus.replay.subscriber import Subscriber
+from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration import recorded_run
 from tests.integration.drills import DEADLINE_S
 from tests.integration.ears import CLIENT, Ears
@@ -31,8 +33,6 @@ from tests.integration.raw_ear import (
     messages_in,
 )
 from tests.integration.recorded_run import Recording
-from trainer_adapter.requests import Ask
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [
     pytest.mark.integration,

@@ -11,16 +11,16 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
-from launcher.plan import environment
-from replay.journal.reader import Journal
-from replay.rollouts.trajectories import Trajectories
 from rolloutbus import Fleet, RolloutClient, StreamSubscriber
+from rolloutbus.launcher.plan import environment
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.rollouts.trajectories import Trajectories
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration import recorded_run
 from tests.integration.drills import DEADLINE_S
 from tests.integration.ears import CLIENT
 from tests.integration.hold import Hold
 from tests.integration.recorded_run import N_AFTERWARDS, N_TOKENS, Recording
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [
     pytest.mark.integration,
@@ -39,7 +39,7 @@ async def recording(
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "launcher.cli", "replay", *map(str, arguments)]
+    return [sys.executable, "-m", "rolloutbus.launcher.cli", "replay", *map(str, arguments)]
 
 
 async def started(*arguments: str | Path) -> asyncio.subprocess.Process:

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 import rolloutbus
-from launcher.plan import environment
-from launcher.settings import UpOptions
-from replay.journal.reader import Journal
-from replay.journal.records import Router, Turn
-from replay.turns.writer import TurnWriter
 from rolloutbus import RolloutClient
-from router.actor import RouterActor
-from router.outgoing import Effect
-from router.settings import RouterSettings
+from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import Router, Turn
+from rolloutbus.replay.turns.writer import TurnWriter
+from rolloutbus.router.actor import RouterActor
+from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, fake_sampling
 from tests.integration.keyring import Keyring
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -44,7 +44,15 @@ WIDTH = 8
 async def replayed(journal: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     """Exit status, what was printed as JSON, and the errors of `rolloutbus replay --core`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "launcher.cli", "replay", str(journal), "--core", "--json"),
+        *(
+            sys.executable,
+            "-m",
+            "rolloutbus.launcher.cli",
+            "replay",
+            str(journal),
+            "--core",
+            "--json",
+        ),
         *options,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -158,7 +166,7 @@ async def test_a_guarded_router_is_repeated_too(tmp_path: Path) -> None:
 async def test_a_router_by_hand_keeps_its_turns_until_it_is_told_to_leave(tmp_path: Path) -> None:
     journal = tmp_path / "turns"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "launcher.cli", "router", "--journal", str(journal)),
+        *(sys.executable, "-m", "rolloutbus.launcher.cli", "router", "--journal", str(journal)),
         *("--frontend", f"ipc://{tmp_path}/f", "--backend", f"ipc://{tmp_path}/b"),
         stdout=asyncio.subprocess.PIPE,
         env=environment(),

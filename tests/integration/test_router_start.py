@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import SettingsError
 from rolloutbus import RolloutClient
-from router.actor import RouterActor
-from router.settings import RouterSettings
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.router.actor import RouterActor
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

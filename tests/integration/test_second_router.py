@@ -10,17 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus.child import ProcessSpec
-from bus.errors import SettingsError
-from bus.process import ActorExit, read_ready
-from bus.settings import LeaseSettings
-from bus.supervisor import Supervisor
-from drills.chaos.proxy import ProxyLink
-from engine_worker.settings import WorkerSettings
-from launcher.plan import environment, python
 from rolloutbus import RolloutClient
-from router.actor import RouterActor
-from router.settings import RouterSettings
+from rolloutbus.bus.child import ProcessSpec
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.process import ActorExit, read_ready
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.supervisor import Supervisor
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher.plan import environment, python
+from rolloutbus.router.actor import RouterActor
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.settings import ClientSettings
+from tests.drills.chaos.proxy import ProxyLink
 from tests.integration.drills import (
     DEADLINE_S,
     Streamed,
@@ -30,7 +31,6 @@ from tests.integration.drills import (
     worker_in,
 )
 from tests.integration.hold import Hold
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -67,7 +67,7 @@ async def small_fleet(path: Path, hold: Hold) -> AsyncGenerator[Small]:
     """One worker with a fake engine that stops at `hold`."""
     settings = RouterSettings(ANY_PORT, ANY_PORT, leases=LEASES, exit_with_parent=True)
     async with ProxyLink() as to_worker, ProxyLink() as to_client, Supervisor() as supervisor:
-        command = command_of("router", settings)
+        command = command_of("rolloutbus.router", settings)
         spec = ProcessSpec("router", command, path / "router.log", environment())
         (router,) = supervisor.start(spec)
         await supervisor.wait_ready(DEADLINE_S)
@@ -82,7 +82,7 @@ async def small_fleet(path: Path, hold: Hold) -> AsyncGenerator[Small]:
             lease=LEASES,
             exit_with_parent=True,
         )
-        command = command_of("engine_worker", worker)
+        command = command_of("rolloutbus.engine_worker", worker)
         supervisor.start(ProcessSpec("w0", command, path / "w0.log", environment()))
         await supervisor.wait_ready(DEADLINE_S)
         own = ClientSettings(name="drill", router=to_client.endpoint, lease=LEASES)
@@ -93,7 +93,7 @@ async def small_fleet(path: Path, hold: Hold) -> AsyncGenerator[Small]:
 
 async def start_router(settings: RouterSettings) -> Process:
     return await asyncio.create_subprocess_exec(
-        *command_of("router", settings), stdout=PIPE, stderr=PIPE, env=environment()
+        *command_of("rolloutbus.router", settings), stdout=PIPE, stderr=PIPE, env=environment()
     )
 
 

@@ -12,18 +12,20 @@ import pytest_asyncio
 import torch
 
 import rolloutbus
-from bus.codec import pack
-from bus.endpoints import split_key, with_key
-from bus.entry import Entry
-from bus.errors import PeerLost, Refused
-from bus.messages.generation import Abort
-from bus.messages.membership import Beat, Hello, WorkerFacts
-from bus.messages.weights import PullManifest
-from bus.security.key_files import read_key_pair
-from bus.security.zmq_dialer import Dialer, dialer_of
-from bus.zmq_ports import DealerPort
-from launcher.plan import environment
 from rolloutbus import Fleet, RolloutClient, Sampling, StreamSubscriber
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.endpoints import split_key, with_key
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import PeerLost, Refused
+from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.messages.membership import Beat, Hello, WorkerFacts
+from rolloutbus.bus.messages.weights import PullManifest
+from rolloutbus.bus.security.key_files import read_key_pair
+from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
+from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.launcher.plan import environment
+from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.weight_writer import WeightWriter
 from tests.integration.drills import (
     DEADLINE_S,
     ENDLESS,
@@ -34,8 +36,6 @@ from tests.integration.drills import (
     status_when,
 )
 from tests.integration.keyring import Keyring
-from trainer_adapter.settings import ClientSettings
-from trainer_adapter.weight_writer import WeightWriter
 
 pytestmark = pytest.mark.integration
 
@@ -285,7 +285,7 @@ async def test_other_machines_without_keys_are_refused_in_one_line_with_status_2
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "launcher.cli",
+        "rolloutbus.launcher.cli",
         *command.format(tmp_path).split(),
         env=environment(),
         stdout=asyncio.subprocess.DEVNULL,

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, RolloutClient, Sampling, connect_sync
 from rolloutbus.errors import Refused
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration import session_steps
 from tests.integration.session_steps import GREEDY, Steps
 

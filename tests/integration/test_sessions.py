@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, Rollout, RolloutClient, Sampling
 from rolloutbus.errors import Refused
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.effects import Result
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
+from rolloutbus.trainer_adapter.session import Session
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling, status_when
 from tests.integration.hold import Hold
-from trainer_adapter.effects import Result
-from trainer_adapter.rollouts import GenerateOptions, ask_of
-from trainer_adapter.session import Session
 
 pytestmark = [
     pytest.mark.integration,

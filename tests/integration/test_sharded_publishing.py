@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from bus.manifest import digest_of
+from rolloutbus.bus.manifest import digest_of
+from rolloutbus.trainer_adapter.named_tensors import named_tensors
 from tests.integration.drills import DEADLINE_S
 from tests.integration.shard_rank import BUCKET_BYTES, MIB, WORLD, large_model, small_model
 from tests.integration.store_harness import ROOT
-from trainer_adapter.named_tensors import named_tensors
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

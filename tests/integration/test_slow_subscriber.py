@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 import rolloutbus
-from bus.zmq_topics import MAX_UNREAD
-from launcher.plan import environment
-from launcher.settings import UpOptions
-from replay.following.subscriber_settings import SubscriberSettings
-from replay.subscriber import Subscriber
 from rolloutbus import Fleet, Rollout, RolloutClient
+from rolloutbus.bus.zmq_topics import MAX_UNREAD
 from rolloutbus.events import Demoted, Restored, Tokens
+from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.subscriber import Subscriber
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import (
     DEADLINE_S,
     PACE_S,
@@ -31,7 +32,6 @@ from tests.integration.drills import (
 from tests.integration.hold import Hold
 from tests.integration.scripted_fleet import scripted_fleet, tokens_of
 from tests.integration.watching import Watching
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [
     pytest.mark.integration,
@@ -141,7 +141,7 @@ class Tail:
 @asynccontextmanager
 async def tail(address: str) -> AsyncGenerator[Tail]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "launcher.cli", "tail", "--json", "--address", address),
+        *(sys.executable, "-m", "rolloutbus.launcher.cli", "tail", "--json", "--address", address),
         stdout=asyncio.subprocess.PIPE,
         env=environment(),
         limit=KIB,

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 import torch
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.messages.endings import Problem
-from bus.messages.weights import (
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.weights import (
     Committed,
     CommitUpdate,
     Prepared,
@@ -18,10 +18,10 @@ from bus.messages.weights import (
     Transport,
     UpdateMode,
 )
-from engine_worker.engine import Step
-from engine_worker.engines.fake_engine import FakeEngine
-from engine_worker.engines.fake_settings import FakeSettings
-from engine_worker.host_commands import HostCommands
+from rolloutbus.engine_worker.engine import Step
+from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
+from rolloutbus.engine_worker.host_commands import HostCommands
 from tests.integration.drills import DEADLINE_S
 from tests.integration.relay_family import put
 from tests.integration.store_harness import StoreHarness, store_harness

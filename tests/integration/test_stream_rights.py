@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bus.codec import topic_of
-from bus.security.topics import claim_of
-from bus.security.zmq_dialer import Dialer
-from bus.security.zmq_turnstile import MAX_ASKED
-from bus.zmq_monitor import Monitor
-from bus.zmq_sockets import new_socket
+from rolloutbus.bus.codec import topic_of
+from rolloutbus.bus.security.topics import claim_of
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_turnstile import MAX_ASKED
+from rolloutbus.bus.zmq_monitor import Monitor
+from rolloutbus.bus.zmq_sockets import new_socket
 from tests.integration.keyring import Keyring
 from tests.integration.studio import Studio
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from bus.entry import Entry
-from bus.ports import TopicBatchHandler
-from bus.zmq_ports import DealerPort
-from bus.zmq_topics import SubPort
-from launcher.plan import environment
 from rolloutbus import Rollout, RolloutClient, Sampling
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ports import TopicBatchHandler
+from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.bus.zmq_topics import SubPort
+from rolloutbus.launcher.plan import environment
+from rolloutbus.trainer_adapter.connection import Ports
+from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.subscriber import StreamRow
 from tests.integration.conftest import REAL_ENGINES
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, Watcher, facts_when
-from trainer_adapter.connection import Ports
-from trainer_adapter.settings import ClientSettings
-from trainer_adapter.subscriber import StreamRow
 
 pytestmark = [
     pytest.mark.integration,

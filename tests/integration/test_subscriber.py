@@ -7,16 +7,12 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from bus.entry import Entry
-from bus.errors import LocalProtocolError
-from bus.ports import SubscriptionPort, TopicBatchHandler
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_dialer import dialer_of
-from launcher.settings import UpOptions
-from replay.forwarder import Forwarder
-from replay.recording.choice import Filter
-from replay.subscriber import Subscriber
 from rolloutbus import Fleet, Rollout, RolloutClient
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import LocalProtocolError
+from rolloutbus.bus.ports import SubscriptionPort, TopicBatchHandler
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_dialer import dialer_of
 from rolloutbus.errors import PeerLost, SettingsError
 from rolloutbus.events import (
     Finished,
@@ -27,13 +23,17 @@ from rolloutbus.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.replay.forwarder import Forwarder
+from rolloutbus.replay.recording.choice import Filter
+from rolloutbus.replay.subscriber import Subscriber
+from rolloutbus.trainer_adapter.connection import Ports, ports_of
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, Streamed, fake_sampling
 from tests.integration.hold import Hold
 from tests.integration.keyring import Keyring
 from tests.integration.scripted_fleet import scripted_fleet
 from tests.integration.watching import Watching
-from trainer_adapter.connection import Ports, ports_of
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [
     pytest.mark.integration,

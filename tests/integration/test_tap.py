@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import zmq
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.messages.generation import Abort
-from bus.messages.membership import Hello
-from bus.security.settings import SecuritySettings
-from bus.security.zmq_dialer import dialer_of
-from bus.tap import TapMark, mark_in
-from bus.zmq_monitor import Monitor
-from bus.zmq_ports import DealerPort
-from bus.zmq_sockets import new_socket
-from bus.zmq_topics import SubPort
-from router.actor import RouterActor
-from router.settings import RouterSettings
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.messages.membership import Hello
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.tap import TapMark, mark_in
+from rolloutbus.bus.zmq_monitor import Monitor
+from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.bus.zmq_sockets import new_socket
+from rolloutbus.bus.zmq_topics import SubPort
+from rolloutbus.router.actor import RouterActor
+from rolloutbus.router.settings import RouterSettings
 from tests.integration.drills import DEADLINE_S
 from tests.integration.keyring import Keyring
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import zmq
 
-from bus.codec import DETACH_ABOVE_BYTES
-from bus.entry import Entry
-from bus.zmq_sockets import new_socket
-from bus.zmq_tap import TapPort
-from bus.zmq_topics import SubPort
+from rolloutbus.bus.codec import DETACH_ABOVE_BYTES
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.zmq_sockets import new_socket
+from rolloutbus.bus.zmq_tap import TapPort
+from rolloutbus.bus.zmq_topics import SubPort
 from tests.integration.drills import DEADLINE_S, PACE_S
 
 pytestmark = pytest.mark.integration

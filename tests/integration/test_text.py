@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import rolloutbus
-from launcher.settings import UpOptions
 from rolloutbus import RolloutClient, Sampling, TextClient
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import VOCAB_SIZE
 
 pytestmark = [

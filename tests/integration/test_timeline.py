@@ -11,13 +11,14 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from launcher.plan import environment
-from launcher.settings import UpOptions
-from replay.journal.reader import Journal
-from replay.recorder import Recorder
-from replay.timeline.lanes import Execution, Timeline
-from replay.timeline.timeline import timeline_of
 from rolloutbus import Published, Rollout, WeightPublisher
+from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.recorder import Recorder
+from rolloutbus.replay.timeline.lanes import Execution, Timeline
+from rolloutbus.replay.timeline.timeline import timeline_of
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.doomed_trainer import WEIGHTS
 from tests.integration.drills import (
     DEADLINE_S,
@@ -27,7 +28,6 @@ from tests.integration.drills import (
     status_when,
 )
 from tests.integration.hold import Hold
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [
     pytest.mark.integration,
@@ -168,7 +168,7 @@ async def test_each_kind_of_file_is_made_of_it(run: Run, tmp_path: Path) -> None
     for suffix, beginning in beginnings.items():
         out = tmp_path / f"timeline.{suffix}"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "launcher.cli", "timeline"),
+            *(sys.executable, "-m", "rolloutbus.launcher.cli", "timeline"),
             *(str(run.journal), "-o", str(out), "--json"),
             stdout=asyncio.subprocess.PIPE,
             env=environment(),

@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus.errors import PeerLost
-from engine_worker.settings import WorkerSettings
-from launcher.plan import environment, python
 from rolloutbus import RolloutClient
-from router.actor import RouterActor
-from router.settings import RouterSettings
+from rolloutbus.bus.errors import PeerLost
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher.plan import environment, python
+from rolloutbus.router.actor import RouterActor
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S
 from tests.integration.keyring import Keyring
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -38,7 +38,7 @@ async def worker_says(settings: WorkerSettings, sentence: str) -> None:
     """Start a worker and wait until it says this on stderr."""
     text = msgspec.json.encode(settings).decode()
     process = await asyncio.create_subprocess_exec(
-        *python("engine_worker"), "--settings-json", text, stderr=PIPE, env=environment()
+        *python("rolloutbus.engine_worker"), "--settings-json", text, stderr=PIPE, env=environment()
     )
     try:
         assert process.stderr is not None

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.zmq_ports import DealerPort, RouterPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
 

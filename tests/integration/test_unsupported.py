@@ -2,11 +2,11 @@
 
 import pytest
 
-from bus.errors import EngineFailed, Refused
-from bus.messages.control import ServerFacts
-from launcher.settings import UpOptions
 from rolloutbus import FleetResult, Grammar, Media, Processor, RolloutClient, Sampling, Want
-from trainer_adapter.rollouts import GenerateOptions
+from rolloutbus.bus.errors import EngineFailed, Refused
+from rolloutbus.bus.messages.control import ServerFacts
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions
 
 pytestmark = [
     pytest.mark.integration,

@@ -8,10 +8,10 @@ import pytest
 import pytest_asyncio
 import torch
 
-from bus.messages.weights import InFlight, PublishVersion
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, FleetStatus, Rollout, RolloutClient, WeightPublisher
+from rolloutbus.bus.messages.weights import InFlight, PublishVersion
 from rolloutbus.errors import EngineFailed, Refused, StaleVersion
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import (
     DEADLINE_S,
     Streamed,

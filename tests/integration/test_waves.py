@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import torch
 
-from launcher.settings import UpOptions
 from rolloutbus import Fleet, RolloutClient, WeightPublisher
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import (
     DEADLINE_S,
     ENDLESS,

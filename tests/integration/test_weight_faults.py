@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drills.weights.run import run_weight_faults
-from drills.weights.settings import WeightDrillSettings
+from tests.drills.weights.run import run_weight_faults
+from tests.drills.weights.settings import WeightDrillSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -22,7 +22,7 @@ async def test_sixty_deaths_mix_up_nothing_and_leave_nothing_behind(
 ) -> None:
     settings = WeightDrillSettings(seed=seed, cases=N_KILLS, directory=str(tmp_path / "run"))
     report = await run_weight_faults(settings, print)
-    repeat = f"python -m drills.weights --seed {seed} --first NUMBER --cases 1"
+    repeat = f"python -m tests.drills.weights --seed {seed} --first NUMBER --cases 1"
     print(f"served again: p50 {report.served_p50_s} s, max {report.served_max_s} s")
     print(f"settled: max {report.settled_max_s} s; late: {report.late}; load: {os.getloadavg()}")
     wrong = (report.lost, report.duplicated, report.wrong_tokens, report.stale, report.failed)

@@ -14,16 +14,16 @@ import torch
 from safetensors.torch import load_file
 
 import rolloutbus
-from launcher.settings import UpOptions
 from rolloutbus import FleetStatus, RolloutClient, WeightPublisher
 from rolloutbus.errors import EngineFailed, Refused
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.published import Published, PublishOptions, RestoreOptions
 from tests.integration.drills import (
     DEADLINE_S,
     assert_fake_rollout,
     fake_sampling,
     status_when,
 )
-from trainer_adapter.published import Published, PublishOptions, RestoreOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

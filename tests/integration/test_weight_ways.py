@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from bus.bulk import BulkLink
-from bus.errors import EngineFailed
-from bus.host import SHM_DIR
-from bus.manifest import Bytes, bytes_of, digest_of, lay_out
-from bus.messages.weights import (
+from rolloutbus.bus.bulk import BulkLink
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.host import SHM_DIR
+from rolloutbus.bus.manifest import Bytes, bytes_of, digest_of, lay_out
+from rolloutbus.bus.messages.weights import (
     Manifest,
     Prepared,
     PrepareUpdate,
@@ -25,17 +25,17 @@ from bus.messages.weights import (
     SealVersion,
     Transport,
 )
-from bus.ref import STORE
-from bus.shm import SegmentWriter
-from bus.tensor_files import shard_name
-from engine_worker.engine import RawTensor, TensorRange, TensorSpec
-from engine_worker.weights.buffers import SpareBuffer
-from engine_worker.weights.changed import ChangedSince
-from engine_worker.weights.receiver import WeightReceiver
-from engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.bus.ref import STORE
+from rolloutbus.bus.shm import SegmentWriter
+from rolloutbus.bus.tensor_files import shard_name
+from rolloutbus.engine_worker.engine import RawTensor, TensorRange, TensorSpec
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.changed import ChangedSince
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.trainer_adapter.rollout import FleetResult
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
-from trainer_adapter.rollout import FleetResult
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

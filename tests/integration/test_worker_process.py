@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.codec import pack, unpack, unpack_result
-from bus.messages.control import Pause, Resume, ServerFacts, ServerInfo, Shutdown
-from bus.messages.delivery import Accepted
-from bus.messages.endings import Done, Problem
-from bus.messages.generation import Abort, Generated
-from bus.messages.membership import Beat, Goodbye
-from bus.messages.stream import Deltas
-from bus.stream_rows import rows_of
+from rolloutbus.bus.codec import pack, unpack, unpack_result
+from rolloutbus.bus.messages.control import Pause, Resume, ServerFacts, ServerInfo, Shutdown
+from rolloutbus.bus.messages.delivery import Accepted
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.generation import Abort, Generated
+from rolloutbus.bus.messages.membership import Beat, Goodbye
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.stream_rows import rows_of
 from tests.integration.drills import DEADLINE_S, process_ends
 from tests.integration.hold import Hold
 from tests.integration.worker_bench import generate_body, worker_process

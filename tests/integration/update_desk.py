@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from bus.errors import RequestCancelled
-from bus.messages.endings import Problem
-from bus.messages.membership import Member
-from bus.messages.weights import Published, PublishVersion, RecordCommit, UpdateProgress
-from bus.ref import STORE
-from trainer_adapter.control import FleetRef
-from trainer_adapter.effects import Result
-from trainer_adapter.link import Upstream
-from trainer_adapter.requests import Ask
+from rolloutbus.bus.errors import RequestCancelled
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.membership import Member
+from rolloutbus.bus.messages.weights import Published, PublishVersion, RecordCommit, UpdateProgress
+from rolloutbus.bus.ref import STORE
+from rolloutbus.trainer_adapter.control import FleetRef
+from rolloutbus.trainer_adapter.effects import Result
+from rolloutbus.trainer_adapter.link import Upstream
+from rolloutbus.trainer_adapter.requests import Ask
 
 
 class UpdateDesk:

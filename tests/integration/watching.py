@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Self, TypeVar
 
-from replay.subscriber import Subscriber
 from rolloutbus import Rollout, RolloutClient
 from rolloutbus.events import Demoted, Finished, StreamEvent, Tokens
+from rolloutbus.replay.subscriber import Subscriber
 from tests.integration.drills import DEADLINE_S, News, fake_sampling
 
 EventT = TypeVar("EventT")

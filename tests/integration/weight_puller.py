@@ -7,12 +7,12 @@ import sys
 import msgspec
 import numpy as np
 
-from bus.allocator import keep_freed_memory
-from bus.manifest import digest_of
-from bus.messages.weights import PrepareUpdate
-from engine_worker.engine import TensorSpec
-from engine_worker.weights.receiver import WeightReceiver
-from engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.bus.allocator import keep_freed_memory
+from rolloutbus.bus.manifest import digest_of
+from rolloutbus.bus.messages.weights import PrepareUpdate
+from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.ways import ways_of_this_host
 
 
 async def main() -> None:

@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from bus.codec import pack, topic_of, unpack
-from bus.entry import Entry, Placement
-from bus.ids import Peer
-from bus.messages.generation import Generate, Sampling
-from bus.messages.membership import Beat, Hello, Lease, Welcome
-from bus.zmq_ports import RouterPort
-from bus.zmq_topics import SubPort
+from rolloutbus.bus.codec import pack, topic_of, unpack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.messages.membership import Beat, Hello, Lease, Welcome
+from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.bus.zmq_topics import SubPort
 from tests.integration.drills import News
 
 CLIENT = "client"
@@ -122,7 +122,7 @@ async def worker_process(
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "engine_worker",
+        "rolloutbus.engine_worker",
         f"--settings-json={msgspec.json.encode(described).decode()}",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -14,11 +14,11 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.errors import ProcessFailed
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.sglang.fleets import fleet_of, worker_environment
 from tests.sglang.models import save_model
 from tests.sglang.redis_server import EXECUTABLE, redis_server
 from tests.sglang.truth import SameWeights
-from trainer_adapter.settings import ClientSettings
 
 DEADLINE_S = 120.0
 KEEPING = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bus.settings import LeaseSettings
-from engine_worker.settings import HostSettings
-from launcher.settings import UpOptions
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.engine_worker.settings import HostSettings
+from rolloutbus.launcher.settings import UpOptions
 from tests.sglang.models import MAX_CONTEXT, SLOTS
 
 STAND_INS = Path(__file__).parent / "stand_ins"

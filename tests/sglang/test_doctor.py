@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_worker.engines.sglang import hooks
-from launcher.commands.doctor import look
+from rolloutbus.engine_worker.engines.sglang import hooks
+from rolloutbus.launcher.commands.doctor import look
 
 pytestmark = pytest.mark.timeout(600)
 

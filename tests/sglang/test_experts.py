@@ -8,6 +8,7 @@ import pytest
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, Sampling, Want
 from rolloutbus.errors import ProcessFailed
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.gpu.tiny import (
     N_CHOSEN,
     SHAPE,
@@ -21,7 +22,6 @@ from tests.gpu.tiny import (
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import SLOTS
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(400)]
 

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 from msgspec import Raw
 
-from bus.codec import unpack
-from bus.messages.endings import Problem
 from rolloutbus import Fleet, RolloutClient, Sampling
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.messages.endings import Problem
 from tests.integration.raw_client import RawClient
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.models import VOCAB_SIZE

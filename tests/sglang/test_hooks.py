@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from bus.messages.generation import Grammar
-from engine_worker.engines.sglang import hooks
-from engine_worker.engines.sglang.hooks import Hook
-from launcher.commands.doctor import look
 from rolloutbus import RolloutClient, Sampling
+from rolloutbus.bus.messages.generation import Grammar
+from rolloutbus.engine_worker.engines.sglang import hooks
+from rolloutbus.engine_worker.engines.sglang.hooks import Hook
 from rolloutbus.errors import EngineFailed, ProcessFailed
+from rolloutbus.launcher.commands.doctor import look
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.removing import remove
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 

@@ -13,18 +13,18 @@ import torch
 import transformers
 
 import rolloutbus
-from bus.messages.control import ServerFacts
-from bus.messages.engine import Adapters
-from engine_worker.engine import Float32s
 from rolloutbus import Rollout, RolloutClient, WeightPublisher
+from rolloutbus.bus.messages.control import ServerFacts
+from rolloutbus.bus.messages.engine import Adapters
+from rolloutbus.engine_worker.engine import Float32s
 from rolloutbus.errors import EngineFailed, FleetCommandFailed, Refused, RequestError
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration import lora_steps
 from tests.integration.drills import Streamed
 from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish
 from tests.lora_adapters import TARGETS, assert_from, random_lora
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 

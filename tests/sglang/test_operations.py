@@ -15,12 +15,12 @@ import torch
 import transformers
 from safetensors.torch import load
 
-from bus.messages.control import CacheTier, Flushed, PauseMode, ServerFacts
-from bus.messages.endings import Done
-from bus.messages.engine import Load, Profiled
-from launcher.process_tree import children_of
 from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
+from rolloutbus.bus.messages.control import CacheTier, Flushed, PauseMode, ServerFacts
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.engine import Load, Profiled
 from rolloutbus.errors import Refused, RequestError
+from rolloutbus.launcher.process_tree import children_of
 from tests.integration.drills import DEADLINE_S, PACE_S, Streamed
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS, SLOTS

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from engine_worker.settings import WorkerSettings
-from launcher.plan import FleetPlan
-from launcher.run_dir import RunDirectory
-from launcher.settings import FleetSettings
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher.plan import FleetPlan
+from rolloutbus.launcher.run_dir import RunDirectory
+from rolloutbus.launcher.settings import FleetSettings
 
 
 def first_gpus(model: Path, run_dir: Path, engine_options: dict[str, Any]) -> list[object]:

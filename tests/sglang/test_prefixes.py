@@ -8,6 +8,7 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, WeightPublisher
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S
 from tests.integration.prefix_steps import (
     ask,
@@ -21,7 +22,6 @@ from tests.integration.reference import Reference
 from tests.integration.session_steps import n_cached
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import VOCAB_SIZE
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 

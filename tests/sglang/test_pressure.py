@@ -12,14 +12,14 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from bus.messages.engine import Load
 from rolloutbus import Fleet, RolloutClient, Sampling
+from rolloutbus.bus.messages.engine import Load
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import PACE_S, Streamed
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.hungry import HUNGRY
 from tests.sglang.truth import SameWeights
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 

@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from launcher.settings import UpOptions
 from rolloutbus import RolloutClient, Sampling
 from rolloutbus.errors import Refused, RequestError
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of

@@ -11,6 +11,7 @@ import transformers
 
 import rolloutbus
 from rolloutbus.errors import EngineFailed, RequestError
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.reading_models import (
@@ -19,7 +20,6 @@ from tests.sglang.reading_models import (
     save_classifier,
     save_cross_encoder,
 )
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="function")]
 

@@ -13,9 +13,9 @@ import transformers
 import rolloutbus
 from rolloutbus import RolloutClient, Sampling
 from rolloutbus.errors import EngineFailed, RequestError
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 

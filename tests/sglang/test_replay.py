@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from launcher.commands.regenerate import Regeneration, regenerate
-from launcher.settings import UpOptions
 from rolloutbus import Sampling
+from rolloutbus.launcher.commands.regenerate import Regeneration, regenerate
+from rolloutbus.launcher.settings import UpOptions
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 

@@ -15,17 +15,21 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from bus.messages.generation import Generate, GrammarKind, Prefix
 from rolloutbus import Fleet, Grammar, Rollout, RolloutClient, Sampling, Want
+from rolloutbus.bus.messages.generation import Generate, GrammarKind, Prefix
 from rolloutbus.errors import EngineFailed, Refused
+from rolloutbus.trainer_adapter.logit_processors import (
+    action_mask,
+    disallowed_tokens,
+    temperature_schedule,
+)
+from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import Streamed
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import EOS, VOCAB_SIZE, byte_tokenizer
-from trainer_adapter.logit_processors import action_mask, disallowed_tokens, temperature_schedule
-from trainer_adapter.requests import Ask
-from trainer_adapter.rollouts import GenerateOptions, ask_of
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 

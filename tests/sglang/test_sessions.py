@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from launcher.settings import UpOptions
 from rolloutbus import RolloutClient, Sampling
+from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration import session_steps
 from tests.integration.drills import Streamed
 from tests.integration.session_steps import GREEDY, OPTIONS, Steps, n_cached
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import engine_options, fleet_of
 from tests.sglang.models import ENDLESS
-from trainer_adapter.rollouts import GenerateOptions
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from bus.errors import RequestError
-from bus.messages.control import Memory, MemoryTag, PauseMode
-from bus.messages.weights import InFlight
 from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
+from rolloutbus.bus.errors import RequestError
+from rolloutbus.bus.messages.control import Memory, MemoryTag, PauseMode
+from rolloutbus.bus.messages.weights import InFlight
 from rolloutbus.errors import BusError, FleetCommandFailed
 from tests.integration.drills import DEADLINE_S, Streamed
 from tests.integration.reference import Reference

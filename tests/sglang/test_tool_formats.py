@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from bus.errors import SettingsError
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.trainer_adapter.openai.answer_reader import READS_CALLS, AnswerReader, Call
+from rolloutbus.trainer_adapter.openai.tool_formats import TOOL_FORMATS
 from tests.architecture.source_tree import ROOT
 from tests.tool_call_samples import ARGUMENTS, ONE, TOOLS, TWO
-from trainer_adapter.openai.answer_reader import READS_CALLS, AnswerReader, Call
-from trainer_adapter.openai.tool_formats import TOOL_FORMATS
 
 THEIRS = {
     "deepseek-v3": "deepseekv3",

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from bus.messages.control import ServerFacts
-from bus.messages.engine import Load
-from bus.messages.weights import InFlight
-from engine_worker.engines.sglang import hooks
 from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus.bus.messages.control import ServerFacts
+from rolloutbus.bus.messages.engine import Load
+from rolloutbus.bus.messages.weights import InFlight
+from rolloutbus.engine_worker.engines.sglang import hooks
 from rolloutbus.errors import EngineFailed
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import ENDLESS
 from tests.sglang.removing import forget_versions
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 

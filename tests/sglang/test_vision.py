@@ -16,10 +16,10 @@ from transformers import AutoTokenizer
 import rolloutbus
 from rolloutbus import Media, OpenAIClient, Rollout, RolloutClient, Sampling
 from rolloutbus.errors import EngineFailed, Refused
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.vision_model import BEGIN, END, IMAGE, picture, save_vision_model
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 

@@ -9,16 +9,16 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from bus.messages.weights import InFlight, Transport, TransportChoice
 from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus.bus.messages.weights import InFlight, Transport, TransportChoice
 from rolloutbus.errors import RequestError
+from rolloutbus.trainer_adapter.published import Published
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.integration.drills import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import ENDLESS, VOCAB_SIZE, save_model
-from trainer_adapter.published import Published
-from trainer_adapter.settings import ClientSettings
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 

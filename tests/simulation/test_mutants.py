@@ -4,10 +4,10 @@ from itertools import chain
 
 import pytest
 
-from drills.simulation.campaign import detect
-from drills.simulation.mutants import MUTANTS, SCENARIOS
-from drills.simulation.runs import run_seed
-from drills.simulation.scenario import SWARM
+from tests.drills.simulation.campaign import detect
+from tests.drills.simulation.mutants import MUTANTS, SCENARIOS
+from tests.drills.simulation.runs import run_seed
+from tests.drills.simulation.scenario import SWARM
 
 FOUND_BY = {
     "fencing": 0,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from drills.simulation.runs import run_seed
+from tests.drills.simulation.runs import run_seed
 
 SEED = 7
 PROGRAM = f"from drills.simulation.runs import run_seed; print(run_seed({SEED}).trace)"

@@ -8,16 +8,16 @@ from functools import partial
 import msgspec
 import pytest
 
-from bus.stimulus import Outcome, Stimulus
-from drills.simulation.process import BACK, FRONT, Process
-from drills.simulation.scenario import Scenario
-from drills.simulation.sim_router import RouterNode
-from drills.simulation.world import World
-from replay.journal.records import Record, Router, Turn, payload_of, record_in
-from replay.turns.core_player import Begin, CorePlayer, Repeat
-from router.core import RouterCore
-from router.recording import RecordedCore, repeat
-from router.settings import RouterSettings
+from rolloutbus.bus.stimulus import Outcome, Stimulus
+from rolloutbus.replay.journal.records import Record, Router, Turn, payload_of, record_in
+from rolloutbus.replay.turns.core_player import Begin, CorePlayer, Repeat
+from rolloutbus.router.core import RouterCore
+from rolloutbus.router.recording import RecordedCore, repeat
+from rolloutbus.router.settings import RouterSettings
+from tests.drills.simulation.process import BACK, FRONT, Process
+from tests.drills.simulation.scenario import Scenario
+from tests.drills.simulation.sim_router import RouterNode
+from tests.drills.simulation.world import World
 
 SETTINGS = RouterSettings(FRONT, BACK)
 SCENARIO = Scenario(faults_s=40.0)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from drills.simulation.campaign import MAX_EXECUTIONS_PER_REQUEST, run_seeds
-from drills.simulation.runs import run_seed
-from drills.simulation.scenario import (
+from tests.drills.simulation.campaign import MAX_EXECUTIONS_PER_REQUEST, run_seeds
+from tests.drills.simulation.runs import run_seed
+from tests.drills.simulation.scenario import (
     BARRIER,
     BLINKING,
     DESERTED,

@@ -2,13 +2,13 @@
 
 import pytest
 
-from drills.simulation.faults import FAULTS
-from drills.simulation.runs import run_seed
-from drills.simulation.scenario import SMALL
-from drills.simulation.single_faults import SEED, moments, run_single_faults
+from tests.drills.simulation.faults import FAULTS
+from tests.drills.simulation.runs import run_seed
+from tests.drills.simulation.scenario import SMALL
+from tests.drills.simulation.single_faults import SEED, moments, run_single_faults
 
 STRIDE = 8
-"""`rolloutbus sim --single-faults` leaves no message out."""
+"""`make sim ARGS=--single-faults` leaves no message out."""
 
 
 def test_the_run_is_quiet_without_a_fault() -> None:

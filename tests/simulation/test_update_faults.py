@@ -2,11 +2,11 @@
 
 import pytest
 
-from bus.messages.weights import Transport, UpdateMode
-from drills.simulation.runs import run_seed
-from drills.simulation.scenario import FORGETFUL
-from drills.simulation.update_faults import WAYS, run_broken_waves, run_update_faults
-from drills.simulation.watch import UpdatePhase
+from rolloutbus.bus.messages.weights import Transport, UpdateMode
+from tests.drills.simulation.runs import run_seed
+from tests.drills.simulation.scenario import FORGETFUL
+from tests.drills.simulation.update_faults import WAYS, run_broken_waves, run_update_faults
+from tests.drills.simulation.watch import UpdatePhase
 
 
 @pytest.mark.simulation

@@ -6,18 +6,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bus.codec import decode_batch, encode_batch
-from bus.effects import Connect, Forget, Send, SendAll
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.member import MemberCore, MemberIdentity
-from bus.member_effects import MemberEffect
-from bus.messages.membership import WorkerFacts
-from bus.settings import LeaseSettings
-from drills.simulation.peeks import holds_lease
-from router.core import RouterCore
-from router.outgoing import Effect
-from router.settings import RouterSettings
+from rolloutbus.bus.codec import decode_batch, encode_batch
+from rolloutbus.bus.effects import Connect, Forget, Send, SendAll
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.member import MemberCore, MemberIdentity
+from rolloutbus.bus.member_effects import MemberEffect
+from rolloutbus.bus.messages.membership import WorkerFacts
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.router.core import RouterCore
+from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.settings import RouterSettings
+from tests.drills.simulation.peeks import holds_lease
 
 FACTS = WorkerFacts("default", "ipc:///m/stream", 4, 4096, 32_000, "fake", ["generate"])
 TICK_S = 0.25

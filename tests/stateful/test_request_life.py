@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drills.simulation.faults import FAULTS
-from drills.simulation.scenario import SMALL, plain_ask
-from drills.simulation.verdict import judge
-from drills.simulation.world import World
+from tests.drills.simulation.faults import FAULTS
+from tests.drills.simulation.scenario import SMALL, plain_ask
+from tests.drills.simulation.verdict import judge
+from tests.drills.simulation.world import World
 
 PATIENCE_S = 300.0
 PEACE_S = 60.0

@@ -4,13 +4,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.messages.delivery import Lost
-from bus.messages.endings import Problem
-from bus.messages.generation import Abort
-from bus.messages.membership import Goodbye
-from router.suspicion import ALONE_AT, POISON_AT
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.delivery import Lost
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.messages.membership import Goodbye
+from rolloutbus.router.suspicion import ALONE_AT, POISON_AT
 from tests.unit.router.harness import Bus, SimWorker
 
 # pyright: reportPrivateUsage=false

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sized
 from typing import cast
 
-OURS = ("bus.", "router.", "engine_worker.", "trainer_adapter.")
+OURS = ("rolloutbus.",)
 PLAIN = (str, bytes, bytearray, memoryview, int, float, type(None))
 
 

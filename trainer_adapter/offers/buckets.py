@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from bus.checksum import checksum, checksum_by
-from bus.messages.weights import Tensor
-from trainer_adapter.named_tensors import DTYPE_NAMES
+from rolloutbus.bus.checksum import checksum, checksum_by
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.trainer_adapter.named_tensors import DTYPE_NAMES
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _CHUNK_WORDS = 1 << 23

@@ -11,15 +11,15 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from bus.daemon_thread import in_daemon_thread
-from bus.host import host_id
-from bus.messages.weights import Bucket, Offer, Tensor
-from bus.rank_group import BrokenGroup, RankGroup, Seat, first_line
-from bus.rendezvous import BadReport, why_not
-from bus.strict_calls import strict
-from trainer_adapter.offers.buckets import checksum_of, fill, spans_of
-from trainer_adapter.offers.devices import QueuedWork, gpu_uuid, only_gpu
-from trainer_adapter.offers.rendezvous import Rendezvous
+from rolloutbus.bus.daemon_thread import in_daemon_thread
+from rolloutbus.bus.host import host_id
+from rolloutbus.bus.messages.weights import Bucket, Offer, Tensor
+from rolloutbus.bus.rank_group import BrokenGroup, RankGroup, Seat, first_line
+from rolloutbus.bus.rendezvous import BadReport, why_not
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.trainer_adapter.offers.buckets import checksum_of, fill, spans_of
+from rolloutbus.trainer_adapter.offers.devices import QueuedWork, gpu_uuid, only_gpu
+from rolloutbus.trainer_adapter.offers.rendezvous import Rendezvous
 
 BUCKET_BYTES = 256 << 20
 _CPU = torch.device("cpu")

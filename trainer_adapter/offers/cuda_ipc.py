@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
-from bus.cuda_handle import CudaHandle
-from bus.cuda_memory import CudaError, CudaMemory, DeviceBytes
-from bus.host import host_id
-from bus.loans import Loan
-from bus.messages.weights import Bucket, Offer, Tensor
-from trainer_adapter.offers.buckets import Span, checksum_of, fill, spans_of
-from trainer_adapter.offers.devices import QueuedWork, gpu_uuid, only_gpu
+from rolloutbus.bus.cuda_handle import CudaHandle
+from rolloutbus.bus.cuda_memory import CudaError, CudaMemory, DeviceBytes
+from rolloutbus.bus.host import host_id
+from rolloutbus.bus.loans import Loan
+from rolloutbus.bus.messages.weights import Bucket, Offer, Tensor
+from rolloutbus.trainer_adapter.offers.buckets import Span, checksum_of, fill, spans_of
+from rolloutbus.trainer_adapter.offers.devices import QueuedWork, gpu_uuid, only_gpu
 
 BUCKET_BYTES = 2 << 30
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 
-from bus.messages.membership import Member
+from rolloutbus.bus.messages.membership import Member
 
 
 def only_gpu(tensors: Sequence[torch.Tensor]) -> torch.device | None:

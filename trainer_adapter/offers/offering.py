@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from bus.messages.weights import Offer, Tensor
+from rolloutbus.bus.messages.weights import Offer, Tensor
 
 
 class Offering(Protocol):

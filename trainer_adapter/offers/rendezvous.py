@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from bus.rendezvous import (
+from rolloutbus.bus.rendezvous import (
     END,
     GO,
     TIMEOUT,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
-from bus.errors import SettingsError
-from trainer_adapter.openai.bodies import Json
-from trainer_adapter.openai.tool_formats import ResponseTemplate
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.trainer_adapter.openai.bodies import Json
+from rolloutbus.trainer_adapter.openai.tool_formats import ResponseTemplate
 
 READS_CALLS = "5.19"
 """The oldest release of transformers that our formats were tested with; 5.12 has no such parser."""

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from trainer_adapter.openai.refusals import refusal, unsupported
+from rolloutbus.trainer_adapter.openai.refusals import refusal, unsupported
 
 BodyT = TypeVar("BodyT", bound="Body")
 Json = dict[str, Any]

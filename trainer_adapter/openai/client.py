@@ -9,21 +9,31 @@ from typing import Annotated, Any, Unpack
 
 import msgspec
 
-from bus.errors import EngineFailed, Refused, SettingsError
-from bus.messages.generation import Sampling, Want
-from bus.strict_calls import Described, strict
-from trainer_adapter.client import RolloutClient
-from trainer_adapter.openai.answer_reader import AnswerReader
-from trainer_adapter.openai.answers import Answers, ChatAnswers, CompletionAnswers, token_texts
-from trainer_adapter.openai.bodies import Body, ChatBody, CompletionBody, Json, body_of
-from trainer_adapter.openai.choices import usage_of
-from trainer_adapter.openai.merged import merged
-from trainer_adapter.openai.prompts import ChatPrompt, ChatTokenizer, chat_prompt, prompts_of
-from trainer_adapter.openai.refusals import by_body, refusal, unsupported
-from trainer_adapter.openai.sampling import options_of, sampling_of
-from trainer_adapter.openai.tool_formats import TOOL_FORMATS, ResponseTemplate
-from trainer_adapter.rollout import Rollout
-from trainer_adapter.rollouts import GenerateOptions, ask_of, row_seed
+from rolloutbus.bus.errors import EngineFailed, Refused, SettingsError
+from rolloutbus.bus.messages.generation import Sampling, Want
+from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.trainer_adapter.client import RolloutClient
+from rolloutbus.trainer_adapter.openai.answer_reader import AnswerReader
+from rolloutbus.trainer_adapter.openai.answers import (
+    Answers,
+    ChatAnswers,
+    CompletionAnswers,
+    token_texts,
+)
+from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, CompletionBody, Json, body_of
+from rolloutbus.trainer_adapter.openai.choices import usage_of
+from rolloutbus.trainer_adapter.openai.merged import merged
+from rolloutbus.trainer_adapter.openai.prompts import (
+    ChatPrompt,
+    ChatTokenizer,
+    chat_prompt,
+    prompts_of,
+)
+from rolloutbus.trainer_adapter.openai.refusals import by_body, refusal, unsupported
+from rolloutbus.trainer_adapter.openai.sampling import options_of, sampling_of
+from rolloutbus.trainer_adapter.openai.tool_formats import TOOL_FORMATS, ResponseTemplate
+from rolloutbus.trainer_adapter.rollout import Rollout
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of, row_seed
 
 Payload = Mapping[str, Any]
 """A request's body, or `{"json": body, "headers": …}`; headers are left alone."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from bus.messages.generation import Media, MediaKind
-from trainer_adapter.openai.bodies import Json
-from trainer_adapter.openai.refusals import refusal, unsupported
+from rolloutbus.bus.messages.generation import Media, MediaKind
+from rolloutbus.trainer_adapter.openai.bodies import Json
+from rolloutbus.trainer_adapter.openai.refusals import refusal, unsupported
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 ADDRESSES: dict[str, MediaKind] = {

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from bus.errors import Refused
-from bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.endings import Problem, bad_request
 
 NAMES_IN_BODIES = {
     "sampling.max_new_tokens": "max_tokens",

@@ -3,12 +3,12 @@
 import json
 from typing import TypeVar
 
-from bus.errors import Refused
-from bus.messages.generation import Grammar, Sampling
-from bus.validation import check_sampling
-from trainer_adapter.openai.bodies import Body, ChatBody, texts_in
-from trainer_adapter.openai.refusals import by_body, refusal
-from trainer_adapter.rollouts import OFF_ELSEWHERE, GenerateOptions
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.generation import Grammar, Sampling
+from rolloutbus.bus.validation import check_sampling
+from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, texts_in
+from rolloutbus.trainer_adapter.openai.refusals import by_body, refusal
+from rolloutbus.trainer_adapter.rollouts import OFF_ELSEWHERE, GenerateOptions
 
 T = TypeVar("T")
 

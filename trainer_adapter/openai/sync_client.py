@@ -3,14 +3,14 @@
 from collections.abc import Generator
 from typing import Annotated, Unpack
 
-from bus.strict_calls import Described, strict
-from trainer_adapter.openai.bodies import Json
-from trainer_adapter.openai.client import DEFAULT_MAX_TOKENS, OpenAIClient, Payload
-from trainer_adapter.openai.prompts import ChatTokenizer
-from trainer_adapter.openai.tool_formats import ResponseTemplate
-from trainer_adapter.rollouts import GenerateOptions, ask_of
-from trainer_adapter.sync_client import SyncRolloutClient
-from trainer_adapter.sync_session import read_blocking
+from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.trainer_adapter.openai.bodies import Json
+from rolloutbus.trainer_adapter.openai.client import DEFAULT_MAX_TOKENS, OpenAIClient, Payload
+from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
+from rolloutbus.trainer_adapter.openai.tool_formats import ResponseTemplate
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
+from rolloutbus.trainer_adapter.sync_client import SyncRolloutClient
+from rolloutbus.trainer_adapter.sync_session import read_blocking
 
 _CLIENT = "a SyncRolloutClient, of connect_sync(); OpenAIClient takes one of connect()"
 

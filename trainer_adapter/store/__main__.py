@@ -1,14 +1,14 @@
-"""`python -m trainer_adapter.store --settings-json '{…}'`: one weight store process."""
+"""`python -m rolloutbus.trainer_adapter.store --settings-json '{…}'`: one weight store process."""
 
 import sys
 from pathlib import Path
 
-from bus.allocator import keep_freed_memory
-from bus.clock import BootClock
-from bus.process import ActorExit, announce_ready, complain, on_stop_signal, run_actor
-from trainer_adapter.store.actor import StoreActor
-from trainer_adapter.store.settings import StoreSettings
-from trainer_adapter.store.shelf import Shelf
+from rolloutbus.bus.allocator import keep_freed_memory
+from rolloutbus.bus.clock import BootClock
+from rolloutbus.bus.process import ActorExit, announce_ready, complain, on_stop_signal, run_actor
+from rolloutbus.trainer_adapter.store.actor import StoreActor
+from rolloutbus.trainer_adapter.store.settings import StoreSettings
+from rolloutbus.trainer_adapter.store.shelf import Shelf
 
 
 async def serve(settings: StoreSettings) -> ActorExit:
@@ -33,4 +33,4 @@ async def serve(settings: StoreSettings) -> ActorExit:
 
 
 if __name__ == "__main__":
-    sys.exit(run_actor("trainer_adapter.store", StoreSettings, serve))
+    sys.exit(run_actor("rolloutbus.trainer_adapter.store", StoreSettings, serve))

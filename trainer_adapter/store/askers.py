@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from bus.ids import AttemptKey, Peer
+from rolloutbus.bus.ids import AttemptKey, Peer
 
 
 class MemberAsker(NamedTuple):

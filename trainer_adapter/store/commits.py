@@ -3,11 +3,11 @@
 Spec: docs/protocol.md, "Weights", 3 and 10; "More of an engine", 2.
 """
 
-from bus.messages.endings import Problem
-from bus.messages.weights import RecordCommit
-from trainer_adapter.store import problems
-from trainer_adapter.store.records import Committed
-from trainer_adapter.store.versions import StoredVersion, VersionTable
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.weights import RecordCommit
+from rolloutbus.trainer_adapter.store import problems
+from rolloutbus.trainer_adapter.store.records import Committed
+from rolloutbus.trainer_adapter.store.versions import StoredVersion, VersionTable
 
 
 def record(table: VersionTable, ask: RecordCommit) -> list[Committed] | Problem:

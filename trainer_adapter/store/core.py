@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.manifest import check_tensors
-from bus.messages.endings import Done, Problem
-from bus.messages.membership import Intent
-from bus.messages.weights import (
+from rolloutbus.bus.manifest import check_tensors
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.membership import Intent
+from rolloutbus.bus.messages.weights import (
     DeltaPart,
     Manifest,
     PullChunk,
@@ -27,11 +27,11 @@ from bus.messages.weights import (
     Settled,
     SettleVersion,
 )
-from trainer_adapter.store import commits, problems
-from trainer_adapter.store.askers import Asker
-from trainer_adapter.store.deltas import DeltaTable
-from trainer_adapter.store.disk_copies import DiskCopies
-from trainer_adapter.store.effects import (
+from rolloutbus.trainer_adapter.store import commits, problems
+from rolloutbus.trainer_adapter.store.askers import Asker
+from rolloutbus.trainer_adapter.store.deltas import DeltaTable
+from rolloutbus.trainer_adapter.store.disk_copies import DiskCopies
+from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
     Answer,
     AnswerKind,
@@ -43,9 +43,14 @@ from trainer_adapter.store.effects import (
     Verify,
     WriteChunk,
 )
-from trainer_adapter.store.records import Assigned, Intended, Retired
-from trainer_adapter.store.settings import StoreSettings
-from trainer_adapter.store.versions import DeltaKey, StoredVersion, VersionKey, VersionTable
+from rolloutbus.trainer_adapter.store.records import Assigned, Intended, Retired
+from rolloutbus.trainer_adapter.store.settings import StoreSettings
+from rolloutbus.trainer_adapter.store.versions import (
+    DeltaKey,
+    StoredVersion,
+    VersionKey,
+    VersionTable,
+)
 
 MemberCommand = ReserveVersion | SealVersion | RestoreVersion | SettleVersion | RecordCommit
 """Comes through the router."""

@@ -6,17 +6,17 @@ Pure; the bytes are the shell's. Spec: docs/protocol.md, "Deltas".
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bus.messages.weights import Delta, DeltaPart, PullChunk
-from trainer_adapter.store import problems
-from trainer_adapter.store.askers import Asker
-from trainer_adapter.store.effects import (
+from rolloutbus.bus.messages.weights import Delta, DeltaPart, PullChunk
+from rolloutbus.trainer_adapter.store import problems
+from rolloutbus.trainer_adapter.store.askers import Asker
+from rolloutbus.trainer_adapter.store.effects import (
     Answer,
     ForgetDelta,
     MakeDelta,
     SendDeltaChunk,
     StoreEffect,
 )
-from trainer_adapter.store.versions import DeltaKey, StoredVersion, VersionKey
+from rolloutbus.trainer_adapter.store.versions import DeltaKey, StoredVersion, VersionKey
 
 MAX_IN_THE_MAKING = 2
 """Each keeps a core busy, and takes memory that grows to at most the size of its version."""

@@ -3,9 +3,9 @@
 Pure; the files are the shell's. Spec: docs/protocol.md, "Transports".
 """
 
-from bus.messages.weights import Offer
-from trainer_adapter.store.effects import RemoveFiles, StoreEffect, WriteFiles
-from trainer_adapter.store.versions import StoredVersion, VersionKey
+from rolloutbus.bus.messages.weights import Offer
+from rolloutbus.trainer_adapter.store.effects import RemoveFiles, StoreEffect, WriteFiles
+from rolloutbus.trainer_adapter.store.versions import StoredVersion, VersionKey
 
 BEING_WRITTEN = Offer("disk", at="")
 """What a manifest says until the files are there."""

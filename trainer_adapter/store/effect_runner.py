@@ -9,16 +9,16 @@ from typing import Protocol, TypeVar, cast
 
 import msgspec
 
-from bus import delta
-from bus.clock import Clock
-from bus.manifest import Bytes, first_mismatch
-from bus.messages.endings import Done
-from bus.messages.weights import Chunk
-from bus.process import complain, warn
-from trainer_adapter.store import problems
-from trainer_adapter.store.askers import Asker
-from trainer_adapter.store.core import MemberCommand, StoreCore
-from trainer_adapter.store.effects import (
+from rolloutbus.bus import delta
+from rolloutbus.bus.clock import Clock
+from rolloutbus.bus.manifest import Bytes, first_mismatch
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.weights import Chunk
+from rolloutbus.bus.process import complain, warn
+from rolloutbus.trainer_adapter.store import problems
+from rolloutbus.trainer_adapter.store.askers import Asker
+from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
+from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
     Answer,
     ForgetDelta,
@@ -34,10 +34,10 @@ from trainer_adapter.store.effects import (
     WriteChunk,
     WriteFiles,
 )
-from trainer_adapter.store.records import Record, Retired
-from trainer_adapter.store.segments import StoreFull
-from trainer_adapter.store.shelf import Shelf
-from trainer_adapter.store.versions import DeltaKey
+from rolloutbus.trainer_adapter.store.records import Record, Retired
+from rolloutbus.trainer_adapter.store.segments import StoreFull
+from rolloutbus.trainer_adapter.store.shelf import Shelf
+from rolloutbus.trainer_adapter.store.versions import DeltaKey
 
 _IN_ORDER = (Persist, Allocate, Verify, Release)
 """Run in a thread, and what comes after them waits."""

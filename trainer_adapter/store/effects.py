@@ -5,10 +5,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from bus.messages.weights import Tensor
-from trainer_adapter.store.askers import Asker
-from trainer_adapter.store.records import Record
-from trainer_adapter.store.versions import DeltaKey, VersionKey
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.trainer_adapter.store.askers import Asker
+from rolloutbus.trainer_adapter.store.records import Record
+from rolloutbus.trainer_adapter.store.versions import DeltaKey, VersionKey
 
 AnswerKind = Literal["finished", "failed", "refused", "manifest", "delta"]
 

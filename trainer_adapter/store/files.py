@@ -13,12 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from bus.manifest import Bytes, bytes_of
-from bus.messages.weights import Tensor
-from bus.paths import FileRules, open_named
-from bus.tensor_files import MANIFEST, header_of, shard_name, shards
-from bus.tensor_reader import read_shards
-from trainer_adapter.store.versions import VersionKey
+from rolloutbus.bus.manifest import Bytes, bytes_of
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.paths import FileRules, open_named
+from rolloutbus.bus.tensor_files import MANIFEST, header_of, shard_name, shards
+from rolloutbus.bus.tensor_reader import read_shards
+from rolloutbus.trainer_adapter.store.versions import VersionKey
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENCODED = "x-"

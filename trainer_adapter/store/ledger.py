@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from bus.errors import SettingsError
-from trainer_adapter.store.records import Record
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.trainer_adapter.store.records import Record
 
 _CRC_DIGITS = 8
 SPARE_BYTES = 64 * 1024

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from bus.messages.endings import Problem
-from bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
 
 MAX_POLICY_BYTES = 64
 MAX_TOLD = 32

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import msgspec
 
-from bus.errors import BusError
-from bus.host import SHM_DIR
-from bus.manifest import first_mismatch
-from bus.messages.weights import Offer, ReserveVersion, RestoreVersion, SealVersion
-from bus.process import warn
-from bus.shm import SegmentGone
-from trainer_adapter.store.files import WeightFiles, place_of
-from trainer_adapter.store.ledger import Ledger
-from trainer_adapter.store.records import Opened, Record, Retired
-from trainer_adapter.store.segments import SegmentPool, StoreFull, sweep
-from trainer_adapter.store.versions import StoredVersion, VersionKey, VersionTable
+from rolloutbus.bus.errors import BusError
+from rolloutbus.bus.host import SHM_DIR
+from rolloutbus.bus.manifest import first_mismatch
+from rolloutbus.bus.messages.weights import Offer, ReserveVersion, RestoreVersion, SealVersion
+from rolloutbus.bus.process import warn
+from rolloutbus.bus.shm import SegmentGone
+from rolloutbus.trainer_adapter.store.files import WeightFiles, place_of
+from rolloutbus.trainer_adapter.store.ledger import Ledger
+from rolloutbus.trainer_adapter.store.records import Opened, Record, Retired
+from rolloutbus.trainer_adapter.store.segments import SegmentPool, StoreFull, sweep
+from rolloutbus.trainer_adapter.store.versions import StoredVersion, VersionKey, VersionTable
 
 _LINE_BYTES = 4096
 """Of all that a record has beside its tensors."""

@@ -6,12 +6,12 @@ from typing import Literal
 
 import msgspec
 
-from bus.life import following
-from bus.manifest import total_bytes
-from bus.messages.membership import Intent
-from bus.messages.weights import Offer, Tensor
-from trainer_adapter.store.askers import Asker
-from trainer_adapter.store.records import (
+from rolloutbus.bus.life import following
+from rolloutbus.bus.manifest import total_bytes
+from rolloutbus.bus.messages.membership import Intent
+from rolloutbus.bus.messages.weights import Offer, Tensor
+from rolloutbus.trainer_adapter.store.askers import Asker
+from rolloutbus.trainer_adapter.store.records import (
     Assigned,
     Committed,
     Intended,

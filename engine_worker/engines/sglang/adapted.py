@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine_worker.capabilities import LoraTensors
-from engine_worker.engines.sglang.lora import LoraAdapters
+from rolloutbus.engine_worker.capabilities import LoraTensors
+from rolloutbus.engine_worker.engines.sglang.lora import LoraAdapters
 
 
 class Adapted:

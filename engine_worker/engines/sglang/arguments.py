@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from engine_worker.engines.sglang.argument_types import typed
-from engine_worker.engines.sglang.settings import SglangSettings
-from engine_worker.engines.sglang.split import named
+from rolloutbus.engine_worker.engines.sglang.argument_types import typed
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
+from rolloutbus.engine_worker.engines.sglang.split import named
 
 ON_ANY_DEVICE: Mapping[str, object] = {
     "log_level": "warning",

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from engine_worker.engines.sglang.engine_thread import EngineThread
-from engine_worker.engines.sglang.guard import KV_CACHE
-from engine_worker.engines.sglang.pausing import Pausing
-from engine_worker.engines.sglang.tap_wire import Flushed
-from engine_worker.engines.sglang.upstream_types import TokenizerManager
-from engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.guard import KV_CACHE
+from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
+from rolloutbus.engine_worker.engines.sglang.tap_wire import Flushed
+from rolloutbus.engine_worker.engines.sglang.upstream_types import TokenizerManager
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
 
 FLUSH_S = 5.0
 """For what runs to end, when nothing seems to run."""

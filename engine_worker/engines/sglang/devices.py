@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 
-from engine_worker.weights.gpu import gpus_of
+from rolloutbus.engine_worker.weights.gpu import gpus_of
 
 
 class Devices:

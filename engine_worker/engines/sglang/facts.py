@@ -6,14 +6,14 @@ from typing import Any
 import torch
 import transformers
 
-from engine_worker.engine import EngineFacts
-from engine_worker.engines.sglang import upstream
-from engine_worker.engines.sglang.devices import Devices
-from engine_worker.engines.sglang.guard import Abilities
-from engine_worker.engines.sglang.lora import LoraLimits
-from engine_worker.engines.sglang.settings import SglangSettings
-from engine_worker.engines.sglang.upstream import ModelKind
-from engine_worker.engines.sglang.upstream_types import SglangHandle
+from rolloutbus.engine_worker.engine import EngineFacts
+from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.engine_worker.engines.sglang.devices import Devices
+from rolloutbus.engine_worker.engines.sglang.guard import Abilities
+from rolloutbus.engine_worker.engines.sglang.lora import LoraLimits
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
+from rolloutbus.engine_worker.engines.sglang.upstream import ModelKind
+from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangHandle
 
 RANKS = ("tp", "pp", "dp", "ep")
 

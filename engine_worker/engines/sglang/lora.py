@@ -13,18 +13,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bus.errors import EngineFailed
-from bus.messages.endings import Problem
-from bus.option_checks import adapter_of
-from engine_worker.capabilities import LoraTensors
-from engine_worker.engine import TensorSpec
-from engine_worker.engines.lora_adapter import Shape, read_adapter
-from engine_worker.engines.sglang import upstream
-from engine_worker.engines.sglang.engine_thread import EngineThread
-from engine_worker.engines.sglang.lora_folder import write_adapter
-from engine_worker.engines.sglang.requests import Unfit
-from engine_worker.engines.sglang.upstream_types import SglangObject
-from engine_worker.features import unknown_adapter
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.option_checks import adapter_of
+from rolloutbus.engine_worker.capabilities import LoraTensors
+from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.engines.lora_adapter import Shape, read_adapter
+from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.lora_folder import write_adapter
+from rolloutbus.engine_worker.engines.sglang.requests import Unfit
+from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.features import unknown_adapter
 
 LEAVING_S = 5.0
 """One that is replaced or unloaded has left after this time, unless a long request uses it."""

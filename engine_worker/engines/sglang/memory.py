@@ -7,13 +7,13 @@ reaches a scheduler without its KV cache ends the engine.
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from engine_worker.engine import MemoryFreed
-from engine_worker.engines.sglang import upstream
-from engine_worker.engines.sglang.caches import Caches
-from engine_worker.engines.sglang.devices import Devices
-from engine_worker.engines.sglang.engine_thread import EngineThread
-from engine_worker.engines.sglang.pausing import Pausing
-from engine_worker.engines.sglang.upstream_types import TokenizerManager
+from rolloutbus.engine_worker.engine import MemoryFreed
+from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.engine_worker.engines.sglang.caches import Caches
+from rolloutbus.engine_worker.engines.sglang.devices import Devices
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
+from rolloutbus.engine_worker.engines.sglang.upstream_types import TokenizerManager
 
 
 class Memory:

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bus.messages.control import CacheTier
-from bus.messages.engine import SaveKind, StartProfile
-from engine_worker.engine import MemoryFreed
-from engine_worker.engines.checkpoint_writer import Readable
-from engine_worker.engines.sglang.caches import Caches
-from engine_worker.engines.sglang.devices import Devices
-from engine_worker.engines.sglang.engine_thread import EngineThread
-from engine_worker.engines.sglang.load import gauges_of
-from engine_worker.engines.sglang.memory import Memory
-from engine_worker.engines.sglang.pausing import Pausing
-from engine_worker.engines.sglang.profiler import Profiling
-from engine_worker.engines.sglang.saving import Saving
+from rolloutbus.bus.messages.control import CacheTier
+from rolloutbus.bus.messages.engine import SaveKind, StartProfile
+from rolloutbus.engine_worker.engine import MemoryFreed
+from rolloutbus.engine_worker.engines.checkpoint_writer import Readable
+from rolloutbus.engine_worker.engines.sglang.caches import Caches
+from rolloutbus.engine_worker.engines.sglang.devices import Devices
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.load import gauges_of
+from rolloutbus.engine_worker.engines.sglang.memory import Memory
+from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
+from rolloutbus.engine_worker.engines.sglang.profiler import Profiling
+from rolloutbus.engine_worker.engines.sglang.saving import Saving
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_worker.engine import InFlight
+from rolloutbus.engine_worker.engine import InFlight
 
 PREFIX = "rolloutbus:"
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from bus.messages.prefixes import Prefixes
-from bus.zmq_event_feed import EventFeed
-from engine_worker.engines.cached_prefixes import CachedPrefixes
-from engine_worker.engines.sglang.kv_events import KvEvents
+from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.bus.zmq_event_feed import EventFeed
+from rolloutbus.engine_worker.engines.cached_prefixes import CachedPrefixes
+from rolloutbus.engine_worker.engines.sglang.kv_events import KvEvents
 
 PAGE_TOKENS = 16
 """With pages of one token, SGLang's default, each token would be an event."""

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine_worker.engines.sglang.hooks import PARTS, Hook, Lack, Part, Process, When
+from rolloutbus.engine_worker.engines.sglang.hooks import PARTS, Hook, Lack, Part, Process, When
 
 PACKAGE = "sglang.srt"
 

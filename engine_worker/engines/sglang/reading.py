@@ -8,16 +8,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from bus.errors import EngineFailed
-from bus.messages.endings import Problem
-from engine_worker.capabilities import Embeddings, Scores
-from engine_worker.engine import Float32s, Int32s
-from engine_worker.engines.sglang import upstream
-from engine_worker.engines.sglang.engine_thread import EngineThread
-from engine_worker.engines.sglang.live import LiveRequests, problem_of
-from engine_worker.engines.sglang.requests import Unfit
-from engine_worker.engines.sglang.upstream import ModelKind
-from engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.engine_worker.capabilities import Embeddings, Scores
+from rolloutbus.engine_worker.engine import Float32s, Int32s
+from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.live import LiveRequests, problem_of
+from rolloutbus.engine_worker.engines.sglang.requests import Unfit
+from rolloutbus.engine_worker.engines.sglang.upstream import ModelKind
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
 
 Output = Mapping[str, Any]
 

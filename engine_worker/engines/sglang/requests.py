@@ -6,19 +6,19 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bus.messages.endings import Problem, bad_request
-from bus.messages.generation import Grammar, Sampling
-from bus.option_checks import truncates
-from engine_worker.engine import EngineFacts, Work
-from engine_worker.engines.processors import Processors
-from engine_worker.engines.sglang.rules import (
+from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.messages.generation import Grammar, Sampling
+from rolloutbus.bus.option_checks import truncates
+from rolloutbus.engine_worker.engine import EngineFacts, Work
+from rolloutbus.engine_worker.engines.processors import Processors
+from rolloutbus.engine_worker.engines.sglang.rules import (
     NO_RULES,
     Penalties,
     Rules,
     custom_params,
     processor_text,
 )
-from engine_worker.engines.sglang.tap_wire import COARSE, STREAMED
+from rolloutbus.engine_worker.engines.sglang.tap_wire import COARSE, STREAMED
 
 MakeRequest = Callable[..., object]
 ONLY_THE_LIKELIEST = 1e-9

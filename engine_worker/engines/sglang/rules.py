@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bus.messages.generation import NOTHING_MORE, Want
-from engine_worker.engines.processors import Params
+from rolloutbus.bus.messages.generation import NOTHING_MORE, Want
+from rolloutbus.engine_worker.engines.processors import Params
 
 RULES = "rolloutbus"
 """Key in `custom_params`."""
 REQUEST = "__req__"
 """Key under which SGLang adds its own request object there."""
-PROCESSOR_CLASS = "engine_worker.engines.sglang.inside.row_processor", "RowProcessor"
+PROCESSOR_CLASS = "rolloutbus.engine_worker.engines.sglang.inside.row_processor", "RowProcessor"
 
 
 class Penalties(msgspec.Struct, array_like=True, frozen=True):

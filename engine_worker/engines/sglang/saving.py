@@ -4,12 +4,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from bus.errors import EngineFailed
-from bus.messages.endings import Problem
-from bus.messages.engine import SaveKind
-from engine_worker.engines.checkpoint_writer import Readable, copy_description, write_checkpoint
-from engine_worker.engines.sglang.engine_thread import EngineThread
-from engine_worker.engines.sglang.guard import Guard
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.engine import SaveKind
+from rolloutbus.engine_worker.engines.checkpoint_writer import (
+    Readable,
+    copy_description,
+    write_checkpoint,
+)
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.guard import Guard
 
 
 class Saving:

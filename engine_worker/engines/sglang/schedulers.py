@@ -5,12 +5,12 @@ import threading
 from concurrent.futures import Future
 from typing import cast
 
-from engine_worker.engines.sglang import upstream
-from engine_worker.engines.sglang.engine_thread import EngineThread
-from engine_worker.engines.sglang.orders import Answer, Order, answer_of, as_name
-from engine_worker.engines.sglang.tap_wire import Staged, Swapped
-from engine_worker.engines.sglang.upstream_types import TokenizerManager
-from engine_worker.engines.step_loop import EngineBusy, EngineDied
+from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.orders import Answer, Order, answer_of, as_name
+from rolloutbus.engine_worker.engines.sglang.tap_wire import Staged, Swapped
+from rolloutbus.engine_worker.engines.sglang.upstream_types import TokenizerManager
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy, EngineDied
 
 Word = Staged | Swapped
 

@@ -6,7 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from engine_worker.engines.sglang.tap_wire import HEADER, MAX_MESSAGE_BYTES, Message, decode
+from rolloutbus.engine_worker.engines.sglang.tap_wire import (
+    HEADER,
+    MAX_MESSAGE_BYTES,
+    Message,
+    decode,
+)
 
 
 class TapListener:

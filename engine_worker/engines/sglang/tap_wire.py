@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from bus.messages.array import Array
-from engine_worker.engines.sglang.hooks import Lack
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.engine_worker.engines.sglang.hooks import Lack
 
 HEADER = struct.Struct("<I")
 PATH_VARIABLE = "ROLLOUTBUS_SCHEDULER_TAP"

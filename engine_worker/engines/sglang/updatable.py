@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
-from engine_worker.engines.sglang.weights import SglangWeights
-from engine_worker.weights.handle_book import HandleBook
-from engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
+from rolloutbus.engine_worker.engines.sglang.weights import SglangWeights
+from rolloutbus.engine_worker.weights.handle_book import HandleBook
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 
 class Updatable:

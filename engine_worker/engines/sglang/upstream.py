@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_type_hints
 
-from engine_worker.engines.sglang.upstream_types import (
+from rolloutbus.engine_worker.engines.sglang.upstream_types import (
     Run,
     Scheduler,
     SchedulerInitResult,

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bus.errors import EngineFailed
-from bus.manifest import ALIGN_BYTES, DTYPE_BYTES
-from bus.messages.endings import Problem
-from engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
-from engine_worker.engines.sglang.checkpoint import tensors_of
-from engine_worker.engines.sglang.orders import (
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.manifest import ALIGN_BYTES, DTYPE_BYTES
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
+from rolloutbus.engine_worker.engines.sglang.checkpoint import tensors_of
+from rolloutbus.engine_worker.engines.sglang.orders import (
     CheckpointTensor,
     Install,
     Lent,
@@ -27,14 +27,14 @@ from engine_worker.engines.sglang.orders import (
     Survey,
     Unstage,
 )
-from engine_worker.engines.sglang.pausing import Pausing
-from engine_worker.engines.sglang.schedulers import Schedulers
-from engine_worker.engines.sglang.tap_wire import Staged, Swapped
-from engine_worker.engines.step_loop import EngineBusy
-from engine_worker.weights.buffers import SpareBuffer
-from engine_worker.weights.handle_book import HandleBook
-from engine_worker.weights.raw_tensor import RawTensor
-from engine_worker.weights.shared_memory import Whereabouts, shared_buffer
+from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
+from rolloutbus.engine_worker.engines.sglang.schedulers import Schedulers
+from rolloutbus.engine_worker.engines.sglang.tap_wire import Staged, Swapped
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.handle_book import HandleBook
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.shared_memory import Whereabouts, shared_buffer
 
 
 class _Piece(NamedTuple):

@@ -1,4 +1,4 @@
-"""`python -m engine_worker.engines.survey [MODEL]`: one finding per line, as JSON.
+"""`python -m rolloutbus.engine_worker.engines.survey [MODEL]`: one finding per line, as JSON.
 
 A process of its own, since what it imports may break it: what was found until then is out.
 """
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from engine_worker.engines.survey.devices import devices
-from engine_worker.engines.survey.finding import Finding
-from engine_worker.engines.survey.machine import machine, packages
-from engine_worker.engines.survey.model import model
-from engine_worker.engines.survey.sglang_probes import probes
+from rolloutbus.engine_worker.engines.survey.devices import devices
+from rolloutbus.engine_worker.engines.survey.finding import Finding
+from rolloutbus.engine_worker.engines.survey.machine import machine, packages
+from rolloutbus.engine_worker.engines.survey.model import model
+from rolloutbus.engine_worker.engines.survey.sglang_probes import probes
 
 
 def survey(model_path: str) -> Iterator[Finding]:

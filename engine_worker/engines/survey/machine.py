@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from engine_worker.engines.survey.finding import Finding
+from rolloutbus.engine_worker.engines.survey.finding import Finding
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is only measured
 GIB = 1 << 30

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from engine_worker.engines.sglang import upstream
-from engine_worker.engines.survey.finding import Finding
+from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.engine_worker.engines.survey.finding import Finding
 
 GIB = 1 << 30
 

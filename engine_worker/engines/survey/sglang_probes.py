@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from engine_worker.engines.sglang import hooks, presence, upstream
-from engine_worker.engines.sglang.hooks import Lack, When
-from engine_worker.engines.survey.finding import Finding
+from rolloutbus.engine_worker.engines.sglang import hooks, presence, upstream
+from rolloutbus.engine_worker.engines.sglang.hooks import Lack, When
+from rolloutbus.engine_worker.engines.survey.finding import Finding
 
 SECTION = "sglang"
 

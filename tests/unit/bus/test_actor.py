@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from bus.actor import Actor, one_by_one
-from bus.clock import ManualClock
+from rolloutbus.bus.actor import Actor, one_by_one
+from rolloutbus.bus.clock import ManualClock
 
 NEVER_S = 3600.0
 DEADLINE_S = 60.0

@@ -2,7 +2,7 @@
 
 import random
 
-from bus.backoff import Backoff
+from rolloutbus.bus.backoff import Backoff
 
 
 class Highest:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.codec import (
+from rolloutbus.bus.codec import (
     PROTOCOL_VERSION,
     SIGNATURE,
     decode_batch,
@@ -18,12 +18,12 @@ from bus.codec import (
     unpack_fleet,
     unpack_result,
 )
-from bus.entry import Entry, Placement
-from bus.errors import LocalProtocolError, RemoteProtocolError
-from bus.messages.delivery import Accepted
-from bus.messages.generation import Generate, Sampling
-from bus.messages.limits import MAX_DEADLINE_MS
-from bus.messages.membership import Beat
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.errors import LocalProtocolError, RemoteProtocolError
+from rolloutbus.bus.messages.delivery import Accepted
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.messages.limits import MAX_DEADLINE_MS
+from rolloutbus.bus.messages.membership import Beat
 from tests.conformance import plain
 from tests.conformance.representatives import NAMES
 

@@ -8,10 +8,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.delta import apply, check_parts, encode
-from bus.errors import RemoteProtocolError
-from bus.manifest import Bytes, bytes_of, digest_of, first_mismatch, lay_out, total_bytes
-from bus.messages.weights import DeltaPart, Tensor
+from rolloutbus.bus.delta import apply, check_parts, encode
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.manifest import Bytes, bytes_of, digest_of, first_mismatch, lay_out, total_bytes
+from rolloutbus.bus.messages.weights import DeltaPart, Tensor
 
 LAYOUT = lay_out(
     [

@@ -2,15 +2,15 @@
 
 import pytest
 
-from bus.endpoints import (
+from rolloutbus.bus.endpoints import (
     require_bindable,
     require_local,
     require_reachable,
     split_key,
     with_key,
 )
-from bus.errors import SettingsError
-from bus.security.settings import SecuritySettings
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.security.settings import SecuritySettings
 
 KEY = "ab" * 32
 KEYS_AND_LIST = SecuritySettings(key_file="k", allow_list="l")

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bus.errors import WrongEventLoop
-from bus.home_loop import HomeLoop
+from rolloutbus.bus.errors import WrongEventLoop
+from rolloutbus.bus.home_loop import HomeLoop
 
 
 async def _settle(home: HomeLoop) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import SettingsError
-from bus.ipc_paths import is_taken, require_private_dir
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.ipc_paths import is_taken, require_private_dir
 
 
 def test_a_path_with_a_listener_is_taken_and_what_a_dead_one_left_is_not(tmp_path: Path) -> None:

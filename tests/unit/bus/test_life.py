@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
-from bus.errors import LocalProtocolError
-from bus.life import following
+from rolloutbus.bus.errors import LocalProtocolError
+from rolloutbus.bus.life import following
 
 Light = Literal["red", "green"]
 LIGHTS: dict[Light, dict[str, Light]] = {"red": {"go": "green"}, "green": {"stop": "red"}}

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bus.errors import ActorStopped, MailboxFull
-from bus.mailbox import Mailbox, MailboxStatistics
+from rolloutbus.bus.errors import ActorStopped, MailboxFull
+from rolloutbus.bus.mailbox import Mailbox, MailboxStatistics
 
 DEADLINE_S = 60.0
 

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from bus.clock import ManualClock
-from bus.codec import pack, unpack
-from bus.effects import Connect, Send, Stop
-from bus.entry import Entry
-from bus.ids import AttemptKey, RequestId
-from bus.member import MemberCore, MemberIdentity, Vitals
-from bus.member_effects import Execute, Forget, MemberEffect, StopWork
-from bus.messages.delivery import Accepted, Ack, Fenced
-from bus.messages.endings import Done
-from bus.messages.membership import Beat, Dismissed, Hello, Lease, Welcome, WorkerFacts
-from bus.settings import LeaseSettings
+from rolloutbus.bus.clock import ManualClock
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.effects import Connect, Send, Stop
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import AttemptKey, RequestId
+from rolloutbus.bus.member import MemberCore, MemberIdentity, Vitals
+from rolloutbus.bus.member_effects import Execute, Forget, MemberEffect, StopWork
+from rolloutbus.bus.messages.delivery import Accepted, Ack, Fenced
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.membership import Beat, Dismissed, Hello, Lease, Welcome, WorkerFacts
+from rolloutbus.bus.settings import LeaseSettings
 
 FACTS = WorkerFacts("default", "ipc://stream", 4, 128, 64, "fake", ["generate"])
 DONE = pack(Done())

@@ -7,10 +7,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from bus.messages.generation import Generate, Grammar, Media, Prefix, Processor, Sampling, Want
-from bus.messages.limits import MAX_PIECE_BYTES
-from bus.option_checks import adapter_of
-from bus.validation import check_generate
+from rolloutbus.bus.messages.generation import (
+    Generate,
+    Grammar,
+    Media,
+    Prefix,
+    Processor,
+    Sampling,
+    Want,
+)
+from rolloutbus.bus.messages.limits import MAX_PIECE_BYTES
+from rolloutbus.bus.option_checks import adapter_of
+from rolloutbus.bus.validation import check_generate
 
 VOCAB_SIZE = 100
 PLAIN = Generate(np.array([1, 2, 3], "<i4").tobytes(), Sampling(max_new_tokens=8))

@@ -2,11 +2,11 @@
 
 from msgspec import Raw
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.messages.endings import Problem
-from bus.outbox import HEADER_BYTES, MAX_AGE_S, MAX_ENTRIES_PER_TICK, MAX_NEWS, Outbox
-from bus.settings import LeaseSettings
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.outbox import HEADER_BYTES, MAX_AGE_S, MAX_ENTRIES_PER_TICK, MAX_NEWS, Outbox
+from rolloutbus.bus.settings import LeaseSettings
 
 
 def ending(n: int, size_bytes: int = 10) -> Entry:

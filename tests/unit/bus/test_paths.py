@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.errors import Refused
-from bus.paths import MAX_DEPTH, MAX_PATH_BYTES, WEIGHTS, FileRules, check_path, open_named
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.paths import (
+    MAX_DEPTH,
+    MAX_PATH_BYTES,
+    WEIGHTS,
+    FileRules,
+    check_path,
+    open_named,
+)
 
 SECRET = b"secret"
 N_RACES = 3000

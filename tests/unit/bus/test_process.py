@@ -4,9 +4,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus.child import how_it_ended
-from bus.errors import PeerLost, SettingsError
-from bus.process import ActorExit, announce_ready, read_ready, run_actor
+from rolloutbus.bus.child import how_it_ended
+from rolloutbus.bus.errors import PeerLost, SettingsError
+from rolloutbus.bus.process import ActorExit, announce_ready, read_ready, run_actor
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

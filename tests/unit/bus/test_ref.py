@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator
 import msgspec
 import pytest
 
-from bus.errors import LocalProtocolError, Refused, RemoteProtocolError
-from bus.messages import COMMAND_OF, COMMANDS, KINDS
-from bus.messages.control import FleetStatus, Pause, Status
-from bus.messages.endings import Done, Problem
-from bus.messages.generation import Generate, Sampling
-from bus.ref import FLEET, STORE, ActorRef, Command, worker
+from rolloutbus.bus.errors import LocalProtocolError, Refused, RemoteProtocolError
+from rolloutbus.bus.messages import COMMAND_OF, COMMANDS, KINDS
+from rolloutbus.bus.messages.control import FleetStatus, Pause, Status
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.ref import FLEET, STORE, ActorRef, Command, worker
 
 PROMPT = b"\x01\0\0\0"
 

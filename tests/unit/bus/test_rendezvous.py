@@ -1,6 +1,6 @@
 import pytest
 
-from bus.rendezvous import (
+from rolloutbus.bus.rendezvous import (
     BadReport,
     RankReport,
     read_report,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bus.errors import SettingsError
-from bus.resources import (
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.resources import (
     ALARM_SHARE,
     RESERVE_FDS,
     WATCH_S,

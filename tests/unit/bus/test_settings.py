@@ -2,8 +2,8 @@
 
 import pytest
 
-from bus.errors import SettingsError
-from bus.settings import LeaseSettings
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.settings import LeaseSettings
 
 
 @pytest.mark.parametrize(

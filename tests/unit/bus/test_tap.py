@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.errors import RemoteProtocolError
-from bus.tap import TapEvent, TapMark, mark_in
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.tap import TapEvent, TapMark, mark_in
 
 EVENTS: list[TapEvent] = ["received", "sent", "undelivered", "malformed", "revoked", "tick"]
 NUMBERS = st.integers(0, 2**64 - 1)

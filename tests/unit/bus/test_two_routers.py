@@ -2,16 +2,16 @@
 
 import random
 
-from bus.clock import ManualClock
-from bus.codec import pack, unpack
-from bus.effects import Connect, Send
-from bus.entry import Entry
-from bus.member import MemberCore, MemberIdentity
-from bus.member_effects import Execute, MemberEffect
-from bus.messages.endings import Done
-from bus.messages.membership import Beat, Lease, Rejected, Welcome, WorkerFacts
-from bus.settings import LeaseSettings
-from bus.witness import REMEMBERED_BEATS, Witness
+from rolloutbus.bus.clock import ManualClock
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.effects import Connect, Send
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.member import MemberCore, MemberIdentity
+from rolloutbus.bus.member_effects import Execute, MemberEffect
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.membership import Beat, Lease, Rejected, Welcome, WorkerFacts
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.witness import REMEMBERED_BEATS, Witness
 
 FACTS = WorkerFacts("default", "ipc://stream", 4, 128, 64, "fake", ["generate"])
 

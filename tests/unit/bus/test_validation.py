@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from bus.entry import Placement
-from bus.messages.endings import Problem
-from bus.messages.generation import Generate, Prefix, Sampling
-from bus.messages.limits import MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
-from bus.validation import (
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Generate, Prefix, Sampling
+from rolloutbus.bus.messages.limits import MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
+from rolloutbus.bus.validation import (
     MAX_COST,
     MAX_NAME_BYTES,
     MAX_RID_BYTES,

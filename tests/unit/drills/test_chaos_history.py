@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from drills.chaos.history import Verdict, fake_oracle, judge, lives_of
-from drills.chaos.ledger import Ledger
-from drills.chaos.records import Ended, Invoked, Offered, Outcome, Progressed, Record, Settled
+from tests.drills.chaos.history import Verdict, fake_oracle, judge, lives_of
+from tests.drills.chaos.ledger import Ledger
+from tests.drills.chaos.records import Ended, Invoked, Offered, Outcome, Progressed, Record, Settled
 
 N_TOKENS = 6
 

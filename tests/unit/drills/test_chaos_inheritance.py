@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from drills.chaos.history import Life, lives_of
-from drills.chaos.inheritance import note_owed
-from drills.chaos.records import Invoked, Looked, Progressed
-from drills.chaos.recovery import Struck
+from tests.drills.chaos.history import Life, lives_of
+from tests.drills.chaos.inheritance import note_owed
+from tests.drills.chaos.records import Invoked, Looked, Progressed
+from tests.drills.chaos.recovery import Struck
 
 ASKED = Invoked("c9:0.0:1", 10.0, b"", seed=3, n_tokens=4, allowed=[], is_detached=True)
 KILLED = Struck("kill_client", "mortals", 15.0, 15.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from drills.chaos.proxy import Direction, ProxyLink
+from tests.drills.chaos.proxy import Direction, ProxyLink
 
 DEADLINE_S = 60.0
 NOTHING_S = 0.15

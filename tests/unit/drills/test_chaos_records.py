@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from drills.chaos.records import (
+from tests.drills.chaos.records import (
     Ended,
     HistoryWriter,
     Invoked,

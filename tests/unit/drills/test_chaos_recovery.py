@@ -2,11 +2,11 @@
 
 import math
 
-from drills.chaos.history import Life
-from drills.chaos.records import Ended, Invoked, Progressed
-from drills.chaos.recovery import Recovery, Struck, recoveries
-from drills.chaos.router_recovery import router_recovery
-from drills.chaos.schedule import SHARES
+from tests.drills.chaos.history import Life
+from tests.drills.chaos.records import Ended, Invoked, Progressed
+from tests.drills.chaos.recovery import Recovery, Struck, recoveries
+from tests.drills.chaos.router_recovery import router_recovery
+from tests.drills.chaos.schedule import SHARES
 
 
 def _stream(op: str, *moves: tuple[float, str], begun_at: float = 0.0) -> Life:

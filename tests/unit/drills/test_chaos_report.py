@@ -5,14 +5,14 @@ import io
 import msgspec
 import pytest
 
-from drills.chaos.history import judge, lives_of
-from drills.chaos.ledger import Ledger
-from drills.chaos.records import Ended, Invoked, Progressed, Record
-from drills.chaos.recovery import Struck
-from drills.chaos.report import Report, report
-from drills.chaos.settings import ChaosSettings
-from drills.chaos.usage import Growth, Usage
-from launcher.commands.chaos import show_report
+from tests.drills.chaos.__main__ import show_report
+from tests.drills.chaos.history import judge, lives_of
+from tests.drills.chaos.ledger import Ledger
+from tests.drills.chaos.records import Ended, Invoked, Progressed, Record
+from tests.drills.chaos.recovery import Struck
+from tests.drills.chaos.report import Report, report
+from tests.drills.chaos.settings import ChaosSettings
+from tests.drills.chaos.usage import Growth, Usage
 
 ASKED = Invoked("c0:0.1:1", 1.0, b"", seed=3, n_tokens=0, allowed=[], is_streamed=True)
 STRUCK = [

@@ -3,7 +3,7 @@
 from collections import Counter
 from random import Random
 
-from drills.chaos.schedule import draw_salvos
+from tests.drills.chaos.schedule import draw_salvos
 
 
 def test_same_seed_draws_the_same_faults() -> None:

@@ -2,7 +2,7 @@
 
 import os
 
-from drills.chaos.usage import Growth, Usage, growths, usages_of
+from tests.drills.chaos.usage import Growth, Usage, growths, usages_of
 
 
 def test_own_process_is_measured_and_a_missing_one_left_out() -> None:

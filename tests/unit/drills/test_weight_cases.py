@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from drills.weights.cases import N_CELLS, PAIRS, WAYS, draw_cases
+from tests.drills.weights.cases import N_CELLS, PAIRS, WAYS, draw_cases
 
 WORKERS = 3
 

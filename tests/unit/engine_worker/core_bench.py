@@ -4,26 +4,26 @@ import random
 
 import numpy as np
 
-from bus.clock import ManualClock
-from bus.codec import pack, unpack, unpack_result
-from bus.effects import Publish, Send
-from bus.entry import Entry, Placement
-from bus.ids import Attempt
-from bus.messages.endings import Problem
-from bus.messages.generation import (
+from rolloutbus.bus.clock import ManualClock
+from rolloutbus.bus.codec import pack, unpack, unpack_result
+from rolloutbus.bus.effects import Publish, Send
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import (
     FinishReason,
     Generate,
     Generated,
     Prefix,
     Sampling,
 )
-from bus.messages.host import EngineBeat, EngineReady
-from bus.messages.membership import Beat, Lease
-from bus.messages.stream import Deltas
-from engine_worker.control import HOST_COMMANDS
-from engine_worker.core import WorkerCore
-from engine_worker.effects import ToHost, WorkerEffect
-from engine_worker.settings import WorkerSettings
+from rolloutbus.bus.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.messages.membership import Beat, Lease
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.engine_worker.control import HOST_COMMANDS
+from rolloutbus.engine_worker.core import WorkerCore
+from rolloutbus.engine_worker.effects import ToHost, WorkerEffect
+from rolloutbus.engine_worker.settings import WorkerSettings
 
 READY = EngineReady(
     *("fake", 64, 128, 4, [0], sorted(HOST_COMMANDS)),

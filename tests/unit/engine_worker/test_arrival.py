@@ -5,10 +5,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.manifest import lay_out
-from bus.messages.limits import CHUNK_BYTES
-from bus.messages.weights import Tensor
-from engine_worker.weights.arrival import Arrival, Layout, Piece
+from rolloutbus.bus.manifest import lay_out
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.engine_worker.weights.arrival import Arrival, Layout, Piece
 
 sizes = st.lists(
     st.sampled_from([0, 1, 63, 64, 1000, CHUNK_BYTES - 64, CHUNK_BYTES, 3 * CHUNK_BYTES + 5]),

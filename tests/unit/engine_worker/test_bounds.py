@@ -5,16 +5,16 @@ import random
 import numpy as np
 import pytest
 
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.messages.control import Pause
-from bus.messages.delivery import Ack
-from bus.messages.generation import Generate, Sampling
-from bus.messages.host import EngineBeat, EngineReady
-from bus.messages.membership import Lease
-from bus.messages.stream import Deltas
-from engine_worker.core import WorkerCore
-from engine_worker.settings import WorkerSettings
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages.control import Pause
+from rolloutbus.bus.messages.delivery import Ack
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.messages.membership import Lease
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.engine_worker.core import WorkerCore
+from rolloutbus.engine_worker.settings import WorkerSettings
 from tests.unit.engine_worker.core_bench import READY
 from tests.unit.sizes import largest
 

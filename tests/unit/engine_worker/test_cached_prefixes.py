@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bus.prefix_marks import UNIT_TOKENS, marks_of, unpacked
-from engine_worker.engines.cached_prefixes import CachedPrefixes
+from rolloutbus.bus.prefix_marks import UNIT_TOKENS, marks_of, unpacked
+from rolloutbus.engine_worker.engines.cached_prefixes import CachedPrefixes
 
 PROMPT = np.random.default_rng(3).integers(0, 512, 40 * UNIT_TOKENS).astype(np.int32)
 DEVICE, HOST = 1, 2

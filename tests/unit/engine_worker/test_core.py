@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from bus.codec import topic_of, unpack, unpack_result
-from bus.effects import Connect, Publish
-from bus.messages.endings import Problem
-from bus.messages.generation import (
+from rolloutbus.bus.codec import topic_of, unpack, unpack_result
+from rolloutbus.bus.effects import Connect, Publish
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import (
     Abort,
     Prefix,
     Repair,
     Repaired,
     Sampling,
 )
-from bus.messages.stream import Idle
-from engine_worker.effects import StartHost
+from rolloutbus.bus.messages.stream import Idle
+from rolloutbus.engine_worker.effects import StartHost
 from tests.unit.engine_worker.core_bench import Bench
 
 

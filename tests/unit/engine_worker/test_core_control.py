@@ -1,13 +1,21 @@
 """The worker core under control: pauses, memory, weights, crashes, shutdown."""
 
-from bus.codec import pack, unpack, unpack_result
-from bus.effects import Stop
-from bus.entry import Entry
-from bus.messages.control import FlushCache, Flushed, Memory, Pause, Resume, Shutdown, Sleep
-from bus.messages.endings import Done, Problem
-from bus.messages.host import EngineFailed, EngineReady
-from bus.messages.membership import Beat, Goodbye
-from bus.messages.weights import (
+from rolloutbus.bus.codec import pack, unpack, unpack_result
+from rolloutbus.bus.effects import Stop
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.control import (
+    FlushCache,
+    Flushed,
+    Memory,
+    Pause,
+    Resume,
+    Shutdown,
+    Sleep,
+)
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.host import EngineFailed, EngineReady
+from rolloutbus.bus.messages.membership import Beat, Goodbye
+from rolloutbus.bus.messages.weights import (
     CheckWeights,
     Committed,
     CommitUpdate,
@@ -15,7 +23,7 @@ from bus.messages.weights import (
     Prepared,
     PrepareUpdate,
 )
-from engine_worker.effects import KillHost, StartHost
+from rolloutbus.engine_worker.effects import KillHost, StartHost
 from tests.unit.engine_worker.core_bench import Bench
 
 

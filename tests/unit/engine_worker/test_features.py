@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus.messages.generation import Generate, Grammar, Media, Processor, Sampling, Want
-from engine_worker.features import missing, needs, unknown_adapter
+from rolloutbus.bus.messages.generation import Generate, Grammar, Media, Processor, Sampling, Want
+from rolloutbus.engine_worker.features import missing, needs, unknown_adapter
 
 PLAIN = Generate(b"\x01\x00\x00\x00", Sampling(top_k=4, stop_token_ids=[3], ignore_eos=True))
 

@@ -7,13 +7,21 @@ import numpy as np
 import pytest
 import xxhash
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.errors import EngineFailed
-from bus.manifest import Bytes
-from bus.messages.control import FlushCache, Flushed, Memory, Pause, Resume, Sleep, WakeUp
-from bus.messages.endings import Done, Problem
-from bus.messages.weights import (
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.messages.control import (
+    FlushCache,
+    Flushed,
+    Memory,
+    Pause,
+    Resume,
+    Sleep,
+    WakeUp,
+)
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.weights import (
     AbortUpdate,
     CheckedWeights,
     CheckWeights,
@@ -25,13 +33,13 @@ from bus.messages.weights import (
     PrepareUpdate,
     TensorCheck,
 )
-from engine_worker.control import HOST_COMMANDS
-from engine_worker.engine import Step, TensorRange, TensorSpec
-from engine_worker.engines.fake_engine import FakeEngine
-from engine_worker.engines.fake_settings import FakeSettings
-from engine_worker.engines.fake_weights import FAKE_SPECS
-from engine_worker.host_commands import HostCommands
-from engine_worker.weights.active import PIECE_BYTES, ActiveWeights
+from rolloutbus.engine_worker.control import HOST_COMMANDS
+from rolloutbus.engine_worker.engine import Step, TensorRange, TensorSpec
+from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
+from rolloutbus.engine_worker.engines.fake_weights import FAKE_SPECS
+from rolloutbus.engine_worker.host_commands import HostCommands
+from rolloutbus.engine_worker.weights.active import PIECE_BYTES, ActiveWeights
 
 
 def ignore(_: Step) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bus.messages.host import EngineBeat
-from engine_worker.host_watch import HostWatch
-from engine_worker.settings import HostSettings
+from rolloutbus.bus.messages.host import EngineBeat
+from rolloutbus.engine_worker.host_watch import HostWatch
+from rolloutbus.engine_worker.settings import HostSettings
 
 TICK_S = 0.25
 LATE_TICK_S = 1.0

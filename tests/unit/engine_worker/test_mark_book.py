@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bus.prefix_marks import unpacked
-from engine_worker.mark_book import MAX_HELD, MAX_NEWS, MarkBook
+from rolloutbus.bus.prefix_marks import unpacked
+from rolloutbus.engine_worker.mark_book import MAX_HELD, MAX_NEWS, MarkBook
 
 MARKS = st.integers(0, 20)
 

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from bus.arrays import numpy_of
-from bus.codec import pack
-from bus.entry import Entry
-from bus.messages.control import FlushCache, Flushed, Memory, Sleep
-from bus.messages.endings import Done, Problem
-from bus.messages.engine import (
+from rolloutbus.bus.arrays import numpy_of
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.control import FlushCache, Flushed, Memory, Sleep
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.engine import (
     Adapters,
     Embed,
     Embedded,
@@ -32,11 +32,11 @@ from bus.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from engine_worker.adapter_sources import CONFIG, TENSORS
-from engine_worker.control import HOST_COMMANDS
-from engine_worker.engine import EngineFacts
-from engine_worker.host_commands import HostCommands
-from engine_worker.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.adapter_sources import CONFIG, TENSORS
+from rolloutbus.engine_worker.control import HOST_COMMANDS
+from rolloutbus.engine_worker.engine import EngineFacts
+from rolloutbus.engine_worker.host_commands import HostCommands
+from rolloutbus.engine_worker.operator_paths import OperatorPaths
 from tests.capable_engine import CapableEngine
 
 

@@ -1,10 +1,10 @@
 """A worker passes on to its router what its engine has cached."""
 
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.messages.membership import Welcome
-from bus.messages.prefixes import Prefixes
-from bus.prefix_marks import packed, unpacked
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.membership import Welcome
+from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.bus.prefix_marks import packed, unpacked
 from tests.unit.engine_worker.core_bench import Bench
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bus.messages.generation import Processor
-from engine_worker.engines.processors import LogitProcessor, Params, Processors, apply
+from rolloutbus.bus.messages.generation import Processor
+from rolloutbus.engine_worker.engines.processors import LogitProcessor, Params, Processors, apply
 
 VOCAB = 8
 INF = float("inf")

@@ -4,10 +4,10 @@ import weakref
 
 import numpy as np
 
-from bus.manifest import Bytes, lay_out
-from bus.messages.weights import Manifest
-from engine_worker.weights.buffers import SpareBuffer
-from engine_worker.weights.relay import MAX_HELD, Relay
+from rolloutbus.bus.manifest import Bytes, lay_out
+from rolloutbus.bus.messages.weights import Manifest
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.relay import MAX_HELD, Relay
 
 TENSORS = lay_out([("a", "U8", (100,))])
 

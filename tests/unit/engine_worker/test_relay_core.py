@@ -2,12 +2,12 @@
 
 import msgspec
 
-from bus.ids import Peer
-from bus.manifest import lay_out
-from bus.messages.endings import Problem
-from bus.messages.limits import CHUNK_BYTES
-from bus.messages.weights import Manifest, PullChunk, PullManifest
-from engine_worker.weights.relay_core import (
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.manifest import lay_out
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.weights import Manifest, PullChunk, PullManifest
+from rolloutbus.engine_worker.weights.relay_core import (
     MAX_PARKED,
     PARK_S,
     Answer,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bus.errors import SettingsError
-from bus.security.settings import SecuritySettings
-from engine_worker.settings import WorkerSettings
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.engine_worker.settings import WorkerSettings
 
 KEYS = SecuritySettings(key_file="w.key", allow_list="allow.json", server_keys=["ab" * 32])
 ROUTER = "tcp://127.0.0.1:7778"

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.errors import EngineFailed
-from bus.manifest import Bytes, lay_out
-from engine_worker.weights.soundness import is_zero, n_not_finite, require_sound
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.manifest import Bytes, lay_out
+from rolloutbus.engine_worker.weights.soundness import is_zero, n_not_finite, require_sound
 
 
 def raw(values: Any, dtype: Any) -> Bytes:  # noqa: ANN401 - whatever numpy takes

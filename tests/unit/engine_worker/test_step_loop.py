@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from bus.messages.generation import Sampling
-from engine_worker.engine import EngineFacts, Work
-from engine_worker.engines.fake_engine import FakeBatch
-from engine_worker.engines.fake_settings import FakeSettings
-from engine_worker.engines.request import Request, open_request
-from engine_worker.engines.step_loop import EngineDied, StepLoop
+from rolloutbus.bus.messages.generation import Sampling
+from rolloutbus.engine_worker.engine import EngineFacts, Work
+from rolloutbus.engine_worker.engines.fake_engine import FakeBatch
+from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
+from rolloutbus.engine_worker.engines.request import Request, open_request
+from rolloutbus.engine_worker.engines.step_loop import EngineDied, StepLoop
 from tests.step_log import DEADLINE_S, StepLog, key
 
 FACTS = EngineFacts("test", 100, 20_000, 2)

@@ -4,14 +4,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from bus.arrays import array_of
-from bus.codec import pack, unpack, unpack_result
-from bus.entry import Entry, Placement
-from bus.ids import NO_ATTEMPT
-from bus.messages import COMMAND_OF
-from bus.messages.control import FlushCache, Memory, Pause, ServerFacts, ServerInfo, Sleep
-from bus.messages.endings import Done, Problem
-from bus.messages.engine import (
+from rolloutbus.bus.arrays import array_of
+from rolloutbus.bus.codec import pack, unpack, unpack_result
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.ids import NO_ATTEMPT
+from rolloutbus.bus.messages import COMMAND_OF
+from rolloutbus.bus.messages.control import (
+    FlushCache,
+    Memory,
+    Pause,
+    ServerFacts,
+    ServerInfo,
+    Sleep,
+)
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.engine import (
     Adapters,
     Embed,
     GetLoad,
@@ -25,10 +32,10 @@ from bus.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from bus.messages.generation import Generate, Sampling, Want
-from bus.messages.host import EngineReady, Extras
-from bus.messages.weights import CommitUpdate
-from engine_worker.control import HOST_COMMANDS
+from rolloutbus.bus.messages.generation import Generate, Sampling, Want
+from rolloutbus.bus.messages.host import EngineReady, Extras
+from rolloutbus.bus.messages.weights import CommitUpdate
+from rolloutbus.engine_worker.control import HOST_COMMANDS
 from tests.unit.engine_worker.core_bench import READY, Bench
 
 PROMPT = np.array([1, 2], np.int32).tobytes()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine_worker.engines.survey.model import model
+from rolloutbus.engine_worker.engines.survey.model import model
 
 
 def test_a_directory_that_is_not_there_is_told_in_a_sentence(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from examples.demo_report import RunDirectory
+from rolloutbus.examples.demo_report import RunDirectory
 
 
 def test_runs_of_the_same_second_do_not_collide(tmp_path: Path) -> None:

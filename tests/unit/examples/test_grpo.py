@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from examples.grpo import Batch, Learner, LearnerOptions, clipped_loss, group_advantages
+from rolloutbus.examples.grpo import Batch, Learner, LearnerOptions, clipped_loss, group_advantages
 
 
 class Bigrams(nn.Module):

@@ -1,7 +1,7 @@
 import numpy as np
 
-from examples.rollouts import BusyClock, Group, Ledger
 from rolloutbus import Rollout
+from rolloutbus.examples.rollouts import BusyClock, Group, Ledger
 
 
 def _rollout(rid: str, versions: list[tuple[int, int]], n_resumed: int = 0) -> Rollout:

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from examples.task import (
+from rolloutbus.examples.task import (
     ALPHABET,
     VOCABULARY,
     WORD_LETTERS,

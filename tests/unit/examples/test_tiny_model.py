@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from examples.task import VOCABULARY, prompt_tokens
-from examples.tiny_model import build_tiny_model, load_tiny_model
+from rolloutbus.examples.task import VOCABULARY, prompt_tokens
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 
 
 def test_same_seed_builds_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:

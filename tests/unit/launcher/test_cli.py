@@ -1,17 +1,16 @@
-import json
 import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from bus.messages.control import FleetStatus, WorkerStatus
-from launcher.app import app
-from launcher.commands.up import state_line
-from launcher.options import parse_engine_options
+from rolloutbus.bus.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.launcher.app import app
+from rolloutbus.launcher.commands.up import state_line
+from rolloutbus.launcher.options import parse_engine_options
 
 COMMANDS = [
-    "up", "ls", "status", "generate", "pause", "resume", "router", "store", "worker", "demo", "sim",
+    "up", "ls", "status", "generate", "pause", "resume", "router", "store", "worker", "demo",
     "record", "replay", "export", "timeline", "top", "tail", "forward",
 ]  # fmt: skip
 
@@ -119,11 +118,3 @@ def test_state_line_shows_each_worker_and_the_totals() -> None:
     assert str(state_line(status)) == (
         "w9 ready v3 2/32 | w10 ready v3 2/32 | 4 running, 5 queued, 1 clients"
     )
-
-
-def test_sim_prints_one_json_object(cli: CliRunner) -> None:
-    result = cli.invoke(app, ["sim", "--seed", "5", "--json"])
-    assert result.exit_code == 0
-    summary = json.loads(result.stdout)
-    assert (summary["seeds"], summary["violations"]) == (1, 0)
-    assert summary["executions_per_request"] >= 1

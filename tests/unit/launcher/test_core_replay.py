@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import typer
 
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.errors import SettingsError
-from bus.ids import Peer
-from bus.messages.generation import Generate, Sampling
-from bus.messages.membership import Hello
-from launcher.core_replay import replay_core, settings_in
-from replay.turns.writer import TurnWriter
-from router.recording import RecordedCore, core_of
-from router.settings import RouterSettings
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.messages.membership import Hello
+from rolloutbus.launcher.core_replay import replay_core, settings_in
+from rolloutbus.replay.turns.writer import TurnWriter
+from rolloutbus.router.recording import RecordedCore, core_of
+from rolloutbus.router.settings import RouterSettings
 
 SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back", seed=7)
 PEER = Peer(b"a" * 16)

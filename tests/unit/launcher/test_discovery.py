@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bus.errors import SettingsError
-from launcher.app import app
-from launcher.discovery import (
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.launcher.app import app
+from rolloutbus.launcher.discovery import (
     AmbiguousFleet,
     NoSuchFleet,
     Registration,
     find_fleet,
     running_fleets,
 )
-from launcher.plan import environment
-from launcher.run_dir import user_dir
+from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.run_dir import user_dir
 
 HOLD = """
 import sys
-from launcher.discovery import Registration
+from rolloutbus.launcher.discovery import Registration
 with Registration("killed") as registration:
     registration.announce("ipc:///killed")
     print("held", flush=True)

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 import rolloutbus
-from bus.codec import PROTOCOL_VERSION
-from bus.errors import SettingsError
-from launcher.engine_python import Told, check_python, find_python
-from launcher.plan import environment
-from launcher.settings import FleetSettings
-from launcher.version import installed_version
+from rolloutbus.bus.codec import PROTOCOL_VERSION
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.launcher.engine_python import Told, check_python, find_python
+from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.settings import FleetSettings
+from rolloutbus.launcher.version import installed_version
 
 
 def interpreter(path: Path, line: str) -> str:

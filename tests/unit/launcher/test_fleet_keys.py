@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import SettingsError
-from bus.security.allow_list import edit_allow_list, read_allow_list
-from bus.security.key_files import read_key_pair, read_public_key
-from launcher.fleet_keys import FleetKeys
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.security.allow_list import edit_allow_list, read_allow_list
+from rolloutbus.bus.security.key_files import read_key_pair, read_public_key
+from rolloutbus.launcher.fleet_keys import FleetKeys
 
 
 def roles(directory: Path) -> dict[str, str]:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from launcher.app import app
-from replay.journal.files import segments_in
-from replay.journal.format import JournalError
-from replay.journal.records import Tap
-from replay.journal.scan import Found, framer_of, scan
-from replay.journal.settings import JournalSettings
-from replay.offline import OfflineRollouts
-from replay.turns.writer import TurnWriter
-from router.recording import RecordedCore, core_of
-from router.settings import RouterSettings
+from rolloutbus.launcher.app import app
+from rolloutbus.replay.journal.files import segments_in
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.records import Tap
+from rolloutbus.replay.journal.scan import Found, framer_of, scan
+from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.offline import OfflineRollouts
+from rolloutbus.replay.turns.writer import TurnWriter
+from rolloutbus.router.recording import RecordedCore, core_of
+from rolloutbus.router.settings import RouterSettings
 from tests.unit.replay.segments import Desk
 from tests.unit.replay.streams import asked, ended
 

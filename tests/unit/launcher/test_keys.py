@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bus.security.allow_list import read_allow_list
-from bus.security.key_files import read_key_pair
-from launcher.app import app
+from rolloutbus.bus.security.allow_list import read_allow_list
+from rolloutbus.bus.security.key_files import read_key_pair
+from rolloutbus.launcher.app import app
 
 
 class Keys:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bus.messages.generation import Sampling
-from launcher.app import app
-from launcher.commands.replay import line_of
-from replay.journal.records import Stream, Tap
-from replay.player import Playback
+from rolloutbus.bus.messages.generation import Sampling
+from rolloutbus.launcher.app import app
+from rolloutbus.launcher.commands.replay import line_of
+from rolloutbus.replay.journal.records import Stream, Tap
+from rolloutbus.replay.player import Playback
 from tests.unit.replay.segments import Desk
 from tests.unit.replay.streams import TOPIC, asked, ended, published, row
 

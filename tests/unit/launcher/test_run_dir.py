@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import SettingsError
-from launcher.run_dir import RunDirectory, user_dir
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.launcher.run_dir import RunDirectory, user_dir
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ import msgspec
 import pytest
 import typer
 
-from bus.errors import SettingsError
-from launcher.options import parse_save_targets
-from launcher.settings import FleetSettings, UpOptions, absolute_targets, engine_options
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.launcher.options import parse_save_targets
+from rolloutbus.launcher.settings import FleetSettings, UpOptions, absolute_targets, engine_options
 
 
 @pytest.mark.parametrize(

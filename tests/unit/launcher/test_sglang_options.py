@@ -3,7 +3,7 @@ from typing import cast
 import pytest
 import typer
 
-from launcher.sglang_options import engine_options
+from rolloutbus.launcher.sglang_options import engine_options
 
 
 def context(line: str) -> typer.Context:

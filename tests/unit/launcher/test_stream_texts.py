@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from launcher.commands.tail import as_line, drawn
-from launcher.stream_texts import StreamTexts
-from replay.following.stream_events import (
+from rolloutbus.launcher.commands.tail import as_line, drawn
+from rolloutbus.launcher.stream_texts import StreamTexts
+from rolloutbus.replay.following.stream_events import (
     Demoted,
     Finished,
     GapFound,
@@ -15,7 +15,7 @@ from replay.following.stream_events import (
     Tokens,
     WorkerJoined,
 )
-from trainer_adapter.rollout import Int32s
+from rolloutbus.trainer_adapter.rollout import Int32s
 
 WHERE = ("c/1", (1, 1), "w0")
 

@@ -3,14 +3,14 @@
 import msgspec
 from rich.console import Console
 
-from bus.errors import EngineFailed
-from bus.messages.control import FleetStatus, WorkerStatus
-from bus.messages.endings import Problem
-from bus.messages.engine import Load
-from bus.messages.weights import UpdateStatus
-from launcher.top import TopFrame, TopHistory, cache_used, loads_of
-from launcher.top_view import framed, view_of
-from trainer_adapter.rollout import FleetResult
+from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.engine import Load
+from rolloutbus.bus.messages.weights import UpdateStatus
+from rolloutbus.launcher.top import TopFrame, TopHistory, cache_used, loads_of
+from rolloutbus.launcher.top_view import framed, view_of
+from rolloutbus.trainer_adapter.rollout import FleetResult
 
 QUIET = FleetStatus(1, "r", False, [], {"default": 7}, 0, 0, 1, {})  # noqa: FBT003
 

@@ -8,10 +8,10 @@ import resource
 import sys
 from pathlib import Path
 
-from bus.entry import Entry
-from replay.journal.records import Stream
-from replay.journal.settings import JournalSettings
-from replay.journal.writer import JournalWriter
+from rolloutbus.bus.entry import Entry
+from rolloutbus.replay.journal.records import Stream
+from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.journal.writer import JournalWriter
 
 SETTINGS = JournalSettings(sync_s=0.002, sync_bytes=20_000, segment_bytes=200_000)
 TOPIC = bytes(range(256)) * 3

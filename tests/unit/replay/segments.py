@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bus.entry import Entry
-from replay.journal.core import Begin, Effect, JournalCore, JournalIdentity, Write
-from replay.journal.files import SegmentWriter, pack
-from replay.journal.records import Record, Stream
-from replay.journal.settings import JournalSettings
+from rolloutbus.bus.entry import Entry
+from rolloutbus.replay.journal.core import Begin, Effect, JournalCore, JournalIdentity, Write
+from rolloutbus.replay.journal.files import SegmentWriter, pack
+from rolloutbus.replay.journal.records import Record, Stream
+from rolloutbus.replay.journal.settings import JournalSettings
 
 WALL_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

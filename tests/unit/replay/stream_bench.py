@@ -4,16 +4,16 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from bus.codec import pack, topic_of
-from bus.entry import Entry
-from bus.ids import Attempt
-from bus.messages.generation import FinishReason, Repaired
-from bus.messages.stream import Deltas, Idle
-from replay.following.repairs import Answer, AskRepair, Unrepaired
-from replay.following.stream_events import Finished, StreamEvent, Tokens
-from replay.following.subscriber_core import SubscriberCore
-from replay.following.subscriber_settings import SubscriberSettings
-from replay.recording.choice import Choice, Filter
+from rolloutbus.bus.codec import pack, topic_of
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.generation import FinishReason, Repaired
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.replay.following.repairs import Answer, AskRepair, Unrepaired
+from rolloutbus.replay.following.stream_events import Finished, StreamEvent, Tokens
+from rolloutbus.replay.following.subscriber_core import SubscriberCore
+from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.recording.choice import Choice, Filter
 
 RID = "c/1"
 FIRST: Attempt = (1, 1)

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from bus.codec import pack, topic_of
-from bus.entry import Entry, Placement
-from bus.ids import Attempt
-from bus.messages.generation import FinishReason, Generate, Generated, Prefix, Sampling
-from bus.messages.membership import Member, Members
-from bus.messages.stream import Deltas, Idle
-from bus.tap import TapEvent
-from replay.journal.records import Stream, Tap, Told
+from rolloutbus.bus.codec import pack, topic_of
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.generation import FinishReason, Generate, Generated, Prefix, Sampling
+from rolloutbus.bus.messages.membership import Member, Members
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.tap import TapEvent
+from rolloutbus.replay.journal.records import Stream, Tap, Told
 
 CLIENT = "c"
 TOPIC = topic_of(CLIENT)

@@ -1,8 +1,8 @@
 """Every request that was sampled to its end is there once, as its client sent it first."""
 
-from bus.messages.generation import Prefix
-from replay.journal.records import Record
-from replay.regenerating.asked import AnsweredRequests
+from rolloutbus.bus.messages.generation import Prefix
+from rolloutbus.replay.journal.records import Record
+from rolloutbus.replay.regenerating.asked import AnsweredRequests
 from tests.unit.replay.streams import asked, ended, floats, ints, tapped
 
 RID = "c/1"

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from bus.entry import Placement
-from bus.messages.generation import (
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.messages.generation import (
     Generate,
     Generated,
     Grammar,
@@ -12,8 +12,8 @@ from bus.messages.generation import (
     Sampling,
     Want,
 )
-from replay.regenerating.asked import Answered
-from replay.regenerating.asking_again import to_sample, to_score
+from rolloutbus.replay.regenerating.asked import Answered
+from rolloutbus.replay.regenerating.asking_again import to_sample, to_score
 from tests.unit.replay.streams import floats, ints
 
 PLAIN = Generate(ints(3, 1), Sampling(max_new_tokens=9, top_p=0.9, seed=4, ignore_eos=True))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bus.codec import pack, topic_of
-from bus.entry import Entry, Placement
-from bus.errors import SettingsError
-from bus.messages.delivery import Accepted
-from bus.messages.stream import Deltas
-from replay.recording.choice import Choice, Filter, filter_in
+from rolloutbus.bus.codec import pack, topic_of
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.messages.delivery import Accepted
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.replay.recording.choice import Choice, Filter, filter_in
 
 
 def generate(rid: str, session: str = "", policy: str = "default") -> Entry:

@@ -2,10 +2,10 @@
 
 from typing import cast
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.messages.stream import Deltas, Idle
-from replay.playing.cut import cut
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.replay.playing.cut import cut
 from tests.unit.replay.streams import published, row, step
 
 RID, OTHER, A = "c/1", "c/2", (1, 1)

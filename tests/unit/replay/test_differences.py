@@ -5,10 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from bus.entry import Placement
-from bus.messages.generation import Generate, Generated, Sampling
-from replay.regenerating.asked import Answered
-from replay.regenerating.differences import Again, difference, first_difference, max_delta, summary
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.messages.generation import Generate, Generated, Sampling
+from rolloutbus.replay.regenerating.asked import Answered
+from rolloutbus.replay.regenerating.differences import (
+    Again,
+    difference,
+    first_difference,
+    max_delta,
+    summary,
+)
 from tests.unit.replay.streams import floats, ints
 
 

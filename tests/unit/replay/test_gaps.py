@@ -1,11 +1,11 @@
 """Whatever did not come is told: which messages, and which tokens of which attempt."""
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.messages.generation import Generate, Generated, Prefix, Sampling
-from bus.messages.stream import Deltas, Idle
-from bus.tap import TapMark
-from replay.recording.gaps import LAST_ROW_NS, Gap, StreamGaps, TapGaps
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.generation import Generate, Generated, Prefix, Sampling
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.tap import TapMark
+from rolloutbus.replay.recording.gaps import LAST_ROW_NS, Gap, StreamGaps, TapGaps
 
 RID = "c/1"
 ATTEMPT = (1, 7)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay.journal.files import lock, pack, retain, segments_in
-from replay.journal.format import HEADER_BYTES, Framer, JournalDamaged, JournalError
-from replay.journal.reader import Journal
-from replay.journal.records import End, Head, Record, Stream, payload_of
-from replay.journal.recovery import recover
-from replay.journal.scan import Found, Wrong, framer_of, scan
-from replay.journal.settings import JournalSettings
+from rolloutbus.replay.journal.files import lock, pack, retain, segments_in
+from rolloutbus.replay.journal.format import HEADER_BYTES, Framer, JournalDamaged, JournalError
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import End, Head, Record, Stream, payload_of
+from rolloutbus.replay.journal.recovery import recover
+from rolloutbus.replay.journal.scan import Found, Wrong, framer_of, scan
+from rolloutbus.replay.journal.settings import JournalSettings
 from tests.conformance.plain import read, read_all
 from tests.unit.replay.segments import Desk, Salts, segment
 

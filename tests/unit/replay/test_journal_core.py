@@ -2,11 +2,11 @@
 
 import pytest
 
-from replay.journal.core import Begin, Finish, JournalCore, JournalIdentity, Write
-from replay.journal.format import Framer
-from replay.journal.records import Lost, Stream
-from replay.journal.scan import Found, scan
-from replay.journal.settings import JournalSettings
+from rolloutbus.replay.journal.core import Begin, Finish, JournalCore, JournalIdentity, Write
+from rolloutbus.replay.journal.format import Framer
+from rolloutbus.replay.journal.records import Lost, Stream
+from rolloutbus.replay.journal.scan import Found, scan
+from rolloutbus.replay.journal.settings import JournalSettings
 from tests.unit.replay.segments import MS, WALL_NS, S, Salts
 
 

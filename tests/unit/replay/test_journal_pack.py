@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from bus.errors import RemoteProtocolError
-from replay.journal.files import pack
-from replay.journal.format import Framer, JournalError
-from replay.journal.pack import unpacked
-from replay.journal.records import Packed, Stream, payload_of
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.replay.journal.files import pack
+from rolloutbus.replay.journal.format import Framer, JournalError
+from rolloutbus.replay.journal.pack import unpacked
+from rolloutbus.replay.journal.records import Packed, Stream, payload_of
 from tests.unit.replay.segments import Desk, segment
 
 FRAMER = Framer(b"12345678")

@@ -6,8 +6,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from replay.journal.format import FORMAT, SIGNATURE
-from replay.journal.records import KINDS, Record
+from rolloutbus.replay.journal.format import FORMAT, SIGNATURE
+from rolloutbus.replay.journal.records import KINDS, Record
 from tests.architecture.source_tree import ROOT
 
 TEXT = (ROOT / "docs/journal.md").read_text(encoding="utf-8")

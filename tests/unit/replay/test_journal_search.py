@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.messages.stream import Deltas
-from bus.messages.weights import CommitUpdate
-from replay.journal.reader import Journal
-from replay.journal.records import Record, Stream, Tap
-from replay.journal.search import Wanted, find
-from replay.journal.settings import JournalSettings
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.messages.weights import CommitUpdate
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import Record, Stream, Tap
+from rolloutbus.replay.journal.search import Wanted, find
+from rolloutbus.replay.journal.settings import JournalSettings
 from tests.unit.replay.segments import MS, Desk
 
 SMALL = JournalSettings(segment_bytes=2_000)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from bus.entry import Entry
-from bus.errors import SettingsError
-from launcher.plan import environment
-from replay.journal.reader import Journal
-from replay.journal.records import End, Stream
-from replay.journal.settings import JournalSettings
-from replay.journal.writer import JournalWriter
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.launcher.plan import environment
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import End, Stream
+from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.journal.writer import JournalWriter
 
 SCRIBE = Path(__file__).with_name("scribe.py")
 DEADLINE_S = 50.0

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.errors import SettingsError
-from replay.journal.format import JournalError
-from replay.offline import OfflineRollouts
-from replay.rollouts.trajectories import Trajectory
-from replay.rollouts.trajectory_files import write
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.offline import OfflineRollouts
+from rolloutbus.replay.rollouts.trajectories import Trajectory
+from rolloutbus.replay.rollouts.trajectory_files import write
 
 
 def row(number: int, group: str = "", policy: str = "default", version: int = 1) -> Trajectory:

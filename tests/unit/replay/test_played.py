@@ -2,12 +2,12 @@
 
 import pytest
 
-from bus.entry import Entry
-from bus.errors import RemoteProtocolError
-from bus.messages.endings import Problem
-from bus.messages.generation import Prefix, Repair, Repaired
-from bus.messages.stream import Deltas
-from replay.playing.played import Played
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Prefix, Repair, Repaired
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.replay.playing.played import Played
 from tests.unit.replay.streams import floats, ints, published, row, step
 
 RID, A1, A2 = "c/1", (1, 1), (1, 2)

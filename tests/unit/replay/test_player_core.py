@@ -2,16 +2,16 @@
 
 import msgspec
 
-from bus.codec import pack
-from bus.effects import SendAll
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.messages.endings import Problem
-from bus.messages.generation import Prefix, Repair, Repaired
-from bus.messages.membership import Hello, Member
-from bus.tap import mark_in
-from replay.playing.played import Played
-from replay.playing.player_core import THE_TAP, PlayerCore, Programme
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.effects import SendAll
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Prefix, Repair, Repaired
+from rolloutbus.bus.messages.membership import Hello, Member
+from rolloutbus.bus.tap import mark_in
+from rolloutbus.replay.playing.played import Played
+from rolloutbus.replay.playing.player_core import THE_TAP, PlayerCore, Programme
 from tests.unit.replay.streams import (
     TOPIC,
     asked,

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from bus.codec import pack, topic_of
-from bus.entry import Entry, Placement
-from bus.messages.stream import Idle
-from bus.tap import TapEvent, TapMark
-from replay.journal.records import Lost, Record, Stream, Tap, Told
-from replay.recording.choice import Filter
-from replay.recording.recorder_core import UNDECIDED_NS, Build, RecorderCore
+from rolloutbus.bus.codec import pack, topic_of
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages.stream import Idle
+from rolloutbus.bus.tap import TapEvent, TapMark
+from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap, Told
+from rolloutbus.replay.recording.choice import Filter
+from rolloutbus.replay.recording.recorder_core import UNDECIDED_NS, Build, RecorderCore
 
 
 def topic(n: int, event: TapEvent = "received") -> bytes:

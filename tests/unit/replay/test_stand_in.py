@@ -4,16 +4,24 @@ from typing import cast
 
 import msgspec
 
-from bus.codec import pack, unpack, unpack_fleet, unpack_result
-from bus.effects import Forget, SendAll
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.messages.control import FleetStatus, Status
-from bus.messages.endings import Problem
-from bus.messages.generation import Repair, Repaired
-from bus.messages.membership import ClientBeat, Goodbye, Hello, Lease, Member, Members, Welcome
-from replay.playing.played import Played
-from replay.playing.stand_in import SILENT_S, Effect, StandIn
+from rolloutbus.bus.codec import pack, unpack, unpack_fleet, unpack_result
+from rolloutbus.bus.effects import Forget, SendAll
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.control import FleetStatus, Status
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Repair, Repaired
+from rolloutbus.bus.messages.membership import (
+    ClientBeat,
+    Goodbye,
+    Hello,
+    Lease,
+    Member,
+    Members,
+    Welcome,
+)
+from rolloutbus.replay.playing.played import Played
+from rolloutbus.replay.playing.stand_in import SILENT_S, Effect, StandIn
 from tests.unit.replay.streams import asked, floats, ints, published, row
 
 ANN, BOB = Peer(b"\x01ann"), Peer(b"\x01bob")

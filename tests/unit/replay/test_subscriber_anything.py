@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.messages.generation import FinishReason
-from replay.following.stream_events import Finished, GapLost, Tokens
-from replay.following.subscriber_core import GONE_S, SILENT_S
-from replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.replay.following.stream_events import Finished, GapLost, Tokens
+from rolloutbus.replay.following.subscriber_core import GONE_S, SILENT_S
+from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
 from tests.unit.replay.stream_bench import (
     BUSY,
     NOT_HERE,

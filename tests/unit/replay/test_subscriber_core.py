@@ -2,12 +2,12 @@
 
 import pytest
 
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.messages.generation import Generate, Repaired, Sampling
-from bus.messages.membership import Member
-from replay.following.repairs import MAX_TRIES
-from replay.following.stream_events import (
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages.generation import Generate, Repaired, Sampling
+from rolloutbus.bus.messages.membership import Member
+from rolloutbus.replay.following.repairs import MAX_TRIES
+from rolloutbus.replay.following.stream_events import (
     Finished,
     GapFound,
     GapLost,
@@ -16,9 +16,9 @@ from replay.following.stream_events import (
     WorkerJoined,
     WorkerLeft,
 )
-from replay.following.subscriber_core import GONE_S, SILENT_S, UNDECIDED_S
-from replay.following.subscriber_settings import SubscriberSettings
-from replay.recording.choice import Filter
+from rolloutbus.replay.following.subscriber_core import GONE_S, SILENT_S, UNDECIDED_S
+from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.recording.choice import Filter
 from tests.unit.replay.stream_bench import (
     BUSY,
     FIRST,

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from bus.messages.membership import Member
-from replay.journal.records import Record
-from replay.playing.survey import Survey, as_of
+from rolloutbus.bus.messages.membership import Member
+from rolloutbus.replay.journal.records import Record
+from rolloutbus.replay.playing.survey import Survey, as_of
 from tests.unit.replay.streams import ended, row, stream, tapped, told
 
 ROW = row("c/1", (1, 1), 0, 5)

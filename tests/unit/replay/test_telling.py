@@ -2,9 +2,9 @@
 
 import pytest
 
-from replay.following.stream_events import Demoted, Finished, LetGo, Restored, Tokens
-from replay.following.subscriber_settings import SubscriberSettings
-from replay.following.telling import MAX_NEWS, STREAM_BYTES, TOKEN_BYTES
+from rolloutbus.replay.following.stream_events import Demoted, Finished, LetGo, Restored, Tokens
+from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.following.telling import MAX_NEWS, STREAM_BYTES, TOKEN_BYTES
 from tests.unit.replay.stream_bench import RID, StreamBench, tokens_of
 
 ROOM = 300

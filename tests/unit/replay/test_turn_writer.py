@@ -9,22 +9,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.ids import Peer
-from bus.messages.generation import Generate, Sampling
-from bus.messages.membership import Hello
-from bus.security.principals import Principal
-from bus.stimulus import Outcome, Stimulus
-from replay.journal.reader import Journal
-from replay.journal.records import Record, Router, Turn
-from replay.journal.settings import JournalSettings
-from replay.turns.core_player import CorePlayer
-from replay.turns.text import text_of
-from replay.turns.writer import TurnWriter
-from router.core import RouterCore
-from router.recording import RecordedCore, core_of, repeat
-from router.settings import RouterSettings
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.messages.membership import Hello
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.stimulus import Outcome, Stimulus
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.journal.records import Record, Router, Turn
+from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.turns.core_player import CorePlayer
+from rolloutbus.replay.turns.text import text_of
+from rolloutbus.replay.turns.writer import TurnWriter
+from rolloutbus.router.core import RouterCore
+from rolloutbus.router.recording import RecordedCore, core_of, repeat
+from rolloutbus.router.settings import RouterSettings
 
 SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back", seed=7)
 PEER, OTHER = Peer(b"a" * 16), Peer(b"b" * 16)

@@ -10,17 +10,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bus.codec import pack
-from bus.entry import Entry, Placement
-from bus.ids import Attempt
-from bus.messages.control import Pause, Resume
-from bus.messages.delivery import Accepted
-from bus.messages.delivery import Lost as LostItems
-from bus.messages.endings import Done, Problem
-from bus.messages.generation import FinishReason, Generate, Generated, Prefix, Sampling
-from bus.messages.membership import Beat, Hello, Member, Members, Welcome, WorkerFacts
-from bus.messages.stream import Deltas
-from bus.messages.weights import (
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.ids import Attempt
+from rolloutbus.bus.messages.control import Pause, Resume
+from rolloutbus.bus.messages.delivery import Accepted
+from rolloutbus.bus.messages.delivery import Lost as LostItems
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.generation import FinishReason, Generate, Generated, Prefix, Sampling
+from rolloutbus.bus.messages.membership import Beat, Hello, Member, Members, Welcome, WorkerFacts
+from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.messages.weights import (
     Committed,
     CommitUpdate,
     Prepared,
@@ -28,10 +28,10 @@ from bus.messages.weights import (
     Published,
     PublishVersion,
 )
-from bus.tap import TapEvent
-from replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told
-from replay.timeline.timeline import timeline_of
-from replay.timeline.trace import trace_of
+from rolloutbus.bus.tap import TapEvent
+from rolloutbus.replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told
+from rolloutbus.replay.timeline.timeline import timeline_of
+from rolloutbus.replay.timeline.trace import trace_of
 
 GOLDEN = Path(__file__).parent / "golden"
 BOOT_NS = 5_000_000_000

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import rolloutbus
-from bus.arrays import AnyArray
-from bus.messages import RESULTS
-from bus.messages.endings import Problem
-from bus.messages.session import OpenSession
-from replay.journal.format import JournalError
 from rolloutbus import errors
+from rolloutbus.bus.arrays import AnyArray
+from rolloutbus.bus.messages import RESULTS
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.session import OpenSession
 from rolloutbus.errors import BusError
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.trainer_adapter.engine_surface import Embeddings, Scores
+from rolloutbus.trainer_adapter.transfer import TransferProgress
 from tests.conformance.representatives import NAMES
-from trainer_adapter.engine_surface import Embeddings, Scores
-from trainer_adapter.transfer import TransferProgress
 
 PROBLEM = Problem("busy", "The router is full.", "not_started", "place.cost", 250)
 ROLLOUT = rolloutbus.Rollout(
@@ -111,7 +111,7 @@ def test_whole_tree_of_errors_is_walked() -> None:
     ours = {
         kind
         for kind in _tree(BusError)
-        if kind.__module__ in ("bus.errors", "trainer_adapter.rollout")
+        if kind.__module__ in ("rolloutbus.bus.errors", "rolloutbus.trainer_adapter.rollout")
     }
     assert ours <= PUBLIC
 

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 
 import rolloutbus
-from bus.errors import BusError, Refused, SettingsError
-from bus.strict_calls import Spelled
+from rolloutbus.bus.errors import BusError, Refused, SettingsError
+from rolloutbus.bus.strict_calls import Spelled
 
-OURS = ("launcher", "replay", "rolloutbus", "trainer_adapter")
+OURS = ("rolloutbus.launcher.", "rolloutbus.replay.", "rolloutbus.trainer_adapter.")
 WRONG = "wrnog"
 SHORT = 4
 
 
 def is_ours(thing: Any) -> bool:  # noqa: ANN401 - a class or a function
-    return thing.__module__.partition(".")[0] in OURS
+    return thing.__module__.startswith(OURS)
 
 
 def is_plain_value(kind: type) -> bool:

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from bus.codec import decode_batch, encode_batch, pack, unpack, unpack_fleet
-from bus.effects import Forget
-from bus.entry import NO_BODY, Entry, Placement
-from bus.ids import NO_ATTEMPT, Attempt, Peer
-from bus.messages.control import FleetOutcome
-from bus.messages.delivery import Accepted, Ack
-from bus.messages.endings import Problem
-from bus.messages.membership import (
+from rolloutbus.bus.codec import decode_batch, encode_batch, pack, unpack, unpack_fleet
+from rolloutbus.bus.effects import Forget
+from rolloutbus.bus.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.ids import NO_ATTEMPT, Attempt, Peer
+from rolloutbus.bus.messages.control import FleetOutcome
+from rolloutbus.bus.messages.delivery import Accepted, Ack
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.membership import (
     Beat,
     ClientBeat,
     Hello,
@@ -23,9 +23,9 @@ from bus.messages.membership import (
     StoreFacts,
     WorkerFacts,
 )
-from router.core import RouterCore
-from router.outgoing import Effect
-from router.settings import RouterSettings
+from rolloutbus.router.core import RouterCore
+from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.settings import RouterSettings
 
 TICK_S = 0.25
 INSTANCE = "router-a"

@@ -1,8 +1,8 @@
 """What a test asks of the router about sessions."""
 
-from bus.codec import unpack, unpack_result
-from bus.entry import Entry
-from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+from rolloutbus.bus.codec import unpack, unpack_result
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 HOUR_S = 3600.0

@@ -1,10 +1,10 @@
 """Adapters of the weight store are brought to workers that join without them."""
 
-from bus.codec import unpack
-from bus.entry import Entry
-from bus.messages.endings import Done, Problem
-from bus.messages.engine import Adapters, LoadLora, UnloadLora
-from bus.messages.weights import RecordCommit
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.engine import Adapters, LoadLora, UnloadLora
+from rolloutbus.bus.messages.weights import RecordCommit
 from tests.unit.router.harness import Bus, SimStore, SimWorker
 
 BULK = "tcp://127.0.0.1:9"

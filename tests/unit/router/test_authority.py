@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from bus.codec import pack, unpack
-from bus.endpoints import with_key
-from bus.entry import Entry, Placement
-from bus.ids import Peer
-from bus.messages import KINDS
-from bus.messages.control import Pause, Shutdown, Status
-from bus.messages.endings import Done, Problem
-from bus.messages.generation import Repair
-from bus.messages.membership import (
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.endpoints import with_key
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages import KINDS
+from rolloutbus.bus.messages.control import Pause, Shutdown, Status
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.generation import Repair
+from rolloutbus.bus.messages.membership import (
     Beat,
     ClientBeat,
     Dismissed,
@@ -20,9 +20,9 @@ from bus.messages.membership import (
     StoreFacts,
     WorkerFacts,
 )
-from bus.messages.session import OpenSession
-from bus.messages.weights import GetWeights
-from bus.security.principals import KINDS_OF, ROLES, Principal
+from rolloutbus.bus.messages.session import OpenSession
+from rolloutbus.bus.messages.weights import GetWeights
+from rolloutbus.bus.security.principals import KINDS_OF, ROLES, Principal
 from tests.unit.router.harness import Bus, SimPeer
 
 WORKER_KEY = "ee" * 32

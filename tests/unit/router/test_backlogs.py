@@ -1,13 +1,13 @@
 """A client that does not acknowledge its endings: it alone is refused, and beats stay small."""
 
-from bus.codec import pack
-from bus.deliveries import Deliveries
-from bus.entry import NO_BODY, Entry
-from bus.ids import RequestId
-from bus.messages.membership import Beat, Lease
-from bus.outbox import MAX_NEWS
-from bus.settings import LeaseSettings
-from router.backlogs import MAX_BYTES, MAX_ENDINGS
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.deliveries import Deliveries
+from rolloutbus.bus.entry import NO_BODY, Entry
+from rolloutbus.bus.ids import RequestId
+from rolloutbus.bus.messages.membership import Beat, Lease
+from rolloutbus.bus.outbox import MAX_NEWS
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.router.backlogs import MAX_BYTES, MAX_ENDINGS
 from tests.unit.router.harness import Bus, SimWorker
 
 

@@ -4,18 +4,18 @@ from random import Random
 
 import pytest
 
-from bus.codec import pack
-from bus.entry import NO_BODY, Entry, Placement
-from bus.ids import Peer
-from bus.messages.control import FlushCache
-from bus.messages.delivery import Accepted
-from bus.messages.generation import Abort
-from bus.messages.membership import Beat, Goodbye, Hello, WorkerFacts
-from bus.messages.weights import PublishVersion
-from router.core import RouterCore
-from router.fleet import MAX_SHARES
-from router.settings import RouterSettings
-from router.turns import REMEMBERED, Passes
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.control import FlushCache
+from rolloutbus.bus.messages.delivery import Accepted
+from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.messages.membership import Beat, Goodbye, Hello, WorkerFacts
+from rolloutbus.bus.messages.weights import PublishVersion
+from rolloutbus.router.core import RouterCore
+from rolloutbus.router.fleet import MAX_SHARES
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.turns import REMEMBERED, Passes
 from tests.unit.sizes import largest, sizes
 
 pytestmark = pytest.mark.timeout(300)

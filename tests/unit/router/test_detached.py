@@ -2,15 +2,22 @@
 
 from typing import cast
 
-from bus.codec import pack, unpack_result
-from bus.entry import Entry, Placement
-from bus.messages.endings import Problem
-from bus.messages.generation import Abort, Attach, DetachedList, DetachedRequest, Generate, Sampling
-from bus.messages.membership import ClientBeat, Goodbye
-from router.clients import Clients
-from router.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
-from router.followers import Followers
-from router.requests import Request
+from rolloutbus.bus.codec import pack, unpack_result
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import (
+    Abort,
+    Attach,
+    DetachedList,
+    DetachedRequest,
+    Generate,
+    Sampling,
+)
+from rolloutbus.bus.messages.membership import ClientBeat, Goodbye
+from rolloutbus.router.clients import Clients
+from rolloutbus.router.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
+from rolloutbus.router.followers import Followers
+from rolloutbus.router.requests import Request
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 _PLACE = Placement("default", group="prompt-9", cost=10, outlives_client=True)

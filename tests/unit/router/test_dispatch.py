@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from bus.codec import unpack
-from bus.entry import Entry, Placement
-from bus.messages.delivery import Accepted, Queued
-from bus.messages.generation import Abort
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.messages.delivery import Accepted, Queued
+from rolloutbus.bus.messages.generation import Abort
 from tests.unit.router.harness import Bus
 
 

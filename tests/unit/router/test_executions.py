@@ -2,8 +2,8 @@
 
 import pytest
 
-from bus.entry import Entry
-from bus.messages.delivery import Accepted, Fenced, Lost
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.delivery import Accepted, Fenced, Lost
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 

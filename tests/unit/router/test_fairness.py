@@ -2,11 +2,11 @@
 
 import pytest
 
-from bus.errors import SettingsError
-from router.run_pace import MIN_ENDED, RunPace
-from router.service_rate import ServiceRate
-from router.settings import RouterSettings
-from router.turns import REMEMBERED, Passes
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.router.run_pace import MIN_ENDED, RunPace
+from rolloutbus.router.service_rate import ServiceRate
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.turns import REMEMBERED, Passes
 from tests.unit.router.harness import Bus, SimWorker
 
 

@@ -1,8 +1,8 @@
 """Who is on the bus, for how long, and what clients are told."""
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.messages.membership import (
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.membership import (
     Beat,
     ClientBeat,
     Dismissed,

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import pytest
 
-from bus.codec import pack, unpack
-from bus.entry import Entry, Placement
-from bus.errors import SettingsError
-from bus.messages.endings import Problem
-from bus.messages.generation import Generate, Sampling
-from bus.messages.membership import ClientBeat, Hello
-from bus.security.principals import Principal
-from bus.validation import check_cost, cost_of
-from router.run_pace import MIN_ENDED
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.messages.membership import ClientBeat, Hello
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.validation import check_cost, cost_of
+from rolloutbus.router.run_pace import MIN_ENDED
 from tests.unit.router.harness import Bus, SimPeer, SimWorker
 
 BODY = Generate(bytes(4 * 20), Sampling(max_new_tokens=80))

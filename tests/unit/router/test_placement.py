@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from bus.entry import Entry
+from rolloutbus.bus.entry import Entry
 from tests.unit.router.harness import Bus, SimWorker
 
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.messages.prefixes import Prefixes
-from bus.messages.session import OpenSession
-from bus.prefix_marks import packed
-from router.prefixes import MARKS_PER_WORKER, MAX_EXPECTED, WORTH
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.bus.messages.session import OpenSession
+from rolloutbus.bus.prefix_marks import packed
+from rolloutbus.router.prefixes import MARKS_PER_WORKER, MAX_EXPECTED, WORTH
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 PROMPT = list(range(1, 13))

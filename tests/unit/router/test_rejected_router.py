@@ -1,9 +1,9 @@
 """A router that is told of another one, and claims that a former router's clients bring."""
 
-from bus.codec import pack, unpack
-from bus.entry import Entry
-from bus.messages.membership import Goodbye, Rejected, Welcome
-from router.suspicion import ALONE_AT, POISON_AT, Suspicions
+from rolloutbus.bus.codec import pack, unpack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.messages.membership import Goodbye, Rejected, Welcome
+from rolloutbus.router.suspicion import ALONE_AT, POISON_AT, Suspicions
 from tests.unit.router.harness import Bus, SimPeer, SimWorker
 
 

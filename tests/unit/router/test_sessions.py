@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from bus.codec import pack
-from bus.entry import Entry
-from bus.errors import LocalProtocolError
-from bus.messages.generation import Abort
-from bus.messages.membership import Goodbye
-from bus.messages.session import OpenSession
-from router.session import SESSION_LIFE, Session
+from rolloutbus.bus.codec import pack
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.errors import LocalProtocolError
+from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.messages.membership import Goodbye
+from rolloutbus.bus.messages.session import OpenSession
+from rolloutbus.router.session import SESSION_LIFE, Session
 from tests.unit.router.harness import Bus
 from tests.unit.router.session_bench import (
     HOUR_S,

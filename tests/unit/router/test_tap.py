@@ -2,17 +2,17 @@
 
 from random import Random
 
-from bus.codec import encode_batch, pack
-from bus.effects import SendAll
-from bus.entry import Entry
-from bus.ids import Peer
-from bus.messages.generation import Abort
-from bus.messages.membership import ClientBeat, Hello
-from bus.security.principals import Principal
-from bus.tap import TapMark, mark_in
-from router.core import RouterCore
-from router.settings import RouterSettings
-from router.tap import TappedCore
+from rolloutbus.bus.codec import encode_batch, pack
+from rolloutbus.bus.effects import SendAll
+from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.messages.membership import ClientBeat, Hello
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.tap import TapMark, mark_in
+from rolloutbus.router.core import RouterCore
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.tap import TappedCore
 
 SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back")
 PEER = Peer(b"a" * 16)

@@ -1,8 +1,8 @@
 """What the store was asked to record and did not answer: nobody is told that it failed."""
 
-from bus.codec import unpack
-from bus.messages.endings import Done
-from bus.messages.weights import (
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.weights import (
     PublishVersion,
     Reserved,
     ReserveVersion,

@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
-from bus.codec import unpack
-from bus.messages.endings import Done
-from bus.messages.weights import RecordCommit
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.weights import RecordCommit
 from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
 from tests.unit.router.update_steps import (
     FAILED,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bus.messages.endings import Done
-from bus.messages.weights import Offer, Prepared
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.weights import Offer, Prepared
 from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
 from tests.unit.router.update_steps import (
     FAILED,

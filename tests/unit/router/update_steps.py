@@ -1,8 +1,8 @@
 """The steps of a weight update, as its members play them."""
 
-from bus.codec import unpack, unpack_result
-from bus.messages.endings import Done, Problem
-from bus.messages.weights import (
+from rolloutbus.bus.codec import unpack, unpack_result
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.weights import (
     Committed,
     Prepared,
     PrepareUpdate,

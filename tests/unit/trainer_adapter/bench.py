@@ -7,22 +7,22 @@ import msgspec
 import numpy as np
 import xxhash
 
-from bus.clock import ManualClock
-from bus.codec import decode_batch, encode_batch, pack, unpack
-from bus.effects import Connect, Send
-from bus.entry import NO_BODY, Entry, Placement
-from bus.ids import NO_ATTEMPT, Attempt
-from bus.messages.control import FleetOutcome, WorkerOutcome
-from bus.messages.delivery import Accepted, Ack, Lost
-from bus.messages.endings import Problem
-from bus.messages.generation import Generate, Generated, Sampling
-from bus.messages.membership import Lease, Member, Welcome
-from bus.messages.stream import Deltas, Idle
-from trainer_adapter.client_core import ClientCore
-from trainer_adapter.effects import Complete, Deliver, Effect, Outcome
-from trainer_adapter.requests import Ask
-from trainer_adapter.rollout import Delta, Rollout
-from trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.clock import ManualClock
+from rolloutbus.bus.codec import decode_batch, encode_batch, pack, unpack
+from rolloutbus.bus.effects import Connect, Send
+from rolloutbus.bus.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.messages.control import FleetOutcome, WorkerOutcome
+from rolloutbus.bus.messages.delivery import Accepted, Ack, Lost
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Generate, Generated, Sampling
+from rolloutbus.bus.messages.membership import Lease, Member, Welcome
+from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.trainer_adapter.client_core import ClientCore
+from rolloutbus.trainer_adapter.effects import Complete, Deliver, Effect, Outcome
+from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.trainer_adapter.rollout import Delta, Rollout
+from rolloutbus.trainer_adapter.settings import ClientSettings
 
 T = TypeVar("T")
 BOOT = "0123456789abcdef0123456789abcdef"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bus.messages.endings import Problem
-from bus.messages.membership import Member, Members
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.membership import Member, Members
+from rolloutbus.trainer_adapter.requests import MAX_DEAD
 from tests.unit.sizes import largest
 from tests.unit.trainer_adapter.bench import Bench, generated
-from trainer_adapter.requests import MAX_DEAD
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bus.errors import (
+from rolloutbus.bus.errors import (
     ActorStopped,
     BusError,
     DeadlineExceeded,
@@ -15,15 +15,15 @@ from bus.errors import (
     RequestExpired,
     StaleVersion,
 )
-from bus.messages.control import FleetStatus, Pause, ServerFacts, Status
-from bus.messages.delivery import Queued
-from bus.messages.endings import Done
-from bus.messages.generation import Abort, Generate, Sampling
-from bus.messages.limits import MAX_BODY_BYTES
-from bus.messages.membership import Dismissed, Lease
+from rolloutbus.bus.messages.control import FleetStatus, Pause, ServerFacts, Status
+from rolloutbus.bus.messages.delivery import Queued
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.generation import Abort, Generate, Sampling
+from rolloutbus.bus.messages.limits import MAX_BODY_BYTES
+from rolloutbus.bus.messages.membership import Dismissed, Lease
+from rolloutbus.trainer_adapter.effects import Stopped
+from rolloutbus.trainer_adapter.rollout import FleetCommandFailed, FleetResult, RolloutCancelled
 from tests.unit.trainer_adapter.bench import Bench, Wire, generated, ints, problem
-from trainer_adapter.effects import Stopped
-from trainer_adapter.rollout import FleetCommandFailed, FleetResult, RolloutCancelled
 
 
 def test_a_generate_is_sent_placed_by_the_router_and_ends_with_its_rollout(bench: Bench) -> None:

@@ -4,19 +4,19 @@ from typing import cast
 
 import pytest
 
-from bus.codec import unpack
-from bus.entry import Placement
-from bus.errors import DeadlineExceeded, PeerLost, Refused
-from bus.messages.delivery import Ack
-from bus.messages.generation import (
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.errors import DeadlineExceeded, PeerLost, Refused
+from rolloutbus.bus.messages.delivery import Ack
+from rolloutbus.bus.messages.generation import (
     Attach,
     Generate,
     Repair,
     Repaired,
     Sampling,
 )
+from rolloutbus.trainer_adapter.requests import Ask
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
-from trainer_adapter.requests import Ask
 
 OLD = "c/7"
 """A request of an earlier process of this name."""

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from bus.errors import EngineFailed, PeerLost, RequestCancelled
-from bus.messages.generation import Generate
-from bus.messages.membership import Dismissed, Hello, Members
+from rolloutbus.bus.errors import EngineFailed, PeerLost, RequestCancelled
+from rolloutbus.bus.messages.generation import Generate
+from rolloutbus.bus.messages.membership import Dismissed, Hello, Members
+from rolloutbus.trainer_adapter.effects import Subscribe, Unsubscribe
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
-from trainer_adapter.effects import Subscribe, Unsubscribe
 
 
 def test_a_lost_request_resumes_with_tokens_logprobs_and_versions(bench: Bench) -> None:

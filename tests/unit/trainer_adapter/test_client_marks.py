@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from bus.entry import Placement
-from bus.messages.generation import Generate, Media, Sampling
-from bus.messages.membership import Member, Members, Welcome
-from bus.prefix_marks import marks_of
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.messages.generation import Generate, Media, Sampling
+from rolloutbus.bus.messages.membership import Member, Members, Welcome
+from rolloutbus.bus.prefix_marks import marks_of
+from rolloutbus.trainer_adapter.requests import Ask
 from tests.unit.trainer_adapter.bench import Bench
-from trainer_adapter.requests import Ask
 
 PROMPT = np.arange(200, dtype="<i4").tobytes()
 MEMBER = Member("w0", "b.1", "ipc:///w0", "live", 0, "default")

@@ -1,9 +1,9 @@
 """Sessions of a client: held while they are open, opened again on a fresh link, moved."""
 
-from bus.errors import BusError
-from bus.messages.endings import Done
-from bus.messages.membership import Dismissed
-from bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+from rolloutbus.bus.errors import BusError
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.membership import Dismissed
+from rolloutbus.bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
 from tests.unit.trainer_adapter.bench import Bench, problem
 
 

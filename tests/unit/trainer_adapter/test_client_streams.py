@@ -1,8 +1,8 @@
 """Streams as a client reads them: in order, without gaps, equal to the result."""
 
-from bus.messages.generation import Repair, Repaired
+from rolloutbus.bus.messages.generation import Repair, Repaired
+from rolloutbus.trainer_adapter.rollout import Delta
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of
-from trainer_adapter.rollout import Delta
 
 
 def read(deltas: list[Delta]) -> list[int]:

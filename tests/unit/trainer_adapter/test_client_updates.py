@@ -4,13 +4,13 @@ from typing import cast
 
 import pytest
 
-from bus.codec import unpack
-from bus.errors import BusError, DeadlineExceeded, RequestCancelled
-from bus.messages.endings import Problem
-from bus.messages.generation import Abort
-from bus.messages.weights import Published, PublishVersion, UpdateProgress
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.errors import BusError, DeadlineExceeded, RequestCancelled
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.messages.weights import Published, PublishVersion, UpdateProgress
+from rolloutbus.trainer_adapter.effects import Report
 from tests.unit.trainer_adapter.bench import Bench
-from trainer_adapter.effects import Report
 
 BODY = PublishVersion("default", 7)
 DONE = Published(7, [])

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.codec import unpack
-from bus.entry import Entry, Placement
-from bus.errors import Refused
-from bus.messages import COMMANDS
-from bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.codec import unpack
+from rolloutbus.bus.entry import Entry, Placement
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages import COMMANDS
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.trainer_adapter.effects import Effect
+from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
 from tests.conformance.representatives import NAMES
 from tests.unit.trainer_adapter.bench import Bench, ints
-from trainer_adapter.effects import Effect
-from trainer_adapter.requests import Ask
-from trainer_adapter.rollouts import GenerateOptions, ask_of
 
 DEEP: list[Any] = []
 DEEP.append(DEEP)

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from bus.messages.generation import Generate, Processor, Sampling
-from trainer_adapter.logit_processors import (
+from rolloutbus.bus.messages.generation import Generate, Processor, Sampling
+from rolloutbus.trainer_adapter.logit_processors import (
     action_mask,
     create_rl_logit_processor,
     disallowed_tokens,
     parse_rl_logit_processor,
     temperature_schedule,
 )
-from trainer_adapter.rollouts import GenerateOptions, ask_of
+from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
 
 
 @pytest.mark.parametrize(

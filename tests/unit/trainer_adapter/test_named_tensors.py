@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from bus.errors import SettingsError
-from trainer_adapter.named_tensors import named_tensors, published_dtype
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.trainer_adapter.named_tensors import named_tensors, published_dtype
 
 
 class Tied(torch.nn.Module):

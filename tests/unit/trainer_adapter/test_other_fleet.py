@@ -4,16 +4,16 @@ import random
 
 import pytest
 
-from bus.entry import Placement
-from bus.errors import OtherFleet
-from bus.messages.generation import Generate, Sampling
-from bus.messages.membership import Members, Welcome
-from bus.messages.weights import RestoreVersion, SettleVersion
+from rolloutbus.bus.entry import Placement
+from rolloutbus.bus.errors import OtherFleet
+from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.messages.membership import Members, Welcome
+from rolloutbus.bus.messages.weights import RestoreVersion, SettleVersion
+from rolloutbus.trainer_adapter.client_core import ClientCore
+from rolloutbus.trainer_adapter.effects import FleetChanged, Stopped, Welcomed
+from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.trainer_adapter.settings import ClientSettings
 from tests.unit.trainer_adapter.bench import BOOT, Bench, ints
-from trainer_adapter.client_core import ClientCore
-from trainer_adapter.effects import FleetChanged, Stopped, Welcomed
-from trainer_adapter.requests import Ask
-from trainer_adapter.settings import ClientSettings
 
 
 def _reconnect(bench: Bench) -> None:

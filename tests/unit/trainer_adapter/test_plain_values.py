@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from bus.errors import ActorStopped, BusError, Refused, SettingsError
-from bus.messages.generation import Generate, Grammar, Media, Sampling, Want
 from rolloutbus import (
     OpenAIClient,
     RolloutClient,
@@ -21,8 +19,10 @@ from rolloutbus import (
     connect,
     connect_sync,
 )
-from trainer_adapter.publisher import source_of
-from trainer_adapter.rollouts import ask_of, group_asks
+from rolloutbus.bus.errors import ActorStopped, BusError, Refused, SettingsError
+from rolloutbus.bus.messages.generation import Generate, Grammar, Media, Sampling, Want
+from rolloutbus.trainer_adapter.publisher import source_of
+from rolloutbus.trainer_adapter.rollouts import ask_of, group_asks
 
 ADDRESS = "tcp://127.0.0.1:1"
 """Never connected to."""

@@ -2,10 +2,10 @@
 
 import pytest
 
-from bus.errors import Refused
-from bus.manifest import lay_out
-from trainer_adapter.host_copy import Judgement
-from trainer_adapter.soundness import Soundness
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.manifest import lay_out
+from rolloutbus.trainer_adapter.host_copy import Judgement
+from rolloutbus.trainer_adapter.soundness import Soundness
 
 LAYOUT = lay_out([("a", "F32", (2,)), ("b", "F32", (2,))])
 FINE = Judgement(1, is_finite=True, is_zero=False)

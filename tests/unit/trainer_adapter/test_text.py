@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.messages.generation import Sampling
-from trainer_adapter.client import RolloutClient
-from trainer_adapter.rollout import NO_LOGPROBS, Delta
-from trainer_adapter.settings import ClientSettings
-from trainer_adapter.text import TextClient
+from rolloutbus.bus.messages.generation import Sampling
+from rolloutbus.trainer_adapter.client import RolloutClient
+from rolloutbus.trainer_adapter.rollout import NO_LOGPROBS, Delta
+from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.text import TextClient
 
 
 class Utf8:

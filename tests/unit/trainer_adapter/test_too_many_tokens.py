@@ -2,8 +2,8 @@
 
 import pytest
 
-from bus.errors import RemoteProtocolError
-from bus.messages.generation import Repair, Repaired
+from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.messages.generation import Repair, Repaired
 from tests.unit.sizes import sizes
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from bus.errors import Refused
-from trainer_adapter.rollout import Rollout
-from trainer_adapter.transcript import Transcript
+from rolloutbus.bus.errors import Refused
+from rolloutbus.trainer_adapter.rollout import Rollout
+from rolloutbus.trainer_adapter.transcript import Transcript
 
 EOS = 2
 

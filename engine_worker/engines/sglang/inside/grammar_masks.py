@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from engine_worker.engines.sglang import hooks, upstream
-from engine_worker.engines.sglang.hooks import Hook
-from engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang import hooks, upstream
+from rolloutbus.engine_worker.engines.sglang.hooks import Hook
+from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
 
 Call = Callable[..., Any]
 

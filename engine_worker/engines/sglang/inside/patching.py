@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from engine_worker.engines.sglang import presence, upstream
-from engine_worker.engines.sglang.hooks import Hook, Lack
+from rolloutbus.engine_worker.engines.sglang import presence, upstream
+from rolloutbus.engine_worker.engines.sglang.hooks import Hook, Lack
 
 Call = Callable[..., Any]
 

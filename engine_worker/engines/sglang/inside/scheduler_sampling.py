@@ -5,14 +5,18 @@ from typing import Any
 
 import torch
 
-from engine_worker.engines.sglang import hooks, upstream
-from engine_worker.engines.sglang.hooks import Hook
-from engine_worker.engines.sglang.inside import grammar_masks
-from engine_worker.engines.sglang.inside.admission import admit, refuse
-from engine_worker.engines.sglang.inside.broken_rows import draw_one, drawable, end_broken
-from engine_worker.engines.sglang.inside.row_state import place_rows
-from engine_worker.engines.sglang.inside.support import Support, note_support, support_of
-from engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang import hooks, upstream
+from rolloutbus.engine_worker.engines.sglang.hooks import Hook
+from rolloutbus.engine_worker.engines.sglang.inside import grammar_masks
+from rolloutbus.engine_worker.engines.sglang.inside.admission import admit, refuse
+from rolloutbus.engine_worker.engines.sglang.inside.broken_rows import (
+    draw_one,
+    drawable,
+    end_broken,
+)
+from rolloutbus.engine_worker.engines.sglang.inside.row_state import place_rows
+from rolloutbus.engine_worker.engines.sglang.inside.support import Support, note_support, support_of
+from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
 
 Call = Callable[..., Any]
 

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine_worker.engines.sglang import upstream
-from engine_worker.engines.sglang.inside.model_tensors import ModelTensors
-from engine_worker.engines.sglang.inside.ranks import Ranks
-from engine_worker.engines.sglang.inside.version_change import VersionChange
-from engine_worker.engines.sglang.orders import (
+from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.engine_worker.engines.sglang.inside.model_tensors import ModelTensors
+from rolloutbus.engine_worker.engines.sglang.inside.ranks import Ranks
+from rolloutbus.engine_worker.engines.sglang.inside.version_change import VersionChange
+from rolloutbus.engine_worker.engines.sglang.orders import (
     Answer,
     Install,
     Order,
@@ -20,8 +20,8 @@ from engine_worker.engines.sglang.orders import (
     as_numbers,
     order_of,
 )
-from engine_worker.engines.sglang.tap_wire import Message, Staged, Swapped
-from engine_worker.engines.sglang.upstream_types import (
+from rolloutbus.engine_worker.engines.sglang.tap_wire import Message, Staged, Swapped
+from rolloutbus.engine_worker.engines.sglang.upstream_types import (
     NamedWeightRequest,
     Scheduler,
     SchedulerRequest,

@@ -10,12 +10,12 @@ from math import prod
 
 import torch
 
-from bus.cuda_memory import CudaMemory, DeviceBytes
-from bus.manifest import Bytes
-from engine_worker.engines.sglang.inside.mapped_files import MappedFiles
-from engine_worker.engines.sglang.orders import CheckpointTensor, Lent, Placed, Stage
-from engine_worker.engines.sglang.torch_types import TORCH_TYPES
-from engine_worker.weights.device_copies import DeviceCopies
+from rolloutbus.bus.cuda_memory import CudaMemory, DeviceBytes
+from rolloutbus.bus.manifest import Bytes
+from rolloutbus.engine_worker.engines.sglang.inside.mapped_files import MappedFiles
+from rolloutbus.engine_worker.engines.sglang.orders import CheckpointTensor, Lent, Placed, Stage
+from rolloutbus.engine_worker.engines.sglang.torch_types import TORCH_TYPES
+from rolloutbus.engine_worker.weights.device_copies import DeviceCopies
 
 PAGE_BYTES = mmap.PAGESIZE
 

@@ -10,12 +10,12 @@ from http import HTTPStatus
 
 import numpy as np
 
-from bus.messages.array import Array
-from engine_worker.engines.sglang.inside.support import NOT_MEASURED, truncates
-from engine_worker.engines.sglang.inside.tap_arrays import wanted_arrays
-from engine_worker.engines.sglang.inside.version_account import VersionAccount
-from engine_worker.engines.sglang.tap_wire import STREAMED, Finish, Rows
-from engine_worker.engines.sglang.upstream_types import FinishReason, SchedulerRequest
+from rolloutbus.bus.messages.array import Array
+from rolloutbus.engine_worker.engines.sglang.inside.support import NOT_MEASURED, truncates
+from rolloutbus.engine_worker.engines.sglang.inside.tap_arrays import wanted_arrays
+from rolloutbus.engine_worker.engines.sglang.inside.version_account import VersionAccount
+from rolloutbus.engine_worker.engines.sglang.tap_wire import STREAMED, Finish, Rows
+from rolloutbus.engine_worker.engines.sglang.upstream_types import FinishReason, SchedulerRequest
 
 
 class TapColumns:

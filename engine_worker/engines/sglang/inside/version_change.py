@@ -8,9 +8,9 @@ cache need not be flushed, which SGLang refuses while anything is queued.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from engine_worker.engine import InFlight
-from engine_worker.engines.sglang import upstream
-from engine_worker.engines.sglang.upstream_types import Scheduler, SchedulerRequest
+from rolloutbus.engine_worker.engine import InFlight
+from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.engine_worker.engines.sglang.upstream_types import Scheduler, SchedulerRequest
 
 
 class Cost(NamedTuple):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import SettingsError
-from bus.security.key_files import (
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.security.key_files import (
     public_file,
     read_key_pair,
     read_public_key,
@@ -15,8 +15,8 @@ from bus.security.key_files import (
     write_key_pair,
     write_public_key,
 )
-from bus.security.keys import KeyPair
-from bus.security.zmq_curve import new_key_pair
+from rolloutbus.bus.security.keys import KeyPair
+from rolloutbus.bus.security.zmq_curve import new_key_pair
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bus.codec import topic_of
-from bus.security.principals import Principal, Role
-from bus.security.topics import claim_of, granted
+from rolloutbus.bus.codec import topic_of
+from rolloutbus.bus.security.principals import Principal, Role
+from rolloutbus.bus.security.topics import claim_of, granted
 
 KEY = "ab" * 32
 

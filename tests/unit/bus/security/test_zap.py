@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.security.principals import ROLES, ROLES_AT, Principal
-from bus.security.zap import ALLOWED, MISPLACED, REFUSED, answer
+from rolloutbus.bus.security.principals import ROLES, ROLES_AT, Principal
+from rolloutbus.bus.security.zap import ALLOWED, MISPLACED, REFUSED, answer
 
 KEY = bytes(range(32))
 PROBE = bytes(range(1, 33))

@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 import torch
 
-from engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
-from engine_worker.engines.sglang.orders import CheckpointTensor, Rows
+from rolloutbus.engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
+from rolloutbus.engine_worker.engines.sglang.orders import CheckpointTensor, Rows
 
 N_RANKS = 2
 SHAPES = {

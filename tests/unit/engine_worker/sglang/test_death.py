@@ -2,7 +2,12 @@
 
 import pytest
 
-from engine_worker.engines.sglang.death import ADVICE, WORDLESS, cause_of, is_out_of_memory
+from rolloutbus.engine_worker.engines.sglang.death import (
+    ADVICE,
+    WORDLESS,
+    cause_of,
+    is_out_of_memory,
+)
 
 
 @pytest.mark.parametrize(

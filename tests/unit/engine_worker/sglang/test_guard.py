@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from bus.errors import EngineFailed, LocalProtocolError
-from engine_worker.engines.sglang.guard import (
+from rolloutbus.bus.errors import EngineFailed, LocalProtocolError
+from rolloutbus.engine_worker.engines.sglang.guard import (
     CUDA_GRAPH,
     GATE_LIFE,
     KV_CACHE,
@@ -18,7 +18,7 @@ from engine_worker.engines.sglang.guard import (
     GateState,
     Guard,
 )
-from engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy
 
 STATES = get_args(GateState)
 EVENTS = get_args(GateEvent)

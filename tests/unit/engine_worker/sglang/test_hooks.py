@@ -14,12 +14,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine_worker.engines.sglang import hooks
-from engine_worker.engines.sglang.hooks import HOOKS, PARTS, TESTED, Hook, Lack
-from engine_worker.engines.sglang.inside.scheduler import SchedulerTap, run_scheduler
-from engine_worker.engines.sglang.presence import dotted, found, is_wrapped, lacking, lacks_for
-from engine_worker.engines.sglang.tap_listener import TapListener
-from engine_worker.engines.sglang.tap_wire import (
+from rolloutbus.engine_worker.engines.sglang import hooks
+from rolloutbus.engine_worker.engines.sglang.hooks import HOOKS, PARTS, TESTED, Hook, Lack
+from rolloutbus.engine_worker.engines.sglang.inside.scheduler import SchedulerTap, run_scheduler
+from rolloutbus.engine_worker.engines.sglang.presence import (
+    dotted,
+    found,
+    is_wrapped,
+    lacking,
+    lacks_for,
+)
+from rolloutbus.engine_worker.engines.sglang.tap_listener import TapListener
+from rolloutbus.engine_worker.engines.sglang.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,
@@ -27,7 +33,7 @@ from engine_worker.engines.sglang.tap_wire import (
     Looked,
     Message,
 )
-from engine_worker.engines.survey.sglang_probes import probes
+from rolloutbus.engine_worker.engines.survey.sglang_probes import probes
 from tests.unit.engine_worker.sglang.sglang_stand_in import (
     SglangStandIn,
     hook_targets,

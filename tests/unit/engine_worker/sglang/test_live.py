@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from bus.ids import AttemptKey, RequestId
-from bus.messages.generation import Sampling
-from engine_worker.engine import Step, Work
-from engine_worker.engines.sglang.live import LiveRequests
-from engine_worker.engines.sglang.tap_wire import Finish, Rows
+from rolloutbus.bus.ids import AttemptKey, RequestId
+from rolloutbus.bus.messages.generation import Sampling
+from rolloutbus.engine_worker.engine import Step, Work
+from rolloutbus.engine_worker.engines.sglang.live import LiveRequests
+from rolloutbus.engine_worker.engines.sglang.tap_wire import Finish, Rows
 
 
 def key(name: str) -> AttemptKey:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine_worker.engines.sglang.inside.prefix_events import PrefixEvents
-from engine_worker.engines.sglang.inside.version_change import namespace_of
-from engine_worker.engines.sglang.prefixes import PrefixFeed
+from rolloutbus.engine_worker.engines.sglang.inside.prefix_events import PrefixEvents
+from rolloutbus.engine_worker.engines.sglang.inside.version_change import namespace_of
+from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed
 
 
 @dataclass

@@ -12,9 +12,14 @@ from typing import Any
 
 import torch
 
-from engine_worker.engines.sglang.inside.row_processor import RowProcessor
-from engine_worker.engines.sglang.inside.row_state import WITHIN, RowState, place_rows, state_of
-from engine_worker.engines.sglang.rules import REQUEST, Penalties, Rules, custom_params
+from rolloutbus.engine_worker.engines.sglang.inside.row_processor import RowProcessor
+from rolloutbus.engine_worker.engines.sglang.inside.row_state import (
+    WITHIN,
+    RowState,
+    place_rows,
+    state_of,
+)
+from rolloutbus.engine_worker.engines.sglang.rules import REQUEST, Penalties, Rules, custom_params
 
 VOCAB = 12
 PENALISED = Rules(penalties=Penalties(frequency=1.0))
@@ -117,7 +122,11 @@ def test_rows_of_a_batch_each_have_their_own_rules() -> None:
         FakeRequest([1], Rules(min_new_tokens=2, end_ids=(11,))),
         FakeRequest(
             [1],
-            Rules(processors=(("engine_worker.engines.processors:action_mask", {"allowed": [3]}),)),
+            Rules(
+                processors=(
+                    ("rolloutbus.engine_worker.engines.processors:action_mask", {"allowed": [3]}),
+                )
+            ),
         ),
     ]
     step(requests, [[1, 2], [1], [1]], [2, 1, 1])

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.messages.generation import Grammar, Media, Prefix, Processor, Sampling, Want
-from engine_worker.engine import EngineFacts, Work
-from engine_worker.engines.processors import Processors
-from engine_worker.engines.sglang.requests import RequestTerms, Unfit, generate_request
-from engine_worker.engines.sglang.rules import NO_RULES, Rules, rules_in
+from rolloutbus.bus.messages.generation import Grammar, Media, Prefix, Processor, Sampling, Want
+from rolloutbus.engine_worker.engine import EngineFacts, Work
+from rolloutbus.engine_worker.engines.processors import Processors
+from rolloutbus.engine_worker.engines.sglang.requests import RequestTerms, Unfit, generate_request
+from rolloutbus.engine_worker.engines.sglang.rules import NO_RULES, Rules, rules_in
 from tests.step_log import key
 
 VOCAB = 100
@@ -109,7 +109,7 @@ def test_processors_travel_as_the_path_of_their_factory_and_numbers() -> None:
     mask = Processor("action_mask", {"allowed": [1, 2], "mask_value": float("-inf")})
     rules = rules_in(asked(work(body={"processors": [mask]}))["sampling_params"]["custom_params"])
     ((path, told),) = rules.processors
-    assert path == "engine_worker.engines.processors:action_mask"
+    assert path == "rolloutbus.engine_worker.engines.processors:action_mask"
     assert told == mask.params
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from bus.manifest import Bytes
-from engine_worker.engines.sglang.inside.mapped_files import MappedFiles
-from engine_worker.engines.sglang.inside.staging import Staging
-from engine_worker.engines.sglang.orders import CheckpointTensor, Placed, Stage
-from engine_worker.weights.shared_memory import Whereabouts, shared_buffer
+from rolloutbus.bus.manifest import Bytes
+from rolloutbus.engine_worker.engines.sglang.inside.mapped_files import MappedFiles
+from rolloutbus.engine_worker.engines.sglang.inside.staging import Staging
+from rolloutbus.engine_worker.engines.sglang.orders import CheckpointTensor, Placed, Stage
+from rolloutbus.engine_worker.weights.shared_memory import Whereabouts, shared_buffer
 
 CPU = torch.device("cpu")
 NORM = CheckpointTensor("norm", "F32", (3,))

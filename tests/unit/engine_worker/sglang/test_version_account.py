@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.engines.sglang.inside.tap_columns import TapColumns
-from engine_worker.engines.sglang.inside.version_account import VersionAccount, contradiction
-from engine_worker.engines.sglang.tap_wire import STREAMED, Rows, VersionsChecked
-from engine_worker.engines.sglang.upstream_types import Run
+from rolloutbus.engine_worker.engines.sglang.inside.tap_columns import TapColumns
+from rolloutbus.engine_worker.engines.sglang.inside.version_account import (
+    VersionAccount,
+    contradiction,
+)
+from rolloutbus.engine_worker.engines.sglang.tap_wire import STREAMED, Rows, VersionsChecked
+from rolloutbus.engine_worker.engines.sglang.upstream_types import Run
 
 Lengths = list[tuple[str, int]]
 """Versions, and how many tokens are of each."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bus.messages.weights import InFlight
-from engine_worker.engines.sglang.inside.version_change import VersionChange
+from rolloutbus.bus.messages.weights import InFlight
+from rolloutbus.engine_worker.engines.sglang.inside.version_change import VersionChange
 
 
 @dataclass(eq=False)

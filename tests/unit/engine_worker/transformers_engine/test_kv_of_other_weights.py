@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from bus.messages.generation import Sampling, Want
-from engine_worker.engine import EngineFacts, Work
-from engine_worker.engines.batch import Batch, BatchLimits
-from engine_worker.engines.causal_lm import CausalLm
-from engine_worker.engines.forward import Forward
-from engine_worker.engines.kv_blocks import KvBlocks
-from engine_worker.engines.request import Request, open_request
-from engine_worker.engines.sampler import Sampler
+from rolloutbus.bus.messages.generation import Sampling, Want
+from rolloutbus.engine_worker.engine import EngineFacts, Work
+from rolloutbus.engine_worker.engines.batch import Batch, BatchLimits
+from rolloutbus.engine_worker.engines.causal_lm import CausalLm
+from rolloutbus.engine_worker.engines.forward import Forward
+from rolloutbus.engine_worker.engines.kv_blocks import KvBlocks
+from rolloutbus.engine_worker.engines.request import Request, open_request
+from rolloutbus.engine_worker.engines.sampler import Sampler
 from tests.lora_adapters import random_lora
 from tests.step_log import StepLog, key
 from tests.tiny_models import Build, check_fresh, make_model, prompt, work

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_worker.engine import Work
-from engine_worker.engines.transformers_engine import TransformersEngine
+from rolloutbus.engine_worker.engine import Work
+from rolloutbus.engine_worker.engines.transformers_engine import TransformersEngine
 from tests.lora_adapters import Lora, random_lora
 from tests.step_log import StepLog
 from tests.tiny_models import Build, check_fresh, make_model, work

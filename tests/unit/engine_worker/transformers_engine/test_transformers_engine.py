@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.messages.generation import Prefix, Sampling
-from engine_worker.engine import PauseMode, Work
-from engine_worker.engines.registry import build_engine
-from engine_worker.engines.step_loop import EngineBusy, EngineDied
+from rolloutbus.bus.messages.generation import Prefix, Sampling
+from rolloutbus.engine_worker.engine import PauseMode, Work
+from rolloutbus.engine_worker.engines.registry import build_engine
+from rolloutbus.engine_worker.engines.step_loop import EngineBusy, EngineDied
 from tests.step_log import DEADLINE_S, StepLog, key
 from tests.tiny_models import (
     CONFIGS,

@@ -1,9 +1,9 @@
 import pytest
 
-from bus.manifest import lay_out, total_bytes
-from bus.messages.weights import Bucket, Manifest, Offer
-from engine_worker.weights.buckets import offer_of
-from engine_worker.weights.staged import CannotFetch
+from rolloutbus.bus.manifest import lay_out, total_bytes
+from rolloutbus.bus.messages.weights import Bucket, Manifest, Offer
+from rolloutbus.engine_worker.weights.buckets import offer_of
+from rolloutbus.engine_worker.weights.staged import CannotFetch
 
 LAYOUT = lay_out([("a", "U8", (64,)), ("b", "U8", (100,)), ("c", "U8", (10,))])
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bus.manifest import Bytes
-from engine_worker.weights.shared_memory import FileBytes, Whereabouts, shared_buffer
+from rolloutbus.bus.manifest import Bytes
+from rolloutbus.engine_worker.weights.shared_memory import FileBytes, Whereabouts, shared_buffer
 
 
 def read(place: FileBytes, size_bytes: int) -> bytes:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from bus.errors import Refused
-from bus.messages.generation import Grammar, Media
-from trainer_adapter.openai.bodies import ChatBody, CompletionBody, body_of
-from trainer_adapter.openai.conversation import conversation_of
-from trainer_adapter.openai.prompts import chat_prompt, prompts_of
-from trainer_adapter.openai.sampling import options_of, sampling_of
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.messages.generation import Grammar, Media
+from rolloutbus.trainer_adapter.openai.bodies import ChatBody, CompletionBody, body_of
+from rolloutbus.trainer_adapter.openai.conversation import conversation_of
+from rolloutbus.trainer_adapter.openai.prompts import chat_prompt, prompts_of
+from rolloutbus.trainer_adapter.openai.sampling import options_of, sampling_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 PNG = b"\x89PNG..."

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from rolloutbus.trainer_adapter.openai.answer_reader import AnswerReader, Call, Piece
+from rolloutbus.trainer_adapter.openai.tool_formats import TOOL_FORMATS
 from tests.tool_call_samples import ARGUMENTS, ONE, TOOLS, TWO
-from trainer_adapter.openai.answer_reader import AnswerReader, Call, Piece
-from trainer_adapter.openai.tool_formats import TOOL_FORMATS
 
 BEFORE = "Let me see."
 

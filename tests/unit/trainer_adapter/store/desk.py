@@ -1,11 +1,17 @@
 """A store core with a shell that succeeds at everything."""
 
-from bus.manifest import lay_out
-from bus.messages.endings import Done, Problem
-from bus.messages.weights import DeltaPart, RecordCommit, Reserved, ReserveVersion, SealVersion
-from trainer_adapter.store.askers import BulkAsker, MemberAsker
-from trainer_adapter.store.core import StoreCommand, StoreCore
-from trainer_adapter.store.effects import (
+from rolloutbus.bus.manifest import lay_out
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.weights import (
+    DeltaPart,
+    RecordCommit,
+    Reserved,
+    ReserveVersion,
+    SealVersion,
+)
+from rolloutbus.trainer_adapter.store.askers import BulkAsker, MemberAsker
+from rolloutbus.trainer_adapter.store.core import StoreCommand, StoreCore
+from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
     Answer,
     MakeDelta,
@@ -15,9 +21,9 @@ from trainer_adapter.store.effects import (
     Verify,
     WriteFiles,
 )
-from trainer_adapter.store.records import Record
-from trainer_adapter.store.settings import StoreSettings
-from trainer_adapter.store.versions import VersionTable
+from rolloutbus.trainer_adapter.store.records import Record
+from rolloutbus.trainer_adapter.store.settings import StoreSettings
+from rolloutbus.trainer_adapter.store.versions import VersionTable
 
 TENSORS = lay_out([("a", "F32", (4, 4)), ("b", "BF16", (8,))])
 SIZE_BYTES = 64 + 16

@@ -1,9 +1,9 @@
 import pytest
 
-from bus.errors import LocalProtocolError
-from bus.messages.endings import Done, Problem
-from bus.messages.limits import CHUNK_BYTES
-from bus.messages.weights import (
+from rolloutbus.bus.errors import LocalProtocolError
+from rolloutbus.bus.messages.endings import Done, Problem
+from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.messages.weights import (
     Manifest,
     Offer,
     PullChunk,
@@ -15,6 +15,18 @@ from bus.messages.weights import (
     SealVersion,
     Tensor,
 )
+from rolloutbus.trainer_adapter.store.effects import (
+    Allocate,
+    Answer,
+    Freeze,
+    Persist,
+    Release,
+    SendChunk,
+    Verify,
+    WriteChunk,
+)
+from rolloutbus.trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
+from rolloutbus.trainer_adapter.store.versions import VERSION_LIFE, StoredVersion, VersionTable
 from tests.unit.trainer_adapter.store.desk import (
     CLIENT,
     DIGESTS,
@@ -26,18 +38,6 @@ from tests.unit.trainer_adapter.store.desk import (
     code_of,
     released,
 )
-from trainer_adapter.store.effects import (
-    Allocate,
-    Answer,
-    Freeze,
-    Persist,
-    Release,
-    SendChunk,
-    Verify,
-    WriteChunk,
-)
-from trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
-from trainer_adapter.store.versions import VERSION_LIFE, StoredVersion, VersionTable
 
 
 def test_version_numbers_are_written_down_before_anyone_sees_them() -> None:

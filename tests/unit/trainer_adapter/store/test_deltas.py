@@ -1,7 +1,16 @@
 import pytest
 
-from bus.messages.endings import Problem
-from bus.messages.weights import Delta, DeltaPart, PullChunk, PullDelta, RecordCommit
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.weights import Delta, DeltaPart, PullChunk, PullDelta, RecordCommit
+from rolloutbus.trainer_adapter.store.askers import BulkAsker
+from rolloutbus.trainer_adapter.store.deltas import IDLE_S, MAX_IN_THE_MAKING
+from rolloutbus.trainer_adapter.store.effects import (
+    Answer,
+    ForgetDelta,
+    MakeDelta,
+    SendDeltaChunk,
+    StoreEffect,
+)
 from tests.unit.trainer_adapter.store.desk import (
     PULLER,
     SIZE_BYTES,
@@ -9,15 +18,6 @@ from tests.unit.trainer_adapter.store.desk import (
     answer_of,
     code_of,
     released,
-)
-from trainer_adapter.store.askers import BulkAsker
-from trainer_adapter.store.deltas import IDLE_S, MAX_IN_THE_MAKING
-from trainer_adapter.store.effects import (
-    Answer,
-    ForgetDelta,
-    MakeDelta,
-    SendDeltaChunk,
-    StoreEffect,
 )
 
 PARTS = [DeltaPart(0, "xor", 0, 8)]

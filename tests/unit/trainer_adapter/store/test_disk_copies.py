@@ -1,7 +1,7 @@
-from bus.messages.weights import Manifest, Offer, PullManifest, RecordCommit
+from rolloutbus.bus.messages.weights import Manifest, Offer, PullManifest, RecordCommit
+from rolloutbus.trainer_adapter.store.core import StoreCore
+from rolloutbus.trainer_adapter.store.effects import RemoveFiles, StoreEffect, WriteFiles
 from tests.unit.trainer_adapter.store.desk import Desk, answer_of, released
-from trainer_adapter.store.core import StoreCore
-from trainer_adapter.store.effects import RemoveFiles, StoreEffect, WriteFiles
 
 
 def slow_desk(**settings: object) -> Desk:

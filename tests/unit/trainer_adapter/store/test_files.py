@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.errors import Refused
-from bus.manifest import Bytes, lay_out, total_bytes
-from bus.paths import WEIGHTS, check_path
-from bus.tensor_files import MANIFEST, shard_name
-from trainer_adapter.store.files import WeightFiles, place_of
+from rolloutbus.bus.errors import Refused
+from rolloutbus.bus.manifest import Bytes, lay_out, total_bytes
+from rolloutbus.bus.paths import WEIGHTS, check_path
+from rolloutbus.bus.tensor_files import MANIFEST, shard_name
+from rolloutbus.trainer_adapter.store.files import WeightFiles, place_of
 
 LAYOUT = lay_out([("a", "F32", (16, 4)), ("b", "BF16", (8,))])
 KEY = ("default", 3)

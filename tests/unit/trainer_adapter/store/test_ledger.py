@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import SettingsError
-from bus.messages.weights import Tensor
-from trainer_adapter.store.ledger import Ledger
-from trainer_adapter.store.records import Assigned, Committed, Opened, Record, Retired, Sealed
+from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.trainer_adapter.store.ledger import Ledger
+from rolloutbus.trainer_adapter.store.records import (
+    Assigned,
+    Committed,
+    Opened,
+    Record,
+    Retired,
+    Sealed,
+)
 
 RECORDS: list[Record] = [
     Opened("0123456789abcdef"),

@@ -1,5 +1,5 @@
-from bus.messages.endings import Problem
-from bus.messages.weights import (
+from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.messages.weights import (
     Manifest,
     PullChunk,
     PullManifest,
@@ -7,6 +7,9 @@ from bus.messages.weights import (
     Restored,
     RestoreVersion,
 )
+from rolloutbus.trainer_adapter.store.effects import Persist, Release, SendChunk
+from rolloutbus.trainer_adapter.store.records import Assigned, Sealed
+from rolloutbus.trainer_adapter.store.versions import VersionTable
 from tests.unit.trainer_adapter.store.desk import (
     DIGESTS,
     PULLER,
@@ -15,9 +18,6 @@ from tests.unit.trainer_adapter.store.desk import (
     code_of,
     released,
 )
-from trainer_adapter.store.effects import Persist, Release, SendChunk
-from trainer_adapter.store.records import Assigned, Sealed
-from trainer_adapter.store.versions import VersionTable
 
 
 def restored(desk: Desk, version: int) -> int:

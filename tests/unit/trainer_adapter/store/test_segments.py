@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.shm import SegmentGone, SegmentReader, SegmentWriter
-from trainer_adapter.store.segments import GRAIN_BYTES, SegmentPool, StoreFull, sweep
+from rolloutbus.bus.shm import SegmentGone, SegmentReader, SegmentWriter
+from rolloutbus.trainer_adapter.store.segments import GRAIN_BYTES, SegmentPool, StoreFull, sweep
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -130,7 +130,7 @@ def test_more_than_fits_is_refused_and_leaves_nothing(pool: SegmentPool, tmp_pat
 _DYING_STORE = """
 import os, sys
 from pathlib import Path
-from trainer_adapter.store.segments import SegmentPool
+from rolloutbus.trainer_adapter.store.segments import SegmentPool
 pool = SegmentPool(Path(sys.argv[1]))
 name = pool.take(100)
 pool.content(name)[:100] = 5

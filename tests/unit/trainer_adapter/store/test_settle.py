@@ -1,6 +1,6 @@
 """What is not committed when it is settled never will be, and its memory is given back."""
 
-from bus.messages.weights import (
+from rolloutbus.bus.messages.weights import (
     RecordCommit,
     Reserved,
     ReserveVersion,
@@ -9,6 +9,9 @@ from bus.messages.weights import (
     Settled,
     SettleVersion,
 )
+from rolloutbus.trainer_adapter.store.effects import Answer, Persist
+from rolloutbus.trainer_adapter.store.records import Retired
+from rolloutbus.trainer_adapter.store.versions import VersionTable
 from tests.unit.trainer_adapter.store.desk import (
     CLIENT,
     DIGESTS,
@@ -18,9 +21,6 @@ from tests.unit.trainer_adapter.store.desk import (
     code_of,
     released,
 )
-from trainer_adapter.store.effects import Answer, Persist
-from trainer_adapter.store.records import Retired
-from trainer_adapter.store.versions import VersionTable
 
 
 def settle(version: int) -> SettleVersion:

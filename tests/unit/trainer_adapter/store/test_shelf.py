@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from bus.manifest import bytes_of, digest_of, first_mismatch, lay_out, total_bytes
-from bus.messages.weights import Offer
-from bus.tensor_files import shard_name
-from trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
-from trainer_adapter.store.segments import SegmentPool
-from trainer_adapter.store.shelf import Shelf
+from rolloutbus.bus.manifest import bytes_of, digest_of, first_mismatch, lay_out, total_bytes
+from rolloutbus.bus.messages.weights import Offer
+from rolloutbus.bus.tensor_files import shard_name
+from rolloutbus.trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
+from rolloutbus.trainer_adapter.store.segments import SegmentPool
+from rolloutbus.trainer_adapter.store.shelf import Shelf
 
 LAYOUT = lay_out([("a", "F32", (16, 4)), ("b", "BF16", (8,))])
 SIZE_BYTES = total_bytes(LAYOUT)

@@ -1,7 +1,7 @@
 """Zeros that were meant, or were committed once, are no reason to refuse a version."""
 
-from bus.messages.endings import Done
-from bus.messages.weights import (
+from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.messages.weights import (
     Manifest,
     PullManifest,
     RecordCommit,
@@ -11,9 +11,9 @@ from bus.messages.weights import (
     RestoreVersion,
     SealVersion,
 )
+from rolloutbus.trainer_adapter.store.core import StoreCore
+from rolloutbus.trainer_adapter.store.versions import VersionTable
 from tests.unit.trainer_adapter.store.desk import DIGESTS, TENSORS, Desk, answer_of
-from trainer_adapter.store.core import StoreCore
-from trainer_adapter.store.versions import VersionTable
 
 
 def sealed(desk: Desk, *, allow_zeros: bool) -> int:
