@@ -15,16 +15,18 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from enum import IntEnum, unique
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 import typer
 import uvloop
 
-from bus.errors import BusError, PeerLost, ProcessFailed, SettingsError
-from launcher.discovery import NoSuchFleet, find_fleet
-from trainer_adapter.client import RolloutClient, settings_for
-from trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.errors import BusError, PeerLost, ProcessFailed, SettingsError
+from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
+
+if TYPE_CHECKING:
+    from rolloutbus.trainer_adapter.client import RolloutClient
+    from rolloutbus.trainer_adapter.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 3.0
 
@@ -95,7 +97,7 @@ def fail(message: str, status: ExitStatus) -> NoReturn:
     raise typer.Exit(status)
 
 
-def client_settings(address: str, key_file: str = "", name: str = "cli") -> ClientSettings:
+def client_settings(address: str, key_file: str = "", name: str = "cli") -> "ClientSettings":
     """Settings of a command that is a client; see `connected`. A key gives it its own name.
 
     Args:
@@ -108,6 +110,8 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> Clie
         SettingsError: several do, and none was named; the address needs a key, or the key file
             cannot be used.
     """
+    from rolloutbus.trainer_adapter.client import settings_for  # noqa: PLC0415 - as in `connected`
+
     endpoint = address
     if "://" not in address:
         if ":" in address:
@@ -125,13 +129,16 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> Clie
 
 
 @asynccontextmanager
-async def connected(address: str, key_file: str = "") -> AsyncGenerator[RolloutClient]:
+async def connected(address: str, key_file: str = "") -> "AsyncGenerator[RolloutClient]":
     """A client of the router at `address`, which may be a fleet's name; see `client_settings`.
 
     Raises:
         Unreachable: no router answers there, or no such fleet runs here.
         SettingsError: the address needs a key, or the key file cannot be used.
     """
+    # Usage and help come without what only a client needs.
+    from rolloutbus.trainer_adapter.client import RolloutClient  # noqa: PLC0415
+
     settings = client_settings(address, key_file)
     client = RolloutClient(settings)
     try:
