@@ -78,6 +78,7 @@ class SessionPlace:
         Raises:
             Refused: as `RolloutClient.session`.
         """
+        self._client.connection.require_home()
         try:
             await self._admitted()
         except Refused:
@@ -103,6 +104,7 @@ class SessionPlace:
 
         Nobody waits for the answer: who leaves because the router is away is not held up.
         """
+        self._client.connection.require_home()
         self._is_open = False
         if not self._let_go():
             return  # the place is another's, or was never this one's
