@@ -37,6 +37,7 @@ MODULES = {
     "record": "record",
     "replay": "replay",
     "export": "export",
+    "inspect": "inspect",
     "doctor": "doctor",
     "tail": "tail",
     "forward": "forward",

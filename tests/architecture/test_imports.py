@@ -48,6 +48,7 @@ CLIENTS = {"replay"}
 CORNERS = {
     "pyarrow": r"replay/rollouts/parquet\.py|tests/.*",
     "google_crc32c": r"replay/journal/format\.py",
+    "msgpack": r"replay/inspection\.py|tests/.*",
     "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",
     "torch": r"(engine_worker/(engines|weights)|trainer_adapter|examples|tests|benchmarks)/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
@@ -60,7 +61,7 @@ CORNERS = {
     "matplotlib": r"replay/timeline/picture\.py|(examples|benchmarks)/.*",
     "typer": r"launcher/.*|tests/.*",
     "rich": r"(launcher|examples|tests)/.*",
-    "zstandard": r"bus/delta\.py|replay/journal/pack\.py|(tests|benchmarks)/.*",
+    "zstandard": r"bus/delta\.py|replay/(inspection|journal/pack)\.py|(tests|benchmarks)/.*",
     "unittest.mock": r"",
 }
 

@@ -11,7 +11,7 @@ from rolloutbus.launcher.options import parse_engine_options
 
 COMMANDS = [
     "up", "ls", "status", "generate", "pause", "resume", "router", "store", "worker", "demo",
-    "record", "replay", "export", "timeline", "top", "tail", "forward",
+    "record", "replay", "export", "inspect", "timeline", "top", "tail", "forward",
 ]  # fmt: skip
 
 
