@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.drills.simulation.runs import run_seed
 
+ROOT = Path(__file__).resolve().parents[2]
 SEED = 7
-PROGRAM = f"from drills.simulation.runs import run_seed; print(run_seed({SEED}).trace)"
+PROGRAM = f"from tests.drills.simulation.runs import run_seed; print(run_seed({SEED}).trace)"
 
 
 @pytest.mark.simulation
@@ -25,6 +27,7 @@ def test_a_seed_repeats_its_trace() -> None:
 def test_the_order_of_hashes_changes_nothing(hash_seed: str) -> None:
     elsewhere = subprocess.run(
         [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
         capture_output=True,
         check=True,
