@@ -231,5 +231,6 @@ def made_concrete(place: Placement, rule: VersionRule, committed: int) -> Placem
         place.session,
         place.group,
         place.cost,
+        place.priority,
         outlives_client=place.outlives_client,
     )

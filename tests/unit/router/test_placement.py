@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from rolloutbus.bus.entry import Entry
 from tests.unit.router.harness import Bus, SimWorker
 
@@ -96,6 +98,16 @@ def test_exact_version_goes_only_to_workers_that_have_it() -> None:
         client.generate("exact:2")
     counts = Counter({version: len(_generates(worker)) for version, worker in workers.items()})
     assert counts == Counter({1: 0, 2: 3, 3: 0})
+
+
+@pytest.mark.parametrize("versions", ["any", "latest", "min:0"])
+def test_a_worker_is_told_the_priority_whatever_versions_will_do(versions: str) -> None:
+    bus = Bus()
+    client, worker = bus.client(), bus.worker()
+    client.generate(versions, priority=7)
+    (told,) = _generates(worker)
+    assert told.place is not None
+    assert told.place.priority == 7
 
 
 def test_latest_is_made_concrete_for_the_worker() -> None:
