@@ -51,14 +51,13 @@ class Doubts:
     def settle(self, rid: str, client: ClientRecord) -> bool:
         """Somebody asks for it by name; whether it was in doubt.
 
-        If that is another process than the one that was told, nobody else will send it again.
+        Who asks by name does not hold it, be it the process that was told: nobody sends it again.
         """
         told = self._told.get(rid)
         if told is None or told.request.client != client.name or self._is_settled(rid):
             return False
-        if client.boot != told.boot:
-            del self._told[rid]
-            self._revive(told.request)
+        del self._told[rid]
+        self._revive(told.request)
         return True
 
     def _is_settled(self, rid: str) -> bool:

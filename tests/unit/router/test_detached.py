@@ -442,6 +442,19 @@ def test_who_collects_what_is_in_doubt_waits_for_it() -> None:
     assert [each.rid for each in client.take("finished")] == [rid]
 
 
+def test_the_process_that_gave_up_what_is_in_doubt_may_come_back_for_it() -> None:
+    bus = Bus()
+    worker, rid = _crashed_and_told(bus)
+    client = next(peer for peer in bus.peers.values() if isinstance(peer, SimClient))
+    _attach(client, rid)
+    bus.advance(2)
+    assert client.take("refused") == []
+    worker.lease_no += 1
+    worker.hello()
+    worker.beat()
+    assert [command.rid for command in worker.take("generate")] == [rid]
+
+
 def test_what_is_in_doubt_is_nobody_elses() -> None:
     bus = Bus()
     _, rid = _crashed_and_told(bus)
