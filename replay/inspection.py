@@ -109,13 +109,15 @@ def _with_run(framer: Framer, record: object, offset: int) -> Iterator[object]:
 
 def _maps(file: BinaryIO) -> Iterator[object]:
     unpacker: Any = cast("Any", msgpack).Unpacker
-    reader = unpacker(file, strict_map_key=False, max_buffer_size=MAX_FRAME_BYTES)
+    reader = unpacker(
+        file, object_pairs_hook=_map_of, strict_map_key=False, max_buffer_size=MAX_FRAME_BYTES
+    )
     offset = 0
     try:
         for value in reader:
             if not isinstance(value, dict):
                 break
-            yield cast("dict[object, object]", value)
+            yield cast("dict[str, object]", value)
             offset = int(reader.tell())
     except (ValueError, msgpack.UnpackException) as error:
         raise JournalError(f"no MessagePack value at offset {offset}: {error}") from error
@@ -127,9 +129,16 @@ def _maps(file: BinaryIO) -> Iterator[object]:
 
 def _unpacked(content: bytes, offset: int) -> object:
     try:
-        return cast("Any", msgpack).unpackb(content, strict_map_key=False)
+        return cast("Any", msgpack).unpackb(
+            content, object_pairs_hook=_map_of, strict_map_key=False
+        )
     except (ValueError, msgpack.UnpackException) as error:
         raise JournalError(f"no MessagePack at offset {offset}: {error}") from error
+
+
+def _map_of(pairs: list[tuple[object, object]]) -> dict[str, object]:
+    """A map with keys as JSON has them: MessagePack's may also be lists and maps."""
+    return {key if isinstance(key, str) else repr(key): value for key, value in pairs}
 
 
 def _plain(value: object, n_shown: int | None) -> Any:  # noqa: ANN401 - what JSON has
@@ -138,11 +147,8 @@ def _plain(value: object, n_shown: int | None) -> Any:  # noqa: ANN401 - what JS
         case bytes():
             return {"bytes": len(value), "hex": value[:n_shown].hex()}
         case dict():
-            items = cast("dict[object, object]", value).items()
-            return {
-                key if isinstance(key, str) else repr(key): _plain(each, n_shown)
-                for key, each in items
-            }
+            items = cast("dict[str, object]", value).items()
+            return {key: _plain(each, n_shown) for key, each in items}
         case list():
             return [_plain(each, n_shown) for each in cast("list[object]", value)]
         case float() if not math.isfinite(value):

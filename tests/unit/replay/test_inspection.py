@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rolloutbus.bus.codec import encode_batch
+from rolloutbus.bus.codec import SIGNATURE, encode_batch
 from rolloutbus.bus.entry import Entry
 from rolloutbus.replay.inspection import inspect
 from rolloutbus.replay.journal.format import JournalError
@@ -66,6 +66,13 @@ def test_a_frame_is_its_entries(tmp_path: Path) -> None:
     file = tmp_path / "frame"
     file.write_bytes(encode_batch([Entry("status", "a/1"), Entry("abort", "a/2")]))
     assert [entry[:2] for entry in inspect(file)] == [["status", "a/1"], ["abort", "a/2"]]
+
+
+@pytest.mark.parametrize("start", [b"", SIGNATURE + b"\x91"])
+def test_keys_of_maps_that_no_dict_has_are_shown(tmp_path: Path, start: bytes) -> None:
+    file = tmp_path / "odd"
+    file.write_bytes(start + b"\x82\x91\x01\x02\x81\x03\x04\xa1a")  # {[1]: 2, {3: 4}: "a"}
+    assert list(inspect(file)) == [{"[1]": 2, "{'3': 4}": "a"}]
 
 
 @pytest.mark.parametrize("what", ["segment", "packed", "letters", "frame"])
