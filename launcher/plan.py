@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import secrets
 import site
 import sys
 from pathlib import Path
@@ -43,6 +44,9 @@ class FleetPlan:
         self._run_dir = run_dir
         weights_dir = settings.weights_dir
         self._weights_dir = str(Path(weights_dir).absolute()) if weights_dir else ""
+        # A store's record names the fleet. Without a store its clients would know it by no name at
+        # first, and the next fleet at the address would go on with what this one has sampled.
+        self._fleet = "" if settings.store else secrets.token_hex(16)
         self.worker_names = [f"w{index}" for index in range(settings.workers)]
         self._keys = FleetKeys(Path(settings.secure)) if settings.secure is not None else None
         if self._keys is not None:
@@ -67,6 +71,7 @@ class FleetPlan:
             leases=self._settings.lease,
             sessions_per_slot=self._settings.sessions_per_slot,
             expected_workers=dict.fromkeys(self.worker_names, self._settings.policy),
+            fleet=self._fleet,
             dead_letters=self._dead_letters(),
             tap=(known.get("tap") or self._endpoint("tap")) if self._settings.tap else "",
             security=self._security(ROUTER),

@@ -41,6 +41,9 @@ class Intents:
         self._fleet = fleet
         self._on_change = on_change
         self._origin: Origin = ""
+        if context.settings.fleet:
+            context.intent = msgspec.structs.replace(context.intent, fleet=context.settings.fleet)
+            self._origin = "router"
         self._former_names: set[str] = set()
         """Identities that it gave the fleet before it heard of the store's record."""
         self._is_ours = False

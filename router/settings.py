@@ -32,6 +32,9 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expected_workers: dict[str, str] = {}
     """Workers that are launched with the router -> their policy: `require="all"` counts them also
     before they have joined, until they leave in good order."""
+    fleet: str = ""
+    """Identity of the fleet, the same for each of its routers; a store's record counts more. Empty:
+    nobody knows it yet."""
     breaker: BreakerSettings = BreakerSettings()
     dead_letters: str = ""
     """File that keeps requests which killed engines, appended to; empty: they are not kept."""

@@ -7,7 +7,7 @@ import pytest
 
 import rolloutbus
 from rolloutbus.errors import OtherFleet
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.drills import DEADLINE_S, ENDLESS, assert_fake_rollout, fake_sampling
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -41,4 +41,23 @@ async def test_clients_of_a_fleet_are_told_of_the_next_one_at_its_address(tmp_pa
             with pytest.raises(OtherFleet):
                 await rolloutbus.connect(address, fleet=former).open()
         await bound.close()
+        await client.close()
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+async def test_a_fleet_without_a_store_goes_on_with_nothing_that_another_has_sampled(
+    tmp_path: Path, *, has_store: bool
+) -> None:
+    address, slow = f"ipc://{tmp_path}/front", {"step_s": 0.01}
+    first = rolloutbus.up(
+        workers=1, engine="fake", engine_options=slow, address=address, store=has_store
+    )
+    async with first:
+        client = await rolloutbus.connect(address).open()
+        deltas = client.stream(PROMPT, fake_sampling(ENDLESS), deadline_s=DEADLINE_S)
+        await anext(deltas)
+    async with rolloutbus.up(workers=1, engine="fake", address=address, store=False):
+        with pytest.raises(OtherFleet):
+            async for _ in deltas:
+                pass
         await client.close()

@@ -216,6 +216,19 @@ def test_a_second_router_without_the_store_names_no_fleet_before_it_is_found_out
     assert cast("Members", unpack(client.take("members")[-1])).fleet == INSTANCE
 
 
+def test_a_router_that_was_given_the_fleets_name_tells_it_at_once() -> None:
+    bus = Bus(fleet="given", recovered=False)
+    client, worker = bus.client(), bus.worker(abilities=ABLE)
+    assert client.take_body("welcome").fleet == "given"
+    bus.advance(NAMELESS_S)
+    assert (status_of(client).fleet, intent_of(worker).fleet) == ("given", "given")
+    bus.store(intent=STARTED)
+    assert status_of(client).fleet == "fleet-x"
+    worker.version = 3
+    worker.beat()
+    assert worker.take("dismissed") == []
+
+
 def test_a_record_names_the_fleet_whatever_a_router_called_it_before() -> None:
     bus = Bus()
     bus.advance(NAMELESS_S)
