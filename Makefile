@@ -16,7 +16,7 @@ SGLANG ?= $(SGLANG_DEFAULT)
 SGLANG_VENV := .venv-sglang$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGLANG))
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
-UNIT := $(wildcard tests/unit tests/conformance tests/conversation tests/architecture tests/fuzz)
+UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
 
 # The machine's cores belong to several processes at once; each one computes on one thread.
 export OMP_NUM_THREADS ?= 1
@@ -67,7 +67,7 @@ lint: $(STAMP) ## Lint with every rule that pyproject.toml does not name
 types: $(STAMP) ## Check types with pyright, strict
 	$(BIN)/pyright
 
-unit: $(STAMP) ## Unit, conformance, conversation and architecture tests; ARGS="-k name"
+unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS="-k name"
 	$(BIN)/python -m pytest -n $(JOBS) -m "not integration and not gpu and not simulation" \
 		$(UNIT) $(ARGS)
 
