@@ -180,6 +180,9 @@ class Session(SessionPlace):
             self._is_sampling = False
 
     def _require_tokens(self, kept: Transcript) -> None:
+        if any(turn.is_sampled for turn in kept.turns):
+            # One transcript would hold versions of two fleets, which nobody could tell apart.
+            self._client.connection.require_known_fleet()
         if len(kept):
             return
         message = f"session {self.name[:64]!r} has no tokens before this turn"

@@ -24,6 +24,9 @@ async def test_clients_of_a_fleet_are_told_of_the_next_one_at_its_address(tmp_pa
         former = client.fleet
         client.on_other_fleet(changes.put_nowait)
         waiting = asyncio.create_task(bound.generate(PROMPT, sampling, versions="min:124"))
+        session = await client.session("talk").open()
+        session.append(PROMPT)
+        await session.sample(sampling)
         assert_fake_rollout(PROMPT, await client.generate(PROMPT, sampling), N_TOKENS)
     async with rolloutbus.up(workers=1, engine="fake", address=address):
         async with asyncio.timeout(DEADLINE_S):
@@ -32,6 +35,8 @@ async def test_clients_of_a_fleet_are_told_of_the_next_one_at_its_address(tmp_pa
             assert former != client.fleet
             with pytest.raises(OtherFleet, match="accept_fleet"):
                 await client.generate(PROMPT, sampling, versions="min:124")
+            with pytest.raises(OtherFleet, match="accept_fleet"):
+                await session.sample(sampling)
             with pytest.raises(OtherFleet, match=f"not {former}"):
                 await waiting
             assert_fake_rollout(PROMPT, await client.generate(PROMPT, sampling), N_TOKENS)
