@@ -2,7 +2,10 @@
 
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,8 @@ from rolloutbus.bus.resources import (
     provide_fds,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
+DEADLINE_S = 50.0
 N_OPEN = 200
 
 
@@ -49,7 +54,9 @@ def test_too_few_descriptors_are_refused_with_the_number(limit: tuple[int, int])
         provide_fds(limit[1])
 
 
-def test_an_alarm_is_given_once_when_descriptors_grow_scarce(limit: tuple[int, int]) -> None:
+def grow_scarce() -> None:
+    """In a process of its own: what else is open there is known."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     watch = ResourceWatch()
     resource.setrlimit(resource.RLIMIT_NOFILE, (n_open() * 2 + N_OPEN, limit[1]))
     quiet = watch.look(0.0)
@@ -66,6 +73,19 @@ def test_an_alarm_is_given_once_when_descriptors_grow_scarce(limit: tuple[int, i
             os.close(fd)
     assert not [each for each in quiet if "open files" in each]
     assert not [each for each in watch.look(3 * WATCH_S) if "open files" in each]
+
+
+def test_an_alarm_is_given_once_when_descriptors_grow_scarce() -> None:
+    program = "from tests.unit.bus.test_resources import grow_scarce; grow_scarce()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_last_descriptors_are_the_reserve(limit: tuple[int, int]) -> None:
