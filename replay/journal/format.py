@@ -70,12 +70,17 @@ class Damage(NamedTuple):
     n_missing: int
     """… so many; 0: none is missing, or nobody can tell."""
     why: str
+    is_cut: bool = False
+    """`n_missing` are the least: more may have followed, and nobody can tell how many."""
 
     @property
     def sentence(self) -> str:
         """For people."""
         records = ""
-        if self.n_missing:
+        if self.is_cut:
+            records = f"; record {self.first_missing} and those that followed are missing: "
+            records += "how many they were is not known"
+        elif self.n_missing:
             last = self.first_missing + self.n_missing - 1
             records = f"; records {self.first_missing} to {last} are missing"
         where = f"{self.file}: {self.size_bytes} bytes at offset {self.offset}"

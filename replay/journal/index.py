@@ -13,7 +13,7 @@ from rolloutbus.bus.errors import RemoteProtocolError
 from rolloutbus.bus.messages.delivery import Accepted, Ack, Fenced, Lost, Queued
 from rolloutbus.bus.messages.stream import Deltas, Idle
 from rolloutbus.bus.messages.weights import PublishVersion
-from rolloutbus.replay.journal.records import Record, Stream, Tap, Unknown
+from rolloutbus.replay.journal.records import End, Record, Stream, Tap, Unknown
 
 _OF_VERSIONS = {
     "seal_version",
@@ -45,6 +45,8 @@ class SegmentIndex(msgspec.Struct, forbid_unknown_fields=True):
     sessions: dict[str, list[str]]
     """Session -> its requests."""
     versions: dict[int, list[int]]
+    next_seq: int = 0
+    """Number that follows the segment's last record; 0: it is not known."""
 
     def runs_of(self, *, rid: str = "", version: int = -1) -> set[int]:
         """Positions of the runs in which either occurs."""
@@ -62,7 +64,9 @@ class IndexBuilder:
         self.index.runs.append(RunMark(offset, first.seq, first.at_ns))
 
     def add(self, record: Record | Unknown) -> None:
-        """One more record of the present run."""
+        """One more record of the present run, or the end of the segment."""
+        if isinstance(record, End):
+            self.index.next_seq = record.seq + 1
         if not isinstance(record, Tap | Stream):
             return
         for entry in record.entries:

@@ -37,6 +37,7 @@ def packed(framer: Framer, content: Content, builder: IndexBuilder) -> Iterator[
             written += len(piece)
             yield piece
         if is_clear:
+            builder.add(found.record)
             piece = content[: found.end] if not written else content[found.offset : found.end]
             written += len(piece)
             yield piece

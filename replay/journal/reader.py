@@ -14,6 +14,7 @@ from rolloutbus.replay.journal.files import (
     content_of,
     first_kept,
     is_being_written,
+    read_index,
     segments_in,
 )
 from rolloutbus.replay.journal.format import Content, Damage, Framer, JournalDamaged, JournalError
@@ -142,7 +143,7 @@ class Journal:
             if after is not None and after.number != file.number + 1:
                 self._suspend(_Suspense(after.path.name, 0, 0, "a segment before it is not there"))
         if self._suspense is not None:
-            self._report(0)
+            self._report(1, is_cut=True)  # no right record follows that has a number
         self._end(files[-1].path.name)
 
     def _end(self, file: str) -> None:
@@ -190,9 +191,14 @@ class Journal:
         if is_last and file.is_packed and not self._has_end:
             # Only closed segments are packed: this is no writer's doing.
             if self._suspense is None:
-                why = "a sealed segment ends before its end, and nobody can tell how much it lacks"
+                why = "a sealed segment ends before its end"
                 self._suspend(_Suspense(file.path.name, len(content), 0, why))
-            self._report(1)  # at least its end
+            index = read_index(file.path, framer)
+            n_missing = index.next_seq - max(self.next_seq, 0) if index is not None else 0
+            if n_missing > 0:
+                self._report(n_missing)
+            else:
+                self._report(1, is_cut=True)  # at least its end
 
     def _interrupted(self, file: SegmentFile, end: End) -> None:
         cut = f"{end.cut_bytes} bytes of a torn record were cut off, and " if end.cut_bytes else ""
@@ -248,11 +254,12 @@ class Journal:
             self._report(0)
         self._suspense = suspense
 
-    def _report(self, n_missing: int) -> None:
+    def _report(self, n_missing: int, *, is_cut: bool = False) -> None:
         assert self._suspense is not None
         file, offset, size_bytes, why = self._suspense
         self._suspense = None
-        damage = Damage(file, offset, size_bytes, max(self.next_seq, 0), n_missing, why)
+        first_missing = max(self.next_seq, 0)
+        damage = Damage(file, offset, size_bytes, first_missing, n_missing, why, is_cut)
         self.damages.append(damage)
         if not self._skip:
             raise JournalDamaged(damage)

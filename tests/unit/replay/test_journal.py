@@ -283,6 +283,39 @@ def test_wherever_a_journal_is_cut_its_reader_says_so(
                     list(Journal(directory))
 
 
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_packed_run_that_is_cut_in_half_has_cost_all_its_records(
+    tmp_path: Path, rng: Random, *, has_index: bool
+) -> None:
+    desk = Desk(tmp_path, packs=True)
+    desk.add(*(f"client/{i}" for i in range(162)))
+    desk.close()
+    assert [each.seq for each in Journal(tmp_path)] == list(range(164))
+    ((_, file),) = segments_in(tmp_path)
+    content = file.read_bytes()
+    framer = framer_of(content)
+    assert framer is not None
+    _, run, _ = [each for each in scan(framer, content) if isinstance(each, Found)]
+    file.write_bytes(content[: rng.randrange(run.offset, run.end)])
+    if not has_index:
+        file.with_suffix(".idx").unlink()
+
+    journal = Journal(tmp_path, skip=True)
+    left = [each.seq for each in journal]  # as it is compressed it may show some in the clear
+    *_, damage = journal.damages
+    told = [
+        seq
+        for each in journal.damages
+        for seq in range(each.first_missing, each.first_missing + each.n_missing)
+    ]
+    if has_index:
+        assert sorted(left + told) == list(range(164))
+        assert damage.sentence.endswith(f"; records {damage.first_missing} to 163 are missing")
+    else:
+        assert f"record {left[-1] + 1} and those that followed are missing" in damage.sentence
+        assert "how many they were is not known" in damage.sentence
+
+
 def test_last_segments_that_are_gone_are_told(tmp_path: Path) -> None:
     written(tmp_path / "j")
     files = segments_in(tmp_path / "j")
