@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from rolloutbus.bus.near_names import nearest
 from rolloutbus.launcher.interrupts import leaving_at_once
 from rolloutbus.launcher.version import DISTRIBUTION, installed_version
 
@@ -60,6 +61,8 @@ class Commands(TyperGroup):
         """The command of this name; None: there is none."""
         module = MODULES.get(cmd_name)
         if module is None:
+            if near := nearest(cmd_name, MODULES):
+                ctx.fail(f"No such command {cmd_name!r}. Did you mean {near!r}?")
             return None
         with leaving_at_once():
             app = importlib.import_module(f"rolloutbus.launcher.commands.{module}").app

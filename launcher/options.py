@@ -43,7 +43,7 @@ YourKey = Annotated[
         "--key",
         "-k",
         metavar="FILE",
-        help="Your key, for a guarded router at --address tcp://HOST:PORT#KEY.",
+        help="Your key, for a guarded router: one with an endpoint like tcp://HOST:PORT#KEY.",
     ),
 ]
 KeyFile = Annotated[

@@ -31,6 +31,8 @@ LiveFleet = Annotated[
     str,
     typer.Option(
         "--name",
+        "--address",
+        "-a",
         "--router",
         "-r",
         metavar="NAME|ENDPOINT",

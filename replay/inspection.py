@@ -45,12 +45,18 @@ def inspect(path: Path, *, shows_all: bool = False) -> Iterator[Any]:
         shows_all: all bytes of binary values, not only the first 32.
 
     Raises:
-        JournalError: it is none of these, or not whole; what comes before the fault was given.
+        JournalError: it is none of these, empty, no regular file, or not whole; what comes before
+            the fault was given.
         OSError: it cannot be read.
     """
+    if not path.is_file():
+        path.stat()  # OSError: there is nothing
+        raise JournalError("it is no regular file")  # a device or a pipe may have no end
     with path.open("rb") as file:
         start = file.read(HEADER_BYTES)
         file.seek(0)
+        if not start:
+            raise JournalError("it is empty")
         if start[:2] == SIGNATURE[:2]:
             values = _entries(file)
         elif header_in(start)[0] >= 0:

@@ -41,6 +41,7 @@ def inspect(
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except JournalError as error:
+        sys.stdout.flush()
         fail(f"{file}: {error}", ExitStatus.FAILED)
     except OSError as error:
         fail(f"{file}: {error.strerror}", ExitStatus.FAILED)

@@ -48,6 +48,8 @@ def record(
         str,
         typer.Option(
             "--name",
+            "--address",
+            "-a",
             "--router",
             "-r",
             metavar="NAME|ENDPOINT",

@@ -1,7 +1,9 @@
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from rolloutbus.bus.messages.control import FleetStatus, WorkerStatus
@@ -42,6 +44,16 @@ def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
     assert "3 no router answers" in result.stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) -> None:
+    group: Any = get_group(app)
+    parameters = group.get_command(None, command).params
+    options = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    for each in parameters:
+        told = re.sub("`[^`]*`", "", getattr(each, "help", None) or "")  # of other commands
+        assert set(re.findall(r"(?<![\w-])--[a-z-]+", told)) <= options, told
+
+
 @pytest.mark.parametrize(
     ("line", "status", "complaint"),
     [
@@ -75,7 +87,10 @@ def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
         ("timeline ./j -o timeline.gif", 2, "error: timeline.gif: the name must end with .html,"),
         ("timeline /nowhere -o timeline.html", 1, "error: /nowhere holds no journal\n"),
         ("top", 3, "error: no fleet of yours runs here"),
-        ("dance", 2, "dance"),
+        ("dance", 2, "No such command 'dance'."),
+        ("statsu", 2, "No such command 'statsu'. Did you mean 'status'?"),
+        ("inspct x", 2, "No such command 'inspct'. Did you mean 'inspect'?"),
+        ("record ./j --address ipc:///nowhere", 3, "error: no router answers at ipc:///nowhere"),
         ("up --engine fake -o foo=1", 2, "it has slots, max_context"),
         ("up --engine sglang -o arguments=5 --tp 2", 2, "arguments: not an object"),
         ("up --engine sglang --sglang.dp-size 2", 2, "dp_size: 2 cannot be served"),

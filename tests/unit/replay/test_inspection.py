@@ -1,14 +1,17 @@
 """Files are read without our types, and what is not whole is said."""
 
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from rolloutbus.bus.codec import SIGNATURE, encode_batch
 from rolloutbus.bus.entry import Entry
+from rolloutbus.launcher.app import app
 from rolloutbus.replay.inspection import inspect
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.records import Stream
@@ -102,12 +105,30 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         list(inspect(file))
 
 
-@pytest.mark.parametrize("content", [b"", b'{"a": 1}', b"\xc1", b"RB\x01", b"RB\x01\x01"])
+@pytest.mark.parametrize("content", [b'{"a": 1}', b"\xc1", b"RB\x01", b"RB\x01\x01"])
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "other"
     file.write_bytes(content)
-    if not content:
-        assert list(inspect(file)) == []
-        return
     with pytest.raises(JournalError):
         list(inspect(file))
+
+
+def test_what_holds_nothing_or_has_no_end_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.truncate(8 << 30)
+    for path, status, sentence in (
+        (tmp_path / "empty", 1, "it is empty"),
+        (Path("/dev/zero"), 1, "it is no regular file"),
+        (tmp_path / "pipe", 1, "it is no regular file"),
+        (sparse, 1, "neither a frame, a segment nor maps: the last 8589934592 bytes"),
+        (tmp_path / "nothing", 1, "No such file or directory"),
+        (tmp_path, 2, "is a directory: name one of its files"),
+    ):
+        result = CliRunner().invoke(app, ["inspect", str(path)])
+        assert (result.exit_code, result.stdout) == (status, "")
+        assert result.stderr.startswith(f"error: {path}")
+        assert sentence in result.stderr
+        assert result.stderr.count("\n") == 1
