@@ -90,7 +90,7 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
         ("dance", 2, "No such command 'dance'."),
         ("statsu", 2, "No such command 'statsu'. Did you mean 'status'?"),
         ("inspct x", 2, "No such command 'inspct'. Did you mean 'inspect'?"),
-        ("record ./j --address ipc:///nowhere", 3, "error: no router answers at ipc:///nowhere"),
+        ("record ./j --address localhost:1", 2, "an endpoint begins with its transport"),
         ("up --engine fake -o foo=1", 2, "it has slots, max_context"),
         ("up --engine sglang -o arguments=5 --tp 2", 2, "arguments: not an object"),
         ("up --engine sglang --sglang.dp-size 2", 2, "dp_size: 2 cannot be served"),
