@@ -5,7 +5,6 @@ back when that process ends, however it ends. So a file whose lock is free is st
 by the next one that looks. A process id alone would tell nothing, since ids come again.
 """
 
-import difflib
 import os
 import re
 import secrets
@@ -17,6 +16,7 @@ from typing import Self
 import msgspec
 
 from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.near_names import nearest
 from rolloutbus.launcher.run_dir import locked, take_lock, user_dir
 
 DEFAULT_NAME = "default"
@@ -43,7 +43,7 @@ class RunningFleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoSuchFleet(SettingsError):
-    """No fleet of this user's has the name, or none runs at all."""
+    """No fleet of this user's has the name, or none runs at all, or it is still starting."""
 
 
 class AmbiguousFleet(SettingsError):
@@ -141,24 +141,29 @@ def find_fleet(name: str = "") -> RunningFleet:
     """The fleet of this name; without one, the only fleet that runs here.
 
     Raises:
-        NoSuchFleet: there is none.
+        NoSuchFleet: there is none, or clients cannot connect to it yet.
         AmbiguousFleet: there are several, and no name says which.
     """
-    fleets = [each for each in running_fleets() if each.address]
-    if name:
-        for each in fleets:
-            if each.name == name:
-                return each
+    fleets = running_fleets()
+    named = [each for each in fleets if each.name == name] if name else fleets
+    if name and not named:
         names = sorted(each.name for each in fleets)
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = nearest(name, names)
+        hint = f"; did you mean {near}?" if near else ""
         there = f"there are {', '.join(names)}" if names else "none runs"
         raise NoSuchFleet(f"no fleet of yours named {name[:64]!r} runs here: {there}{hint}")
-    if not fleets:
+    if not named:
         raise NoSuchFleet(NONE_RUNS)
-    if len(fleets) > 1:
+    if len(named) > 1:
         raise AmbiguousFleet(fleets)
-    return fleets[0]
+    (found,) = named
+    if not found.address:
+        began = time.strftime("%H:%M:%S", time.localtime(found.since))
+        raise NoSuchFleet(
+            f"the fleet {found.name} has been starting since {began} (pid {found.pid}): try again "
+            "when `rolloutbus ls` shows its address"
+        )
+    return found
 
 
 def check_name(name: str) -> None:

@@ -1,6 +1,7 @@
 """Fleets have names: each is found by its own, and none in place of another."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,8 +45,6 @@ def entries() -> list[str]:
 
 def test_the_only_fleet_is_found_without_a_name_until_it_ends() -> None:
     with Registration("") as mine:
-        with pytest.raises(NoSuchFleet):
-            find_fleet()  # it is still starting
         mine.announce("ipc:///x", "a.key")
         found = find_fleet()
         assert (found.name, found.address, found.key_file) == ("default", "ipc:///x", "a.key")
@@ -56,6 +55,26 @@ def test_the_only_fleet_is_found_without_a_name_until_it_ends() -> None:
     with pytest.raises(NoSuchFleet, match="rolloutbus up"):
         find_fleet()
     assert entries() == []
+
+
+@pytest.mark.parametrize("line", ["status", "generate --prompt-ids 1", "status --name default"])
+def test_a_fleet_that_is_starting_is_said_to_be_starting(line: str) -> None:
+    began = re.compile(
+        r"error: the fleet default has been starting since \d\d:\d\d:\d\d "
+        rf"\(pid {os.getpid()}\): try again when `rolloutbus ls` shows its address\n"
+    )
+    with Registration("") as mine:
+        result = CliRunner().invoke(app, line.split())
+        assert result.exit_code == 3
+        assert began.fullmatch(result.stderr)
+        assert " starting " in CliRunner().invoke(app, ["ls"]).stdout
+        with Registration("other") as other:
+            other.announce("ipc:///x")
+            with pytest.raises(AmbiguousFleet, match=r"--name \(default, other\)"):
+                find_fleet()
+            assert find_fleet("other").address == "ipc:///x"
+        mine.announce("ipc:///y")
+        assert find_fleet().address == "ipc:///y"
 
 
 def test_a_second_fleet_takes_nothing_over_and_a_name_is_asked_for() -> None:
