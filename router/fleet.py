@@ -17,6 +17,7 @@ from rolloutbus.bus.messages.endings import Problem
 from rolloutbus.bus.messages.limits import MAX_BODY_BYTES, MAX_SENTENCE_CHARS
 from rolloutbus.router.context import Context
 from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.store_record import why_no_store
 
 Results = dict[str, WorkerOutcome]
 """By member name."""
@@ -217,7 +218,12 @@ class Fleet:
         self._context.out.send(member.peer, entry)
 
     def _blame(self, part: _Part, member: MemberRecord | None, now: float) -> None:
-        """A worker that had the time of a lease and said nothing is failing."""
+        """A worker that had the time of a lease and said nothing is failing.
+
+        One that prepares an update cannot, while there is no store to take it from.
+        """
+        if part.entry.kind == "prepare_update" and why_no_store(self._context, now):
+            return
         had_time = now - part.sent_at >= self._context.settings.leases.lease_s
         if member is not None and member.role == "worker" and had_time:
             self._on_silent(member.name, now)

@@ -14,6 +14,16 @@ def store_facts(context: Context) -> StoreFacts | None:
     return None if store is None else store.hello.store
 
 
+def why_no_store(context: Context, now: float) -> str:
+    """Why workers wait for the store in vain; empty: it is connected and talks."""
+    store = context.members.store()
+    if store is None:
+        return "no weight store is connected; start one with `rolloutbus store` and publish again"
+    silent_s = now - store.beat_at
+    silence_s = context.settings.leases.silence_s
+    return f"it has said nothing for {silent_s:.1f} s" if silent_s > silence_s else ""
+
+
 def note_record(context: Context, facts: StoreFacts) -> None:
     """A store tells what it has written down."""
     context.in_waves.clear()

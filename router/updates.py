@@ -26,7 +26,7 @@ from rolloutbus.router.commit_waves import next_wave
 from rolloutbus.router.context import Context, Waves, note_commit
 from rolloutbus.router.fleet import Fleet, MemberCommand, Results, problem_of
 from rolloutbus.router.members import MemberRecord
-from rolloutbus.router.store_record import is_recorded, store_facts
+from rolloutbus.router.store_record import is_recorded, store_facts, why_no_store
 from rolloutbus.router.transport_plan import without_groups
 from rolloutbus.router.update import SILENT, Update, Watcher
 from rolloutbus.router.update_bodies import note_delta, prepare_bodies
@@ -158,6 +158,11 @@ class Updates:
 
     def _prepared(self, update: Update, results: Results, silent: list[str], now: float) -> None:
         _note_problems(update, "prepare_update", results, silent)
+        away = why_no_store(self._context, now) if silent else ""
+        if away:
+            update.problems["store"] = f"{SILENT}: {away}"
+            for name in silent:
+                update.problems[name] = f"{SILENT} during prepare_update, which needs the store"
         if not (update.satisfies_its_rule or update.is_decided):
             self._abort(update, "rule_broken", now)
             return

@@ -93,6 +93,29 @@ def test_silent_worker_does_not_stop_an_update_that_needs_any() -> None:
     assert problems == {"w0": "", "w1": "silent during prepare_update"}
 
 
+@pytest.mark.parametrize(
+    ("killed_before_s", "why"),
+    [(10.0, "no weight store is connected"), (2.5, "it has said nothing for 2.")],
+)
+def test_a_store_that_is_away_while_workers_prepare_is_named_and_they_are_not_blamed(
+    killed_before_s: float, why: str
+) -> None:
+    bus = Bus()
+    store, worker, client = bus.store(), bus.worker(), bus.client()
+    publish(client)  # it has 30 s
+    bus.advance(30.0 - killed_before_s)
+    store.is_alive = False
+    bus.advance(killed_before_s + 1.0)
+    problem = client.problem()
+    assert problem.code == "update_failed"
+    assert f"store: silent: {why}" in problem.message
+    assert "w0: silent during prepare_update, which needs the store" in problem.message
+    assert [each.state for each in bus.core.status(bus.now).workers] == ["ready"]
+    assert bus.core.status(bus.now).troubled == {}
+    client.generate()
+    assert len(worker.take("generate")) == 1
+
+
 def test_store_that_refuses_to_record_aborts_the_update() -> None:
     bus = Bus()
     store, worker, client = bus.store(), bus.worker(), bus.client()
