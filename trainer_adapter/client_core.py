@@ -27,10 +27,11 @@ from rolloutbus.trainer_adapter.effects import (
     Unsubscribe,
     Welcomed,
 )
+from rolloutbus.trainer_adapter.known_fleet import KnownFleet, is_of_one_fleet, names_version
 from rolloutbus.trainer_adapter.link import Link, LinkIdentity, Upstream
 from rolloutbus.trainer_adapter.losses import Losses
 from rolloutbus.trainer_adapter.request_book import Desk, RequestBook
-from rolloutbus.trainer_adapter.requests import Ask, OpenRequest, sealed_ask
+from rolloutbus.trainer_adapter.requests import Ask, sealed_ask
 from rolloutbus.trainer_adapter.session_book import HeldSession, SessionBook
 from rolloutbus.trainer_adapter.settings import ClientSettings
 from rolloutbus.trainer_adapter.stream_reader import StreamReader
@@ -50,7 +51,8 @@ class ClientCore:
         self.counters = ClientCounters()
         identity = LinkIdentity(settings.name, boot)
         self._link = Link(identity, settings.lease, chance, self._out)
-        desk = Desk(settings, self._link, chance, self.counters, self._out)
+        self._fleet = KnownFleet(self._link, settings.fleet)
+        desk = Desk(settings, self._link, self._fleet, chance, self.counters, self._out)
         self._book = RequestBook(desk, boot)
         self._sessions = SessionBook(self.counters)
         self._verdicts = Verdicts(desk, self._book, self._sessions)
@@ -64,15 +66,6 @@ class ClientCore:
         """Live workers, as the router last told."""
         self.bulk = ""
         """Where the weight store serves bytes; empty while none is here."""
-        self.fleet = settings.fleet
-        """Identity of the fleet; empty before it is known."""
-        self._trusted = settings.fleet
-        """The fleet whose version numbers the caller knows."""
-        self._is_bound_to_fleet = bool(settings.fleet)
-        self._owes_welcome = False
-        """The router does not know yet whether it holds the fleet that is expected."""
-        self._named_by = ""
-        """Instance of the router that told the identity."""
         self._error: BusError | None = None
 
     @property
@@ -91,9 +84,14 @@ class ClientCore:
         return self._sessions.held
 
     @property
+    def fleet(self) -> str:
+        """Identity of the fleet; empty before it is known."""
+        return self._fleet.name
+
+    @property
     def other_fleet(self) -> FleetChanged | None:
         """The fleet that answers, if it is another one than the caller knows."""
-        return None if self.fleet == self._trusted else FleetChanged(self._trusted, self.fleet)
+        return self._fleet.change
 
     def require_known_fleet(self) -> None:
         """Do nothing if version numbers mean what the caller thinks.
@@ -106,7 +104,7 @@ class ClientCore:
 
     def accept_fleet(self) -> None:
         """The caller has heard of the change: version numbers are this fleet's from now on."""
-        self._trusted = self.fleet
+        self._fleet.accept()
 
     def start(self, now: float) -> list[Effect]:
         """Connect."""
@@ -123,7 +121,7 @@ class ClientCore:
         """
         if self._link.state == "stopped":
             raise self._error or ActorStopped("the client is closed")
-        if self.other_fleet is not None and _names_version(sealed_ask(ask)[0]):
+        if self.other_fleet is not None and names_version(sealed_ask(ask)[0]):
             self.require_known_fleet()
         request = self._book.add(ask, deadline_s, now)
         return request.rid, self._drain()
@@ -212,9 +210,7 @@ class ClientCore:
                 body = cast("Members", unpack(entry))
                 self._link.wants_marks = body.marks
                 self._update_members(body.members, body.bulk, now)
-                if self._note_fleet(body.fleet, now) and self._owes_welcome and body.fleet:
-                    self._owes_welcome = False
-                    self._out.append(Welcomed(self._link.router_epoch))
+                self._name_fleet(body.fleet, now)
             case "dismissed":
                 self._dismissed(cast("Dismissed", unpack(entry)), now)
             case _:
@@ -234,35 +230,37 @@ class ClientCore:
         self._update_members(body.members, body.bulk, now)
         if not self._note_fleet(body.fleet, now):
             return
-        self._owes_welcome = self._is_bound_to_fleet and not body.fleet
-        if not self._owes_welcome:
+        is_in_doubt = self._fleet.is_in_doubt
+        if not (is_in_doubt and self._fleet.is_bound):
             self._out.append(Welcomed(body.router_epoch))
         self._book.acks.say_again(now)
-        self._book.relinked(now, self._sessions.reopening())
+        self._book.relinked(now, () if is_in_doubt else self._sessions.reopening())
+
+    def _name_fleet(self, fleet: str, now: float) -> None:
+        """A router that has welcomed us may know by now which fleet it serves."""
+        was_in_doubt = self._fleet.is_in_doubt
+        if not self._note_fleet(fleet, now) or not was_in_doubt or self._fleet.is_in_doubt:
+            return
+        if self._fleet.is_bound:
+            self._out.append(Welcomed(self._link.router_epoch))
+        self._book.send_held(now, self._sessions.reopening())
 
     def _note_fleet(self, fleet: str, now: float) -> bool:
         """The router names its fleet (empty: it does not know yet); False if it is a wrong one."""
-        former, is_renamed = self.fleet, self._named_by == self._link.instance
-        if not fleet:
+        change = self._fleet.named(fleet)
+        if change is None:
             return True
-        self._named_by = self._link.instance
-        if former in ("", fleet) or (is_renamed and not self._is_bound_to_fleet):
-            self._trusted = fleet if self._trusted == former else self._trusted
-            self.fleet = fleet
-            return True
-        change = FleetChanged(former, fleet)
-        error = _told(change, "unknown")
-        if self._is_bound_to_fleet:
-            error = OtherFleet(f"fleet {fleet} answers at the router's address, not {former}")
-            self._error = error
+        if self._fleet.is_bound:
+            message = f"fleet {fleet} answers at the router's address, not {change.former}"
+            self._error = OtherFleet(message)
             self._link.stop(reason="another fleet was expected")
-            self._book.end_all(error, now)
-            self._out.append(Stopped(error))
+            self._book.end_all(self._error, now)
+            self._out.append(Stopped(self._error))
             return False
-        self.fleet = fleet
         self.counters.fleets_changed += 1
+        error = _told(change, "unknown")
         for request in list(self._book.open.values()):
-            if _is_of_its_fleet(request):
+            if is_of_one_fleet(request):
                 self._book.end(request, error, now)
         self._out.append(change)
         return True
@@ -309,21 +307,6 @@ class ClientCore:
         effects = self._out.copy()
         self._out.clear()
         return effects
-
-
-def _is_of_its_fleet(request: OpenRequest) -> bool:
-    """Whether it means nothing to another fleet: it names a version, or has tokens of one."""
-    has_tokens = request.is_generate and request.assembly.n_tokens > 0
-    is_settling = request.ask.kind == "settle_version"  # a new one may be of the fleet's own
-    return has_tokens or is_settling or _names_version(request.ask)
-
-
-def _names_version(ask: Ask) -> bool:
-    """Whether it counts in versions of a fleet: zero is every fleet's."""
-    if ask.kind == "restore_version":
-        return True
-    kind, _, number = ("any" if ask.place is None else ask.place.versions).partition(":")
-    return kind == "max-staleness" or (kind in ("min", "exact") and number != "0")
 
 
 def _told(change: FleetChanged, outcome: Outcome) -> OtherFleet:

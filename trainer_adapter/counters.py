@@ -40,3 +40,5 @@ class ClientCounters:
     """Entries that a client is never sent."""
     fleets_changed: int = 0
     """Another fleet answered at the router's address."""
+    held_back: int = 0
+    """Requests that waited until the router had named its fleet."""

@@ -27,6 +27,7 @@ from rolloutbus.trainer_adapter.acks import Acks
 from rolloutbus.trainer_adapter.counters import ClientCounters
 from rolloutbus.trainer_adapter.effects import Complete, Effect, Outcome
 from rolloutbus.trainer_adapter.endings import aborted, cancelled, error_of
+from rolloutbus.trainer_adapter.known_fleet import KnownFleet
 from rolloutbus.trainer_adapter.link import Link
 from rolloutbus.trainer_adapter.released import Released
 from rolloutbus.trainer_adapter.requests import Ask, OpenRequest, sealed_ask
@@ -56,6 +57,7 @@ class Desk:
 
     settings: ClientSettings
     link: Link
+    fleet: KnownFleet
     chance: Chance
     counters: ClientCounters
     out: list[Effect]
@@ -76,6 +78,8 @@ class RequestBook:
         self._budget = RetryBudget()
         self.acks = Acks(desk.out)
         self.open: dict[str, OpenRequest] = {}
+        self._held_back: set[str] = set()
+        """To be sent once the router has named its fleet."""
         self.released = Released(desk.settings.max_open)
         self._ended: dict[str, None] = {}
         """The latest that are over: whoever names one of them has made no mistake."""
@@ -114,17 +118,18 @@ class RequestBook:
 
     def relinked(self, now: float, first: Iterable[tuple[Ask, Then]] = ()) -> None:
         """A router has welcomed us: tell it everything again, after `first`, our own commands."""
+        self._held_back.clear()
         requests = list(self.open.values())
-        for ask, then in first:
-            self.add(ask, INTERNAL_DEADLINE_S, now, then)
-        for request in requests:
-            request.may_run |= request.state in ("sent", "queued", "running")
-            request.advance("relinked")
-            if request.is_wanted:
-                self._send(request, now)
+        self._tell_again(requests, first, now)
         orphans = [request.rid for request in requests if request.abort_since is not None]
         if orphans:
             self._send_abort(orphans, now)
+
+    def send_held(self, now: float, first: Iterable[tuple[Ask, Then]]) -> None:
+        """The router has named its fleet: send what waited for that, after `first`."""
+        requests = [request for rid, request in self.open.items() if rid in self._held_back]
+        self._held_back.clear()
+        self._tell_again(requests, first, now)
 
     def queued(self, rids: Iterable[str]) -> None:
         """These wait at the router: no need to send them again."""
@@ -221,6 +226,7 @@ class RequestBook:
     def _leave(self, request: OpenRequest) -> None:
         request.advance("ended")
         del self.open[request.rid]
+        self._held_back.discard(request.rid)
         self._ended[request.rid] = None
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -252,6 +258,17 @@ class RequestBook:
         if self._desk.link.is_up:
             self.acks.flush()
 
+    def _tell_again(
+        self, requests: list[OpenRequest], first: Iterable[tuple[Ask, Then]], now: float
+    ) -> None:
+        for ask, then in first:
+            self.add(ask, INTERNAL_DEADLINE_S, now, then)
+        for request in requests:
+            request.may_run |= request.state in ("sent", "queued", "running")
+            request.advance("relinked")
+            if request.is_wanted:
+                self._send(request, now)
+
     def _new_rid(self) -> str:
         """Never used before, by an earlier process of this name neither, and not to be guessed."""
         self._n += 1
@@ -262,6 +279,11 @@ class RequestBook:
     def _send(self, request: OpenRequest, now: float) -> None:
         """Send it (again), if the link is up."""
         if not self._desk.link.is_up:
+            return
+        if self._desk.fleet.holds_back(request):
+            if request.rid not in self._held_back:
+                self._held_back.add(request.rid)
+                self._counters.held_back += 1
             return
         if request.owes_retry:
             wait_s = self._budget.wait_s(now)
@@ -304,18 +326,30 @@ class RequestBook:
 
     def _overdue(self, request: OpenRequest, now: float, *, is_final: bool) -> None:
         """At the deadline what nobody holds ends here; the rest gets a moment for its ending."""
-        if request.is_held_here and request.refusal is not None:
+        if request.is_held_here and request.rid in self._held_back:
+            self.end(request, self._no_ending(request), now)
+        elif request.is_held_here and request.refusal is not None:
             self.end(request, error_of("refused", request.refusal, request.rid), now)
         elif request.is_held_here:
             self.end(request, _not_taken(request), now)
         elif not is_final:
             self._due.set(("overdue", request.rid), now + self._settings.overtime_s)
         else:
-            self.end(request, DeadlineExceeded(f"{request.ask.kind}: no ending in time"), now)
+            self.end(request, self._no_ending(request), now)
             if request.ask.is_detached:
                 self.released.add(request.rid)
             elif request.is_generate:
                 self._send_abort([request.rid], now)
+
+    def _no_ending(self, request: OpenRequest) -> DeadlineExceeded:
+        kind = request.ask.kind
+        if request.rid not in self._held_back or request.state == "running":
+            return DeadlineExceeded(f"{kind}: no ending in time")
+        return DeadlineExceeded(
+            f"{kind}: held back until its deadline. It belongs to fleet {self._desk.fleet.name}, "
+            "and the router at the address has not said which fleet it serves",
+            outcome=None if request.was_sent else "not_started",
+        )
 
     def _repeat_abort(self, request: OpenRequest, aborts: list[str], now: float) -> None:
         since = request.abort_since or now
