@@ -11,6 +11,7 @@ from rolloutbus.bus.entry import NO_BODY, Entry
 from rolloutbus.bus.messages.endings import Problem
 from rolloutbus.bus.messages.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
 from rolloutbus.bus.messages.weights import Published, PublishVersion, UpdateStatus, WorkerUpdate
+from rolloutbus.bus.near_names import nearest
 from rolloutbus.router.context import Context, refusal
 from rolloutbus.router.store_record import is_recorded
 from rolloutbus.router.success_rule import COUNTS_ALL, RULES, n_needed
@@ -174,7 +175,10 @@ class Publications:
             return None  # by an earlier router: it counts, whoever is there
         n_workers = len(self._context.members.workers(body.policy))
         if not n_workers:
-            message = f"no worker serves policy {body.policy!r}; start one and publish again"
+            served = sorted({each.policy for each in self._context.members.workers()})
+            near = nearest(body.policy, served)
+            hint = f" (did you mean {near!r}?)" if near else ""
+            message = f"no worker serves policy {body.policy!r}{hint}; start one and publish again"
             return refusal("not_ready", message)
         absent = self._context.expected.missing(body.policy)
         needed = n_needed(body.require, n_workers + len(absent)) or 0

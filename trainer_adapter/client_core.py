@@ -21,6 +21,7 @@ from rolloutbus.trainer_adapter.counters import ClientCounters
 from rolloutbus.trainer_adapter.effects import (
     Effect,
     FleetChanged,
+    PolicyUnserved,
     Report,
     Stopped,
     Subscribe,
@@ -67,6 +68,8 @@ class ClientCore:
         self.bulk = ""
         """Where the weight store serves bytes; empty while none is here."""
         self._error: BusError | None = None
+        self._policies: set[str] = set()
+        """Those that a worker has had, and those that the caller was told to be without one."""
 
     @property
     def n_open(self) -> int:
@@ -124,6 +127,8 @@ class ClientCore:
         if self.other_fleet is not None and names_version(sealed_ask(ask)[0]):
             self.require_known_fleet()
         request = self._book.add(ask, deadline_s, now)
+        if ask.place is not None:
+            self._note_policy(ask.place.policy)
         return request.rid, self._drain()
 
     def abort(self, rids: Iterable[str] | None, now: float) -> tuple[int, list[Effect]]:
@@ -285,9 +290,17 @@ class ClientCore:
         self._book.acks.drop()
         self.counters.reconnects += 1
 
+    def _note_policy(self, policy: str) -> None:
+        """It may be misspelt, or a worker of it may still come: only the caller knows."""
+        served = sorted({member.policy for member in self.members if member.stream})
+        if served and policy not in self._policies:
+            self._policies.add(policy)
+            self._out.append(PolicyUnserved(policy, served))
+
     def _update_members(self, members: Sequence[Member], bulk: str, now: float) -> None:
         self.members = tuple(members)
         self.bulk = bulk
+        self._policies.update(member.policy for member in members)
         present = {member.stream for member in members if member.stream}
         for endpoint in self._endpoints:
             if endpoint not in present:

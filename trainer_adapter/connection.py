@@ -33,6 +33,7 @@ from rolloutbus.bus.messages.generation import Generate
 from rolloutbus.bus.messages.limits import MAX_TOKENS_BYTES
 from rolloutbus.bus.messages.membership import Member
 from rolloutbus.bus.messages.weights import UpdateProgress
+from rolloutbus.bus.near_names import nearest
 from rolloutbus.bus.patience import LinkFailure, sentence_of
 from rolloutbus.bus.ports import (
     LAST_WORDS_MS,
@@ -54,6 +55,7 @@ from rolloutbus.trainer_adapter.effects import (
     Effect,
     FleetChanged,
     Outcome,
+    PolicyUnserved,
     Report,
     Result,
     Stopped,
@@ -397,6 +399,12 @@ class Connection:
                 for listener in self.fleet_listeners:
                     # What it raises is its loop's to report, and ends no connection.
                     asyncio.get_running_loop().call_soon(listener, change)
+            case PolicyUnserved(policy, served):
+                near = nearest(policy, served)
+                hint = f"; did you mean {near!r}?" if near else ""
+                told = "no worker of policy %r is here, its requests wait for one until their "
+                told += "deadlines; there are workers of %s%s"
+                _log.warning(told, policy, ", ".join(served), hint)
             case Stopped(error):
                 self._fail_all(error)
 

@@ -63,6 +63,14 @@ class FleetChanged(NamedTuple):
     fleet: str
 
 
+class PolicyUnserved(NamedTuple):
+    """A request names a policy that no worker is known to have had; said once of each name."""
+
+    policy: str
+    served: list[str]
+    """Policies of the workers that are here, at least one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """The router will never serve this client again; every request has been completed."""
@@ -81,4 +89,5 @@ Effect = (
     | Welcomed
     | Stopped
     | FleetChanged
+    | PolicyUnserved
 )

@@ -172,6 +172,17 @@ async def test_a_batch_comes_back_in_order_as_one_group_per_prompt(client: Rollo
     assert len({rollout.rid for group in groups for rollout in group}) == 32
 
 
+async def test_a_misspelt_policy_is_warned_of_at_once(
+    client: RolloutClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.generate([1, 2, 3], Sampling(max_new_tokens=2))
+    assert caplog.messages == []
+    await client.generate([1, 2, 3], Sampling(max_new_tokens=2), policy="defualt")
+    (told,) = caplog.messages
+    assert told.startswith("no worker of policy 'defualt' is here, its requests wait")
+    assert told.endswith("there are workers of default; did you mean 'default'?")
+
+
 async def test_thousands_of_requests_run_side_by_side(client: RolloutClient) -> None:
     groups = await client.generate_batch([[n] for n in range(20, 270)], Sampling(), n=8)
     assert sum(len(group) for group in groups) == 2000

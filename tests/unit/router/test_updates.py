@@ -3,7 +3,7 @@
 import pytest
 
 from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.weights import Offer, Prepared
+from rolloutbus.bus.messages.weights import Offer, Prepared, PublishVersion
 from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
 from tests.unit.router.update_steps import (
     FAILED,
@@ -135,6 +135,18 @@ def test_version_below_the_committed_one_is_refused() -> None:
     problem = client.problem()
     assert (problem.code, problem.field) == ("stale_version", "version")
     assert "restore_version" in problem.message
+
+
+def test_a_policy_that_no_worker_serves_is_compared_with_those_that_are_served() -> None:
+    bus = Bus()
+    bus.store()
+    bus.worker()
+    client = bus.client()
+    client.ask("publish_version", PublishVersion("defualt", 1), deadline_s=30)
+    bus.advance(11)
+    problem = client.problem()
+    assert problem.code == "not_ready"
+    assert "no worker serves policy 'defualt' (did you mean 'default'?)" in problem.message
 
 
 def test_second_update_of_a_policy_is_refused_while_one_runs() -> None:

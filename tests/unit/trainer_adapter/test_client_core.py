@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from rolloutbus.bus.entry import Placement
 from rolloutbus.bus.errors import (
     ActorStopped,
     BusError,
@@ -20,8 +21,9 @@ from rolloutbus.bus.messages.delivery import Queued
 from rolloutbus.bus.messages.endings import Done
 from rolloutbus.bus.messages.generation import Abort, Generate, Sampling
 from rolloutbus.bus.messages.limits import MAX_BODY_BYTES
-from rolloutbus.bus.messages.membership import Dismissed, Lease
-from rolloutbus.trainer_adapter.effects import Stopped
+from rolloutbus.bus.messages.membership import Dismissed, Lease, Member, Members
+from rolloutbus.trainer_adapter.effects import PolicyUnserved, Stopped
+from rolloutbus.trainer_adapter.requests import Ask
 from rolloutbus.trainer_adapter.rollout import FleetCommandFailed, FleetResult, RolloutCancelled
 from tests.unit.trainer_adapter.bench import Bench, Wire, generated, ints, problem
 
@@ -40,6 +42,26 @@ def test_a_generate_is_sent_placed_by_the_router_and_ends_with_its_rollout(bench
     assert rollout.logprobs.dtype == np.float32
     assert rollout.token_versions.tolist() == [0, 4, 4]
     assert (rollout.worker, rollout.n_attempts, rollout.n_resumed) == ("w0", 1, 0)
+
+
+def test_a_policy_that_no_worker_has_is_told_once_and_its_request_waits(bench: Bench) -> None:
+    def asked(policy: str) -> list[PolicyUnserved]:
+        bench.effects.clear()
+        body = Generate(ints(1), Sampling(max_new_tokens=8))
+        ask = Ask("generate", body, place=Placement(policy))
+        bench.apply(bench.core.submit(ask, 60.0, bench.clock.now())[1])
+        assert len(bench.take("generate")) == 1
+        return [each for each in bench.effects if isinstance(each, PolicyUnserved)]
+
+    assert asked("default") == []
+    assert asked("defualt") == [PolicyUnserved("defualt", ["default"])]
+    assert asked("defualt") == []
+    critic = Member("w1", "b.1", "ipc:///w1", "live", 0, "critic")
+    bench.say("members", Members([critic]))
+    assert asked("critic") == []
+    assert asked("default") == []  # its workers are lost: they were here
+    bench.say("members", Members([]))
+    assert asked("other") == []  # nobody is here: nobody can tell
 
 
 def test_a_request_that_no_frame_can_hold_is_refused_and_never_sent(bench: Bench) -> None:
