@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from rolloutbus.bus.delta import encode
-from rolloutbus.bus.manifest import Bytes, bytes_of, digest_of, lay_out, total_bytes
-from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, digest_of, lay_out, total_bytes
+from rolloutbus.bus.weights.weight_delta import encode
+from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.examples.grpo import Batch, Learner, LearnerOptions, group_advantages
 from rolloutbus.examples.task import WORD_LETTERS, draw_words, prompt_tokens, token_rewards
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model

@@ -18,8 +18,8 @@ ROWS: dict[str, Sequence[str]] = {
     BASE: ("-c", "import numpy, zmq, msgspec"),
     "import rolloutbus": ("-c", "import rolloutbus"),
     "rolloutbus.connect": ("-c", "from rolloutbus import connect"),
-    "rolloutbus --version": ("-m", "rolloutbus.launcher.cli", "--version"),
-    "rolloutbus status --help": ("-m", "rolloutbus.launcher.cli", "status", "--help"),
+    "rolloutbus --version": ("-m", "rolloutbus.cli.main", "--version"),
+    "rolloutbus status --help": ("-m", "rolloutbus.cli.main", "status", "--help"),
 }
 
 

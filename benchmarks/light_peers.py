@@ -17,20 +17,20 @@ from typing import cast
 import uvloop
 
 from benchmarks.member_shell import MemberShell
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.effects import Connect, Send
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import RequestId
-from rolloutbus.bus.member import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.member_effects import Execute, MemberEffect
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.membership import Welcome, WorkerFacts
-from rolloutbus.bus.parent import die_with_parent
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.actor.parent import die_with_parent
+from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
+from rolloutbus.bus.membership.effects import Execute, MemberEffect
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.zmq_ports import DealerPort
-from rolloutbus.trainer_adapter.effects import Effect
-from rolloutbus.trainer_adapter.link import Link, LinkIdentity
+from rolloutbus.bus.transport.zmq_ports import DealerPort
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import RequestId
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.membership import Welcome, WorkerFacts
+from rolloutbus.trainer_adapter.client.core.effects import Effect
+from rolloutbus.trainer_adapter.client.core.link import Link, LinkIdentity
 
 CLIENT_TICK_S = 0.25
 """Coarser than a real client's: a thousand of these share one loop."""

@@ -14,14 +14,14 @@ from typing import Protocol
 import zmq
 
 from benchmarks.loop_workers import BODY, BODY_BYTES
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import NO_ATTEMPT
-from rolloutbus.bus.messages.delivery import Ack, AttemptList
-from rolloutbus.bus.messages.membership import ClientBeat, Hello
 from rolloutbus.bus.security.zmq_dialer import Dialer
-from rolloutbus.bus.zmq_ports import DealerPort
-from rolloutbus.bus.zmq_sockets import Reader, new_socket
+from rolloutbus.bus.transport.zmq_ports import DealerPort
+from rolloutbus.bus.transport.zmq_sockets import Reader, new_socket
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.messages.delivery import Ack, AttemptList
+from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
 
 BEAT_S = 0.5
 DEADLINE_MS = 60_000

@@ -13,16 +13,16 @@ import msgspec
 import uvloop
 import zmq
 
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.effects import Connect, Send
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.member import MemberCore, MemberIdentity
-from rolloutbus.bus.member_effects import MemberEffect
-from rolloutbus.bus.messages.membership import WorkerFacts
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
+from rolloutbus.bus.membership.effects import MemberEffect
 from rolloutbus.bus.security.zmq_dialer import Dialer
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.zmq_ports import DealerPort
-from rolloutbus.bus.zmq_sockets import Reader, new_socket
+from rolloutbus.bus.transport.zmq_ports import DealerPort
+from rolloutbus.bus.transport.zmq_sockets import Reader, new_socket
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.membership import WorkerFacts
 
 BODY_BYTES = 200
 BODY = msgspec.Raw(msgspec.msgpack.encode(bytes(BODY_BYTES - 2)))

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.effects import Connect, Send
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import AttemptKey
-from rolloutbus.bus.member import MemberCore
-from rolloutbus.bus.member_effects import MemberEffect
-from rolloutbus.bus.messages.membership import WorkerFacts
-from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.membership.core import MemberCore
+from rolloutbus.bus.membership.effects import MemberEffect
+from rolloutbus.bus.transport.zmq_ports import DealerPort
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.messages.membership import WorkerFacts
 
 TICK_S = 0.1
 

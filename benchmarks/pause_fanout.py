@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.side_processes import machine, process, router_process, said
-from rolloutbus.trainer_adapter.client import RolloutClient, connect
+from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
 
 GOAL = 8.0
 """Times the round trip to one worker, at 64 workers."""

@@ -31,7 +31,7 @@ from transformers.utils import logging as transformers_logging
 import rolloutbus
 from benchmarks.side_processes import machine
 from rolloutbus import RolloutClient, Sampling, Want
-from rolloutbus.trainer_adapter.client import connect
+from rolloutbus.trainer_adapter.client.client import connect
 
 GOAL = 1.2
 """Times the requests a second of the fleet that does not tell."""

@@ -25,13 +25,13 @@ import uvloop
 
 from benchmarks.loop_load import DEADLINE_MS, BusClient
 from benchmarks.side_processes import ANY_PORT, machine, process, said, usage_of
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import NO_ATTEMPT
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.membership import Members
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.zmq_topics import SubPort
+from rolloutbus.bus.transport.zmq_topics import SubPort
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.membership import Members
+from rolloutbus.bus.wire.messages.stream import Deltas
 
 GOAL = 0.97
 """Of the tokens per second without a recorder."""
@@ -148,7 +148,7 @@ class Fleet:
 
 @asynccontextmanager
 async def _recorder(frontend: str, out: Path) -> AsyncGenerator[asyncio.subprocess.Process]:
-    command = ("-m", "rolloutbus.launcher.cli", "record", str(out), "--json", "-r", frontend)
+    command = ("-m", "rolloutbus.cli.main", "record", str(out), "--json", "-r", frontend)
     async with process(*command, stderr=asyncio.subprocess.PIPE) as child:
         assert child.stderr is not None
         await child.stderr.readline()

@@ -19,17 +19,17 @@ import xxhash
 
 from benchmarks.member_shell import MemberShell
 from benchmarks.side_processes import ANY_PORT
-from rolloutbus.bus.codec import pack, topic_of, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Attempt, RequestId
-from rolloutbus.bus.member import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.member_effects import Execute, Forget, MemberEffect, StopWork
-from rolloutbus.bus.messages.generation import FinishReason, Generate, Generated
-from rolloutbus.bus.messages.membership import WorkerFacts
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.parent import die_with_parent
+from rolloutbus.bus.actor.parent import die_with_parent
+from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
+from rolloutbus.bus.membership.effects import Execute, Forget, MemberEffect, StopWork
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.zmq_topics import PubPort
+from rolloutbus.bus.transport.zmq_topics import PubPort
+from rolloutbus.bus.wire.codec import pack, topic_of, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt, RequestId
+from rolloutbus.bus.wire.messages.generation import FinishReason, Generate, Generated
+from rolloutbus.bus.wire.messages.membership import WorkerFacts
+from rolloutbus.bus.wire.messages.stream import Deltas
 
 SLOTS = 256
 HAT_BYTES = 4 * 65_536

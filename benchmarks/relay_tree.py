@@ -23,13 +23,13 @@ from typing import Any
 
 import msgspec
 
-from rolloutbus.bus.messages.membership import StoreFacts, WorkerFacts
-from rolloutbus.bus.messages.weights import PrepareUpdate, PublishVersion
 from rolloutbus.bus.security.principals import Role
+from rolloutbus.bus.wire.messages.membership import StoreFacts, WorkerFacts
+from rolloutbus.bus.wire.messages.weights import PrepareUpdate, PublishVersion
 from rolloutbus.launcher.fleet_keys import FleetKeys
 from rolloutbus.launcher.plan import environment
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.router.transport_plan import Target, plan_ways
+from rolloutbus.router.updates.transport_plan import Target, plan_ways
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,26 +16,26 @@ import numpy as np
 import uvloop
 
 from rolloutbus import RolloutClient
+from rolloutbus.bus.actor.ref import STORE
 from rolloutbus.bus.allocator import keep_freed_memory
-from rolloutbus.bus.errors import RequestError
-from rolloutbus.bus.manifest import bytes_of, digest_of, lay_out
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.weights.manifest import bytes_of, digest_of, lay_out
+from rolloutbus.bus.weights.shm import SegmentWriter
+from rolloutbus.bus.wire.errors import RequestError
+from rolloutbus.bus.wire.messages.weights import (
     PrepareUpdate,
     Reserved,
     ReserveVersion,
     SealVersion,
     Tensor,
 )
-from rolloutbus.bus.ref import STORE
-from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.bus.shm import SegmentWriter
 from rolloutbus.engine_worker.engine import TensorSpec
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
 from rolloutbus.engine_worker.weights.relay import open_relay
-from rolloutbus.engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 from rolloutbus.launcher.fleet_keys import FleetKeys
-from rolloutbus.trainer_adapter.rollout import FleetResult
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 DEADLINE_S = 120.0
 TENSOR_ROWS = 2048

@@ -20,16 +20,16 @@ import numpy as np
 import uvloop
 
 from benchmarks.side_processes import ANY_PORT, machine
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import Epoch
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.stream_rows import rows_of
-from rolloutbus.bus.zmq_topics import PubPort, SubPort
-from rolloutbus.engine_worker.requests import RunningRequest
+from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import Epoch
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import StreamSettings
-from rolloutbus.engine_worker.streams import StreamBatcher
+from rolloutbus.engine_worker.worker.requests import RunningRequest
+from rolloutbus.engine_worker.worker.streams import StreamBatcher
 
 GOAL = 0.3
 """CPU per token with columns, by that with a message per request."""

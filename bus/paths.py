@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutbus.bus.errors import Refused
-from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.endings import Problem
 
 MAX_PATH_BYTES = 1024
 MAX_DEPTH = 16

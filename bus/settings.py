@@ -7,7 +7,7 @@ import math
 
 import msgspec
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 
 MIN_BEATS_PER_LEASE = 5
 HOLDER_SHARE = 0.8

@@ -25,10 +25,10 @@ from typing import (
     is_typeddict,
 )
 
-from rolloutbus.bus.errors import BusError, Refused, SettingsError
-from rolloutbus.bus.messages.endings import bad_request
-from rolloutbus.bus.messages.generation import Sampling, Want
-from rolloutbus.bus.near_names import MEANT, nearest
+from rolloutbus.bus.wire.errors import BusError, Refused, SettingsError
+from rolloutbus.bus.wire.messages.endings import bad_request
+from rolloutbus.bus.wire.messages.generation import Sampling, Want
+from rolloutbus.bus.wire.near_names import MEANT, nearest
 
 T = TypeVar("T")
 

@@ -16,11 +16,11 @@ import torch
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, Sampling
-from rolloutbus.bus.clock import BootClock
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.cli.top import Gauges, TopFrame, TopHistory, loads_of
 from rolloutbus.errors import BusError
 from rolloutbus.examples.task import draw_words, prompt_tokens
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
-from rolloutbus.launcher.top import Gauges, TopFrame, TopHistory, loads_of
 
 N_CALLERS = 14
 SLOTS = 6

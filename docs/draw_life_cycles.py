@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rolloutbus.bus.member_life import MEMBER_LINK
+from rolloutbus.bus.membership.states import MEMBER_LINK
 from rolloutbus.engine_worker.engines.sglang.guard import GATE_LIFE
-from rolloutbus.router.breaker import BREAKER_LIFE
-from rolloutbus.router.members import MEMBER_LIFE
-from rolloutbus.router.requests import REQUEST_LIFE as ROUTER_REQUEST_LIFE
-from rolloutbus.router.session import SESSION_LIFE
-from rolloutbus.router.update import UPDATE_LIFE
-from rolloutbus.trainer_adapter.requests import REQUEST_LIFE as CLIENT_REQUEST_LIFE
+from rolloutbus.router.health.breaker import BREAKER_LIFE
+from rolloutbus.router.members.records import MEMBER_LIFE
+from rolloutbus.router.requests.record import REQUEST_LIFE as ROUTER_REQUEST_LIFE
+from rolloutbus.router.sessions.record import SESSION_LIFE
+from rolloutbus.router.updates.record import UPDATE_LIFE
+from rolloutbus.trainer_adapter.client.core.requests import REQUEST_LIFE as CLIENT_REQUEST_LIFE
 from rolloutbus.trainer_adapter.store.versions import VERSION_LIFE
 
 Table = Mapping[Any, Mapping[Any, str]]
@@ -23,37 +23,37 @@ PAGE = Path(__file__).with_name("lifecycles.md")
 TABLES: list[tuple[str, str, Table]] = [
     (
         "A member's link to the router",
-        "`bus/member_life.py`: what a worker or store knows of its own place on the bus.",
+        "`bus/membership/states.py`: what a worker or store knows of its own place on the bus.",
         MEMBER_LINK,
     ),
     (
         "A member's lease at the router",
-        "`router/members.py`: one lease of one worker or store; a new epoch is a new record.",
+        "`router/members/records.py`: one lease of one worker or store; a new epoch, a new record.",
         MEMBER_LIFE,
     ),
     (
         "A request at its client",
-        "`trainer_adapter/requests.py`: the client holds the truth about a request.",
+        "`trainer_adapter/client/core/requests.py`: the client holds the truth about a request.",
         CLIENT_REQUEST_LIFE,
     ),
     (
         "A request at the router",
-        "`router/requests.py`: soft state, rebuilt from workers and clients after a restart.",
+        "`router/requests/record.py`: soft state; workers and clients rebuild it after a restart.",
         ROUTER_REQUEST_LIFE,
     ),
     (
         "An open session at the router",
-        "`router/session.py`: the place of a session between the turns of an agent.",
+        "`router/sessions/record.py`: the place of a session between the turns of an agent.",
         SESSION_LIFE,
     ),
     (
         "A worker's breaker at the router",
-        "`router/breaker.py`: too many failures, and the worker is left alone for a while.",
+        "`router/health/breaker.py`: too many failures, and the worker is left alone for a while.",
         BREAKER_LIFE,
     ),
     (
         "A weight update at the router",
-        "`router/update.py`: the transaction that brings one version to the fleet.",
+        "`router/updates/record.py`: the transaction that brings one version to the fleet.",
         UPDATE_LIFE,
     ),
     (

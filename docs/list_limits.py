@@ -12,26 +12,26 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from rolloutbus.bus import bulk as bulk_ports
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages import KINDS, RESULTS
-from rolloutbus.bus.messages.control import FleetOutcome
-from rolloutbus.bus.outbox import MAX_AGE_S
-from rolloutbus.bus.over import OVER_S
+from rolloutbus.bus.membership.outbox import MAX_AGE_S
+from rolloutbus.bus.membership.over import OVER_S
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.zmq_sockets import GONE_MS
-from rolloutbus.engine_worker import actor as worker_actor
-from rolloutbus.engine_worker import host as engine_host
-from rolloutbus.engine_worker.prefix_news import PACE_S
+from rolloutbus.bus.transport import bulk as bulk_ports
+from rolloutbus.bus.transport.zmq_sockets import GONE_MS
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages import KINDS, RESULTS
+from rolloutbus.bus.wire.messages.control import FleetOutcome
+from rolloutbus.engine_worker.host import __main__ as engine_host
 from rolloutbus.engine_worker.settings import HostSettings, StreamSettings
 from rolloutbus.engine_worker.weights.relay_core import PARK_S
+from rolloutbus.engine_worker.worker import actor as worker_actor
+from rolloutbus.engine_worker.worker.prefix_news import PACE_S
 from rolloutbus.router import actor as router_actor
-from rolloutbus.router.detached import UNHEARD_S
-from rolloutbus.router.sessions import PATIENCE_S
+from rolloutbus.router.detached.detached import UNHEARD_S
+from rolloutbus.router.sessions.sessions import PATIENCE_S
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.trainer_adapter.request_book import MUTE_S
-from rolloutbus.trainer_adapter.settings import TICK_S as CLIENT_TICK_S
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.request_book import MUTE_S
+from rolloutbus.trainer_adapter.client.settings import TICK_S as CLIENT_TICK_S
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from rolloutbus.trainer_adapter.store import actor as store_actor
 
 NATURAL = "0 to uint64"

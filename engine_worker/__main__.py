@@ -2,9 +2,15 @@
 
 import sys
 
-from rolloutbus.bus.process import ActorExit, announce_ready, complain, on_stop_signal, run_actor
-from rolloutbus.engine_worker.actor import WorkerActor
+from rolloutbus.bus.actor.process import (
+    ActorExit,
+    announce_ready,
+    complain,
+    on_stop_signal,
+    run_actor,
+)
 from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.worker.actor import WorkerActor
 
 
 async def serve(settings: WorkerSettings) -> ActorExit:

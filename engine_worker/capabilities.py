@@ -12,12 +12,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from rolloutbus.bus.messages.control import CacheTier
-from rolloutbus.bus.messages.engine import SaveKind, StartProfile
-from rolloutbus.bus.messages.prefixes import Prefixes
+from rolloutbus.bus.wire.messages.control import CacheTier
+from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
+from rolloutbus.bus.wire.messages.prefixes import Prefixes
 from rolloutbus.engine_worker.engine import Bytes, Float32s, Int32s, TensorSpec
-from rolloutbus.engine_worker.weights.handle_book import HandleBook
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
 
 Float32Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 

@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from rolloutbus.bus.ids import AttemptKey
-from rolloutbus.bus.messages.array import Array
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import (
+from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.messages.array import Array
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import (
     NOTHING_MORE,
     FinishReason,
     Grammar,

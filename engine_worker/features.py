@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
-from rolloutbus.bus.messages.endings import Problem, bad_request
-from rolloutbus.bus.messages.generation import NOTHING_MORE, Generate, Sampling, Want
-from rolloutbus.bus.option_checks import adapter_of
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, Generate, Sampling, Want
+from rolloutbus.bus.wire.option_checks import adapter_of
 
 PROCESSOR = "processor:"
 """Before the name of a registered processor."""

@@ -1,8 +1,8 @@
 """Marks that are held, and what one reader of them has not been told yet."""
 
-from rolloutbus.bus.messages.limits import MAX_MARK_NEWS_BYTES
-from rolloutbus.bus.messages.prefixes import Prefixes
 from rolloutbus.bus.prefix_marks import MARK_BYTES, packed
+from rolloutbus.bus.wire.limits import MAX_MARK_NEWS_BYTES
+from rolloutbus.bus.wire.messages.prefixes import Prefixes
 
 MAX_NEWS = MAX_MARK_NEWS_BYTES // MARK_BYTES
 """Marks in one message."""

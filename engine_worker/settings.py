@@ -5,11 +5,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rolloutbus.bus.endpoints import is_local, require_bindable, require_reachable
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.settings import SecuritySettings
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.validation import check_name
+from rolloutbus.bus.transport.endpoints import is_local, require_bindable, require_reachable
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.validation import check_name
 
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,8 +15,8 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.near_names import nearest
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.launcher.run_dir import locked, take_lock, user_dir
 
 DEFAULT_NAME = "default"

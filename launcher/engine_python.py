@@ -13,14 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.codec import PROTOCOL_VERSION
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.codec import PROTOCOL_VERSION
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.launcher.version import DISTRIBUTION, installed_version
 
 PROBE = """
 import importlib.util, json, sys
-import rolloutbus.engine_worker.actor, rolloutbus.engine_worker.host
-from rolloutbus.bus.codec import PROTOCOL_VERSION
+import rolloutbus.engine_worker.worker.actor, rolloutbus.engine_worker.host.__main__
+from rolloutbus.bus.wire.codec import PROTOCOL_VERSION
 from rolloutbus.launcher.version import installed_version
 told = {
     "protocol": PROTOCOL_VERSION,

@@ -9,15 +9,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NoReturn, Self, Unpack
 
-from rolloutbus.bus.errors import SettingsError, cannot_be_pickled
-from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.supervisor import (
+from rolloutbus.bus.actor.supervisor import (
     EventHandler,
     ProcessEvent,
     RestartRule,
     SupervisedProcess,
     Supervisor,
 )
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.wire.errors import SettingsError, cannot_be_pickled
 from rolloutbus.launcher.discovery import Registration
 from rolloutbus.launcher.engine_python import check_python
 from rolloutbus.launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan, environment

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.ipc_paths import private_dir
 from rolloutbus.bus.security.allow_list import edit_allow_list
 from rolloutbus.bus.security.key_files import (
     public_file,
@@ -16,6 +14,8 @@ from rolloutbus.bus.security.keys import KeyPair
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.settings import SecuritySettings
 from rolloutbus.bus.security.zmq_curve import new_key_pair
+from rolloutbus.bus.transport.ipc_paths import private_dir
+from rolloutbus.bus.wire.errors import SettingsError
 
 ALLOW_LIST = "allow.json"
 ROUTER = "router"

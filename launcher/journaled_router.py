@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.process import ActorExit, run_actor, warn
+from rolloutbus.bus.actor.process import ActorExit, run_actor, warn
 from rolloutbus.launcher.version import installed_version
 from rolloutbus.replay.turns.writer import TurnWriter
 from rolloutbus.router.serving import serve

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from rolloutbus.bus.child import ProcessSpec
+from rolloutbus.bus.actor.child import ProcessSpec
 from rolloutbus.bus.security.principals import Role
 from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.engine_worker.engines.sglang.split import first_gpu, named
+from rolloutbus.engine_worker.engines.sglang.upstream.split import first_gpu, named
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.fleet_keys import ROUTER, FleetKeys
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings

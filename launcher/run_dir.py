@@ -16,7 +16,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Self
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 
 _LOCK = "lock"
 _OURS = b"a fleet of rolloutbus\n"

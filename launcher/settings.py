@@ -11,14 +11,14 @@ from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from rolloutbus.bus.endpoints import is_local
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.strict_calls import nearest
-from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
+from rolloutbus.bus.transport.endpoints import is_local
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
-from rolloutbus.engine_worker.engines.sglang.split import named
-from rolloutbus.engine_worker.engines.transformers_settings import TransformersSettings
+from rolloutbus.engine_worker.engines.sglang.upstream.split import named
+from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.launcher.engine_python import find_python
 

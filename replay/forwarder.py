@@ -10,10 +10,12 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.endpoints import require_bindable
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.ports import (
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.topics import READS_EVERYTHING
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
+from rolloutbus.bus.transport.endpoints import require_bindable
+from rolloutbus.bus.transport.ports import (
     BatchHandler,
     DownHandler,
     LinkPort,
@@ -21,15 +23,13 @@ from rolloutbus.bus.ports import (
     SubscriptionPort,
     TopicBatchHandler,
 )
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.topics import READS_EVERYTHING
-from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
-from rolloutbus.bus.zmq_forward import ForwardPort
+from rolloutbus.bus.transport.zmq_forward import ForwardPort
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.following.dismissal import sent_away
-from rolloutbus.trainer_adapter.client import RolloutClient
-from rolloutbus.trainer_adapter.connection import Ports, ports_of
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 
 class Forwarder:

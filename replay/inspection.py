@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import msgpack
 import zstandard
 
-from rolloutbus.bus.codec import SIGNATURE
+from rolloutbus.bus.wire.codec import SIGNATURE
 from rolloutbus.replay.journal.format import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,

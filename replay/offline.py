@@ -11,14 +11,14 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.messages.generation import FinishReason
 from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.rollouts.trajectories import Ints, Trajectories, Trajectory
 from rolloutbus.replay.rollouts.trajectory_files import JSONL, PARQUET, read
-from rolloutbus.trainer_adapter.rollout import Rollout
+from rolloutbus.trainer_adapter.client.rollout import Rollout
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from rolloutbus.bus.actor import Actor
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.zmq_patient import PatientPubPort
-from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import Actor
+from rolloutbus.bus.transport.zmq_patient import PatientPubPort
+from rolloutbus.bus.transport.zmq_ports import RouterPort
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.playing.player_core import THE_TAP, Message, PlayerCore, Programme, Step
 from rolloutbus.replay.playing.stand_in import Effect

@@ -11,31 +11,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Self, cast
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import (
-    LocalProtocolError,
-    RemoteProtocolError,
-    SettingsError,
-    cannot_be_pickled,
-)
-from rolloutbus.bus.messages.membership import Welcome
-from rolloutbus.bus.ports import (
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.transport.ports import (
     BatchHandler,
     DownHandler,
     LinkPort,
     SubscriptionPort,
     TopicBatchHandler,
 )
-from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import (
+    LocalProtocolError,
+    RemoteProtocolError,
+    SettingsError,
+    cannot_be_pickled,
+)
+from rolloutbus.bus.wire.messages.membership import Welcome
 from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.journal.writer import JournalWriter, now_ns
 from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.recording.recorder_core import Build, Heard, RecorderCore
-from rolloutbus.trainer_adapter.client import RolloutClient, settings_for
-from rolloutbus.trainer_adapter.connection import Ports, ports_of
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
+from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 TICK_S = 0.25
 ASK_AGAIN_S = 0.5

@@ -10,22 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
-from rolloutbus.bus.actor import Actor, one_by_one
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.endpoints import require_reachable
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import (
-    BusError,
-    LocalProtocolError,
-    Refused,
-    RemoteProtocolError,
-    SettingsError,
-    cannot_be_pickled,
-)
-from rolloutbus.bus.messages.generation import Repaired
-from rolloutbus.bus.messages.membership import Members, Welcome
-from rolloutbus.bus.ports import (
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import Actor, one_by_one
+from rolloutbus.bus.actor.ref import Command, worker
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.transport.endpoints import require_reachable
+from rolloutbus.bus.transport.ports import (
     BatchHandler,
     DownHandler,
     LinkPort,
@@ -33,19 +24,28 @@ from rolloutbus.bus.ports import (
     SubscriptionPort,
     TopicBatchHandler,
 )
-from rolloutbus.bus.ref import Command, worker
-from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    LocalProtocolError,
+    Refused,
+    RemoteProtocolError,
+    SettingsError,
+    cannot_be_pickled,
+)
+from rolloutbus.bus.wire.messages.generation import Repaired
+from rolloutbus.bus.wire.messages.membership import Members, Welcome
 from rolloutbus.replay.following.dismissal import sent_away
 from rolloutbus.replay.following.repairs import Answer, AskRepair, Unrepaired
 from rolloutbus.replay.following.stream_events import StreamEvent
 from rolloutbus.replay.following.subscriber_core import SubscriberCore, SubscriberCounters
 from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
 from rolloutbus.replay.recording.choice import Choice, Filter
-from rolloutbus.trainer_adapter.client import RolloutClient, settings_for
-from rolloutbus.trainer_adapter.connection import Ports, ports_of
-from rolloutbus.trainer_adapter.rollout import FleetResult
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
+from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 TICK_S = 0.1
 REPAIR_S = 5.0

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rolloutbus import errors, events
 
     __version__: str
-    from rolloutbus.bus.messages.control import FleetStatus, WorkerStatus
-    from rolloutbus.bus.messages.generation import (
+    from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+    from rolloutbus.bus.wire.messages.generation import (
         DetachedRequest,
         Grammar,
         Media,
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from rolloutbus.replay.offline import OfflineRollout, OfflineRollouts
     from rolloutbus.replay.recorder import Recorder, record
     from rolloutbus.replay.subscriber import Subscriber, subscribe
-    from rolloutbus.trainer_adapter.client import RolloutClient, connect
-    from rolloutbus.trainer_adapter.lora import PublishedLora
-    from rolloutbus.trainer_adapter.memory_tags import MemoryTag
+    from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
+    from rolloutbus.trainer_adapter.client.memory_tags import MemoryTag
+    from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult, Rollout
+    from rolloutbus.trainer_adapter.client.session import Session
+    from rolloutbus.trainer_adapter.client.subscriber import StreamSubscriber
+    from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, connect_sync
+    from rolloutbus.trainer_adapter.client.text import TextClient
     from rolloutbus.trainer_adapter.openai.client import OpenAIClient
     from rolloutbus.trainer_adapter.openai.sync_client import SyncOpenAIClient
-    from rolloutbus.trainer_adapter.published import Published
-    from rolloutbus.trainer_adapter.publisher import WeightPublisher
-    from rolloutbus.trainer_adapter.rollout import Delta, FleetResult, Rollout
-    from rolloutbus.trainer_adapter.session import Session
-    from rolloutbus.trainer_adapter.sharded import ShardedSource
-    from rolloutbus.trainer_adapter.subscriber import StreamSubscriber
-    from rolloutbus.trainer_adapter.sync_client import SyncRolloutClient, connect_sync
-    from rolloutbus.trainer_adapter.sync_publisher import SyncWeightPublisher
-    from rolloutbus.trainer_adapter.text import TextClient
-    from rolloutbus.trainer_adapter.transfer import WeightTransferHandle
+    from rolloutbus.trainer_adapter.publisher.lora import PublishedLora
+    from rolloutbus.trainer_adapter.publisher.published import Published
+    from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
+    from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
+    from rolloutbus.trainer_adapter.publisher.sync_publisher import SyncWeightPublisher
+    from rolloutbus.trainer_adapter.publisher.transfer import WeightTransferHandle
 
 _HOMES = {
-    "rolloutbus.bus.messages.control": (
+    "rolloutbus.bus.wire.messages.control": (
         "FleetStatus",
         "WorkerStatus",
     ),
-    "rolloutbus.bus.messages.generation": (
+    "rolloutbus.bus.wire.messages.generation": (
         "DetachedRequest",
         "Grammar",
         "Media",
@@ -69,31 +69,31 @@ _HOMES = {
         "Subscriber",
         "subscribe",
     ),
-    "rolloutbus.trainer_adapter.client": (
+    "rolloutbus.trainer_adapter.client.client": (
         "RolloutClient",
         "connect",
     ),
-    "rolloutbus.trainer_adapter.lora": ("PublishedLora",),
-    "rolloutbus.trainer_adapter.memory_tags": ("MemoryTag",),
+    "rolloutbus.trainer_adapter.publisher.lora": ("PublishedLora",),
+    "rolloutbus.trainer_adapter.client.memory_tags": ("MemoryTag",),
     "rolloutbus.trainer_adapter.openai.client": ("OpenAIClient",),
     "rolloutbus.trainer_adapter.openai.sync_client": ("SyncOpenAIClient",),
-    "rolloutbus.trainer_adapter.published": ("Published",),
-    "rolloutbus.trainer_adapter.publisher": ("WeightPublisher",),
-    "rolloutbus.trainer_adapter.rollout": (
+    "rolloutbus.trainer_adapter.publisher.published": ("Published",),
+    "rolloutbus.trainer_adapter.publisher.publisher": ("WeightPublisher",),
+    "rolloutbus.trainer_adapter.client.rollout": (
         "Delta",
         "FleetResult",
         "Rollout",
     ),
-    "rolloutbus.trainer_adapter.session": ("Session",),
-    "rolloutbus.trainer_adapter.sharded": ("ShardedSource",),
-    "rolloutbus.trainer_adapter.subscriber": ("StreamSubscriber",),
-    "rolloutbus.trainer_adapter.sync_client": (
+    "rolloutbus.trainer_adapter.client.session": ("Session",),
+    "rolloutbus.trainer_adapter.publisher.sharded": ("ShardedSource",),
+    "rolloutbus.trainer_adapter.client.subscriber": ("StreamSubscriber",),
+    "rolloutbus.trainer_adapter.client.sync_client": (
         "SyncRolloutClient",
         "connect_sync",
     ),
-    "rolloutbus.trainer_adapter.sync_publisher": ("SyncWeightPublisher",),
-    "rolloutbus.trainer_adapter.text": ("TextClient",),
-    "rolloutbus.trainer_adapter.transfer": ("WeightTransferHandle",),
+    "rolloutbus.trainer_adapter.publisher.sync_publisher": ("SyncWeightPublisher",),
+    "rolloutbus.trainer_adapter.client.text": ("TextClient",),
+    "rolloutbus.trainer_adapter.publisher.transfer": ("WeightTransferHandle",),
 }
 """Module -> the names of it that are public."""
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}

@@ -1,6 +1,6 @@
 """Everything that the bus raises on purpose; `BusError` is the root. See `bus.errors`."""
 
-from rolloutbus.bus.errors import (
+from rolloutbus.bus.wire.errors import (
     ActorStopped,
     BusError,
     DeadlineExceeded,
@@ -23,7 +23,7 @@ from rolloutbus.bus.errors import (
     StaleVersion,
     WrongEventLoop,
 )
-from rolloutbus.trainer_adapter.rollout import FleetCommandFailed, RolloutCancelled
+from rolloutbus.trainer_adapter.client.rollout import FleetCommandFailed, RolloutCancelled
 
 __all__ = [
     "ActorStopped",

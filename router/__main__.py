@@ -2,7 +2,7 @@
 
 import sys
 
-from rolloutbus.bus.process import run_actor
+from rolloutbus.bus.actor.process import run_actor
 from rolloutbus.router.serving import serve
 from rolloutbus.router.settings import RouterSettings
 

@@ -7,19 +7,19 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.actor import Actor
-from rolloutbus.bus.clock import BootClock, Clock
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.ports import PortCounters
-from rolloutbus.bus.process import warn
-from rolloutbus.bus.resources import ResourceWatch
+from rolloutbus.bus.actor.clock import BootClock, Clock
+from rolloutbus.bus.actor.loop import Actor
+from rolloutbus.bus.actor.process import warn
+from rolloutbus.bus.actor.resources import ResourceWatch
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
-from rolloutbus.bus.zmq_ports import RouterPort
-from rolloutbus.bus.zmq_tap import TapPort
-from rolloutbus.router.dead_letters import append_letters, check_letters
+from rolloutbus.bus.transport.ports import PortCounters
+from rolloutbus.bus.transport.zmq_ports import RouterPort
+from rolloutbus.bus.transport.zmq_tap import TapPort
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.router.decider import Decider
+from rolloutbus.router.health.dead_letters import append_letters, check_letters
 from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.recording import RecordedCore, TurnLog, core_of
 from rolloutbus.router.settings import RouterSettings

@@ -5,17 +5,17 @@ from typing import NamedTuple
 
 from msgspec import Raw
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import NO_BODY, Entry
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.limits import MAX_POLICIES
-from rolloutbus.bus.messages.membership import Intent
-from rolloutbus.router.clients import Clients
-from rolloutbus.router.detached import Detached
-from rolloutbus.router.expected import ExpectedWorkers
-from rolloutbus.router.followers import Followers
-from rolloutbus.router.members import SERVING, MemberRecord, Members
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import NO_BODY, Entry
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.limits import MAX_POLICIES
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.membership import Intent
+from rolloutbus.router.detached.detached import Detached
+from rolloutbus.router.detached.followers import Followers
+from rolloutbus.router.members.clients import Clients
+from rolloutbus.router.members.expected import ExpectedWorkers
+from rolloutbus.router.members.records import SERVING, MemberRecord, Members
 from rolloutbus.router.outgoing import Outgoing
 from rolloutbus.router.settings import RouterSettings
 

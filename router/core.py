@@ -7,47 +7,47 @@ Spec: docs/protocol.md.
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from rolloutbus.bus.actor.effects import Forget
 from rolloutbus.bus.backoff import Chance
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.effects import Forget
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages import ENDINGS
-from rolloutbus.bus.messages.control import FleetStatus
-from rolloutbus.bus.messages.delivery import Accepted, Ack
-from rolloutbus.bus.messages.membership import Hello
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.router.admission import Admission
-from rolloutbus.router.authority import Authority
-from rolloutbus.router.backlogs import Backlogs
-from rolloutbus.router.catch_ups import CatchUps
-from rolloutbus.router.clients import ClientRecord
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.messages.control import FleetStatus
+from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
+from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.router.context import Context, note_commit, refusal
-from rolloutbus.router.dead_letter import DeadLetter
-from rolloutbus.router.desk import Desk
-from rolloutbus.router.dispatch import Dispatcher
-from rolloutbus.router.door import Door
-from rolloutbus.router.executions import Executions
-from rolloutbus.router.express import Express
-from rolloutbus.router.expulsion import Expulsion
-from rolloutbus.router.fleet import Fleet, is_share
-from rolloutbus.router.health import Health, told_reason
-from rolloutbus.router.intents import Intents
-from rolloutbus.router.members import MemberRecord
-from rolloutbus.router.membership import Membership
+from rolloutbus.router.detached.over import Over
+from rolloutbus.router.detached.reattachment import Reattachment
+from rolloutbus.router.health.dead_letter import DeadLetter
+from rolloutbus.router.health.health import Health, told_reason
+from rolloutbus.router.members.authority import Authority
+from rolloutbus.router.members.client_commands import Desk
+from rolloutbus.router.members.clients import ClientRecord
+from rolloutbus.router.members.expulsion import Expulsion
+from rolloutbus.router.members.intents import Intents
+from rolloutbus.router.members.member_commands import Fleet, is_share
+from rolloutbus.router.members.membership import Membership
+from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.outgoing import Effect
-from rolloutbus.router.over import Over
-from rolloutbus.router.placement import Placer
-from rolloutbus.router.prefixes import PrefixIndex
-from rolloutbus.router.publications import Publications
-from rolloutbus.router.reattachment import Reattachment
-from rolloutbus.router.reservations import Reservations
-from rolloutbus.router.sessions import Sessions
+from rolloutbus.router.placement.placement import Placer
+from rolloutbus.router.placement.prefixes import PrefixIndex
+from rolloutbus.router.requests.admission_control import Door
+from rolloutbus.router.requests.backlogs import Backlogs
+from rolloutbus.router.requests.dispatch import Dispatcher
+from rolloutbus.router.requests.executions import Executions
+from rolloutbus.router.requests.express import Express
+from rolloutbus.router.requests.table import RequestTable
+from rolloutbus.router.requests.undelivered import Undelivered
+from rolloutbus.router.requests.validation import Admission
+from rolloutbus.router.sessions.sessions import Sessions
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.router.table import RequestTable
-from rolloutbus.router.undelivered import Undelivered
-from rolloutbus.router.updates import Updates
+from rolloutbus.router.updates.catch_ups import CatchUps
+from rolloutbus.router.updates.publications import Publications
+from rolloutbus.router.updates.reservations import Reservations
+from rolloutbus.router.updates.updates import Updates
 
 TO_MEMBERS = (
     "repair",

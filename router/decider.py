@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
 from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.router.context import Context
-from rolloutbus.router.dead_letter import DeadLetter
+from rolloutbus.router.health.dead_letter import DeadLetter
 from rolloutbus.router.outgoing import Effect
 
 

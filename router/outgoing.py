@@ -1,8 +1,8 @@
 """Effects collected while one batch or tick is handled: per peer, in order."""
 
-from rolloutbus.bus.effects import Forget, SendAll
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.actor.effects import Forget, SendAll
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
 
 Effect = SendAll | Forget
 

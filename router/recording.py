@@ -10,14 +10,14 @@ from typing import Protocol
 
 import msgspec
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.actor.stimulus import Outcome, Stimulus, crash_of, outcome_of
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.stimulus import Outcome, Stimulus, crash_of, outcome_of
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.router.context import Context
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.dead_letter import DeadLetter
 from rolloutbus.router.decider import Decider
+from rolloutbus.router.health.dead_letter import DeadLetter
 from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.settings import RouterSettings
 

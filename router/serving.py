@@ -2,7 +2,7 @@
 
 import secrets
 
-from rolloutbus.bus.process import ActorExit, announce_ready, complain, on_stop_signal
+from rolloutbus.bus.actor.process import ActorExit, announce_ready, complain, on_stop_signal
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.recording import TurnLog
 from rolloutbus.router.settings import RouterSettings

@@ -4,11 +4,11 @@ import math
 
 import msgspec
 
-from rolloutbus.bus.endpoints import require_bindable
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.settings import SecuritySettings
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.router.breaker import BreakerSettings
+from rolloutbus.bus.transport.endpoints import require_bindable
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.router.health.breaker import BreakerSettings
 
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

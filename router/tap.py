@@ -6,15 +6,15 @@ Spec: docs/protocol.md, "The tap".
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rolloutbus.bus.codec import frames_of
-from rolloutbus.bus.effects import Forget
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
+from rolloutbus.bus.actor.effects import Forget
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.tap import TapEvent, TapMark
+from rolloutbus.bus.streams.tap import TapEvent, TapMark
+from rolloutbus.bus.wire.codec import frames_of
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.router.context import Context
-from rolloutbus.router.dead_letter import DeadLetter
 from rolloutbus.router.decider import Decider
+from rolloutbus.router.health.dead_letter import DeadLetter
 from rolloutbus.router.outgoing import Effect
 
 MAX_CONNECTIONS = 100_000

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rolloutbus.bus.messages.control import CacheTier
-from rolloutbus.bus.messages.engine import SaveKind, StartProfile
+from rolloutbus.bus.wire.messages.control import CacheTier
+from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
 from rolloutbus.engine_worker.capabilities import Embeddings, LoraTensors, Scores
 from rolloutbus.engine_worker.engine import Float32s, Int32s, MemoryFreed, Step
-from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
-from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
-from rolloutbus.engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 
 def ignore(_: Step) -> None:

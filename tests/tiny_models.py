@@ -9,10 +9,10 @@ import numpy as np
 import torch
 import transformers
 
-from rolloutbus.bus.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import Sampling
 from rolloutbus.engine_worker.engine import Bytes, Work
-from rolloutbus.engine_worker.engines.transformers_engine import TransformersEngine
-from rolloutbus.engine_worker.engines.transformers_settings import TransformersSettings
+from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
+from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from tests.step_log import StepLog, key
 
 VOCAB = 64

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from rolloutbus.bus.manifest import Bytes, lay_out, total_bytes
-from rolloutbus.trainer_adapter.tensor_source import HeldTensors
-from rolloutbus.trainer_adapter.weight_writer import CopyWatch, copy_all
+from rolloutbus.bus.weights.manifest import Bytes, lay_out, total_bytes
+from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
+from rolloutbus.trainer_adapter.publisher.weight_writer import CopyWatch, copy_all
 
 ROUNDS = 5
 

@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Any
 
-from rolloutbus.engine_worker.engines.sglang import upstream
-from rolloutbus.engine_worker.engines.sglang.arguments import server_arguments
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_arguments
 
 
 def sampling(n_tokens: int) -> dict[str, object]:

@@ -30,11 +30,11 @@ from transformers.utils import logging as transformers_logging
 
 import rolloutbus
 from benchmarks.open_requests import open_requests
-from rolloutbus.bus.manifest import lay_out
-from rolloutbus.trainer_adapter.named_tensors import DTYPE_NAMES
-from rolloutbus.trainer_adapter.offers.buckets import checksum_of, fill, spans_of
-from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
-from rolloutbus.trainer_adapter.offers.cuda_ipc import BUCKET_BYTES
+from rolloutbus.bus.weights.manifest import lay_out
+from rolloutbus.trainer_adapter.publisher.named_tensors import DTYPE_NAMES
+from rolloutbus.trainer_adapter.publisher.offers.buckets import checksum_of, fill, spans_of
+from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.offers.cuda_ipc import BUCKET_BYTES
 
 WAYS = ("cuda_ipc", "collective", "shm")
 DEADLINE_S = 300.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.key_files import OTHERS_MAY_WRITE
 from rolloutbus.bus.security.principals import Principal, Principals, by_key
+from rolloutbus.bus.wire.errors import SettingsError
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.keys import KEY_BYTES, KeyPair, check_public_key, is_public_key
+from rolloutbus.bus.wire.errors import SettingsError
 
 MAX_FILE_BYTES = 4096
 SECRET_MODE = 0o600

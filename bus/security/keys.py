@@ -2,7 +2,7 @@
 
 import re
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 
 KEY_BYTES = 32
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")

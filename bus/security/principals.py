@@ -8,9 +8,9 @@ from typing import Literal, get_args
 
 import msgspec
 
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.keys import check_public_key
-from rolloutbus.bus.validation import MAX_PRIORITY, check_name
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.validation import MAX_PRIORITY, check_name
 
 Role = Literal["client", "trainer", "worker", "store", "subscriber", "admin"]
 Door = Literal["frontend", "backend", "stream", "bulk", "tap"]

@@ -6,9 +6,9 @@ the claim; the digest counts only for roles that may read everything.
 Spec: docs/protocol.md, "Security".
 """
 
-from rolloutbus.bus.codec import topic_of
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.validation import check_name
+from rolloutbus.bus.wire.codec import topic_of
+from rolloutbus.bus.wire.validation import check_name
 
 CLAIM = b"client:"
 READS_EVERYTHING = frozenset({"subscriber", "admin"})

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import zmq
 
-from rolloutbus.bus.endpoints import split_key
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.key_files import read_key_pair, read_public_key
 from rolloutbus.bus.security.keys import KeyPair
 from rolloutbus.bus.security.settings import SecuritySettings
 from rolloutbus.bus.security.zmq_curve import dress_client
+from rolloutbus.bus.transport.endpoints import split_key
+from rolloutbus.bus.wire.errors import SettingsError
 
 
 class Dialer:

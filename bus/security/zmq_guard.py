@@ -7,11 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import zmq
 
-from rolloutbus.bus.endpoints import split_key, with_key
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.process import warn
+from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.security.allow_list import AllowList
 from rolloutbus.bus.security.key_files import read_key_pair
 from rolloutbus.bus.security.principals import Door, Principal
@@ -20,9 +16,13 @@ from rolloutbus.bus.security.zap import answer, knocker, user_in
 from rolloutbus.bus.security.zmq_curve import dress_server, new_key_pair
 from rolloutbus.bus.security.zmq_proof import prove
 from rolloutbus.bus.security.zmq_zap import ZapHandler
-from rolloutbus.bus.zmq_contexts import new_context
-from rolloutbus.bus.zmq_sockets import bind_anywhere, new_socket
-from rolloutbus.bus.zmq_wires import Wire, hang_up, wire_of
+from rolloutbus.bus.transport.endpoints import split_key, with_key
+from rolloutbus.bus.transport.zmq_contexts import new_context
+from rolloutbus.bus.transport.zmq_sockets import bind_anywhere, new_socket
+from rolloutbus.bus.transport.zmq_wires import Wire, hang_up, wire_of
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.ids import Peer
 
 REFRESH_S = 0.5
 """Between two looks at the allow-list."""

@@ -8,10 +8,10 @@ import asyncio
 import zmq
 import zmq.utils.monitor
 
-from rolloutbus.bus.errors import SecurityError
 from rolloutbus.bus.security.keys import KeyPair
 from rolloutbus.bus.security.zmq_curve import dress_client, new_key_pair
-from rolloutbus.bus.zmq_sockets import Reader, allow_v6, new_socket
+from rolloutbus.bus.transport.zmq_sockets import Reader, allow_v6, new_socket
+from rolloutbus.bus.wire.errors import SecurityError
 
 HANDSHAKE_S = 20.0
 """A busy machine needs a fraction of it."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from rolloutbus.bus.zmq_sockets import Reader
+from rolloutbus.bus.transport.zmq_sockets import Reader
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 QUESTIONS_AT_ONCE = 64

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import msgspec
 
 from rolloutbus.engine_worker.engine import Engine, StepSink
-from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
-from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
+from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
-from rolloutbus.engine_worker.engines.transformers_settings import TransformersSettings
+from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 
 KINDS = ("transformers", "sglang", "fake")
 
@@ -26,14 +26,14 @@ def build_engine(kind: str, options: Mapping[str, object], sink: StepSink) -> En
         case "transformers":
             settings = msgspec.convert(options, TransformersSettings)
             # Imports torch, which takes seconds and is an optional dependency.
-            from rolloutbus.engine_worker.engines.transformers_engine import (  # noqa: PLC0415
+            from rolloutbus.engine_worker.engines.transformers.engine import (  # noqa: PLC0415
                 TransformersEngine,
             )
 
             return TransformersEngine(settings, sink)
         case "sglang":
             # Imports sglang when it is built: seconds, and it changes the process.
-            from rolloutbus.engine_worker.engines.sglang_engine import SglangEngine  # noqa: PLC0415
+            from rolloutbus.engine_worker.engines.sglang.engine import SglangEngine  # noqa: PLC0415
 
             return SglangEngine(msgspec.convert(options, SglangSettings), sink)
         case _:

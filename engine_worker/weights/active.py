@@ -5,11 +5,11 @@ from typing import TypeVar
 
 import xxhash
 
-from rolloutbus.bus.errors import EngineFailed, Refused
-from rolloutbus.bus.manifest import Bytes
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.limits import CHUNK_BYTES
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.wire.errors import EngineFailed, Refused
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import (
     CheckedWeights,
     CheckWeights,
     GetWeights,

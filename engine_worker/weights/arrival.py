@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rolloutbus.bus.manifest import total_bytes
-from rolloutbus.bus.messages.limits import CHUNK_BYTES
-from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.weights.manifest import total_bytes
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.weights import Tensor
 
 Giver = int
 """A source, by its place in the order in which they are asked."""

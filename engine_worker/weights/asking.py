@@ -1,9 +1,15 @@
 """Questions to whoever holds a version, and checks that the answers are answers to them."""
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.errors import Refused, RemoteProtocolError
-from rolloutbus.bus.manifest import check_tensors
-from rolloutbus.bus.messages.weights import Chunk, Manifest, PrepareUpdate, PullChunk, PullManifest
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import check_tensors
+from rolloutbus.bus.wire.errors import Refused, RemoteProtocolError
+from rolloutbus.bus.wire.messages.weights import (
+    Chunk,
+    Manifest,
+    PrepareUpdate,
+    PullChunk,
+    PullManifest,
+)
 
 
 async def ask_manifest(link: BulkLink, ask: PrepareUpdate) -> Manifest:

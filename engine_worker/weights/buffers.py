@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.weights.manifest import Bytes
 
 
 def _nobody_reads(_: Bytes) -> None:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 
-from rolloutbus.bus.manifest import ALIGN_BYTES, Bytes
+from rolloutbus.bus.weights.manifest import ALIGN_BYTES, Bytes
 
 BOUNCE_BYTES = 64 * 1024 * 1024
 """Pinned memory that bytes pass through on their way: several times as fast as without."""

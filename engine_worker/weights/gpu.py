@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import torch
 
-from rolloutbus.bus.checksum import checksum_by
-from rolloutbus.bus.messages.weights import Bucket
+from rolloutbus.bus.weights.checksum import checksum_by
+from rolloutbus.bus.wire.messages.weights import Bucket
 
 _CHUNK_WORDS = 1 << 23
 """64 MiB at once: few kernels, and little memory beside what is summed."""

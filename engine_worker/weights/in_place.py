@@ -14,13 +14,15 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import xxhash
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.errors import EngineFailed
 from rolloutbus.bus.host import host_id
-from rolloutbus.bus.manifest import Bytes, bytes_of, total_bytes
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.limits import CHUNK_BYTES
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.weights.shm import PinnedSegment, SegmentGone, SegmentReader
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import (
     Committed,
     CommitUpdate,
     Manifest,
@@ -29,8 +31,6 @@ from rolloutbus.bus.messages.weights import (
     PullChunk,
     Tensor,
 )
-from rolloutbus.bus.security.zmq_dialer import Dialer
-from rolloutbus.bus.shm import PinnedSegment, SegmentGone, SegmentReader
 from rolloutbus.engine_worker.engine import InPlaceSink
 from rolloutbus.engine_worker.weights.asking import ask_chunk, ask_manifest
 from rolloutbus.engine_worker.weights.soundness import n_not_finite

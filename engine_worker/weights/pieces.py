@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.engine_worker.engine import TensorRange, TensorSpec
 
 

@@ -8,18 +8,18 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.errors import EngineFailed, Refused, RemoteProtocolError
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.limits import MAX_SENTENCE_CHARS
-from rolloutbus.bus.messages.weights import Manifest, Prepared, PrepareUpdate, Tensor
 from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError
+from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import Manifest, Prepared, PrepareUpdate, Tensor
 from rolloutbus.engine_worker.engine import TensorSpec
 from rolloutbus.engine_worker.weights.asking import ask_manifest
-from rolloutbus.engine_worker.weights.pulled import HeldVersion
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.relay import Relay
 from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
+from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
 
 Judge = Callable[[Mapping[str, RawTensor], Manifest], None]
 """Called in a thread with the bytes of a version and its manifest; raises to refuse it."""

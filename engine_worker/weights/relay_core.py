@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.limits import CHUNK_BYTES
-from rolloutbus.bus.messages.weights import Manifest, PullChunk, PullManifest
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import Manifest, PullChunk, PullManifest
 from rolloutbus.engine_worker.weights.arrival import Layout
 
 PARK_S = 4.0

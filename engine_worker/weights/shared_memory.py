@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.weights.manifest import Bytes
 
 OWN_FILES = Path("/proc/self/fd")
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.manifest import Bytes
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 _CHUNK = 1 << 18

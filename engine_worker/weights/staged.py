@@ -8,8 +8,8 @@ nothing of one another.
 from collections.abc import Mapping
 from typing import Protocol
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.messages.weights import Manifest, PrepareUpdate
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 

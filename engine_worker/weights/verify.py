@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.manifest import Bytes, first_mismatch
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.weights.manifest import Bytes, first_mismatch
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import Tensor
 
 
 async def verify(content: Bytes, tensors: Sequence[Tensor]) -> None:

@@ -5,10 +5,10 @@ Spec: docs/protocol.md, "Membership".
 
 from typing import cast
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import PeerLost, RemoteProtocolError
-from rolloutbus.bus.messages.membership import Dismissed
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import PeerLost, RemoteProtocolError
+from rolloutbus.bus.wire.messages.membership import Dismissed
 
 COMES_BACK = frozenset({"unknown-peer", "shutting-down"})
 

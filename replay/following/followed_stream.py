@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.generation import FinishReason, VersionRuns
-from rolloutbus.bus.reassembly import Assembly, Row
+from rolloutbus.bus.streams.reassembly import Assembly, Row
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.generation import FinishReason, VersionRuns
 from rolloutbus.replay.following.stream_events import Finished, GapLost, Tokens
 
 MAX_EARLY_ROWS = 4096

@@ -5,8 +5,8 @@ Pure. Spec: docs/protocol.md, "Streams".
 
 from typing import NamedTuple
 
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.generation import Repair, Repaired
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from rolloutbus.replay.following.followed_stream import FollowedStream
 
 MAX_TRIES = 3

@@ -6,9 +6,9 @@ Arrays are read-only. Indices count the tokens of a request, from its first one.
 from dataclasses import dataclass
 from typing import Literal
 
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.generation import FinishReason, VersionRuns
-from rolloutbus.trainer_adapter.rollout import Float32s, Int32s
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.generation import FinishReason, VersionRuns
+from rolloutbus.trainer_adapter.client.rollout import Float32s, Int32s
 
 Cause = Literal["reader", "socket"]
 

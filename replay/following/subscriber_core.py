@@ -8,16 +8,16 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.generation import FinishReason, Repaired
-from rolloutbus.bus.messages.membership import Member
-from rolloutbus.bus.messages.stream import Deltas, Idle
-from rolloutbus.bus.reassembly import TOKEN_BYTES, Row
-from rolloutbus.bus.stream_rows import rows_of
-from rolloutbus.bus.tombstones import Tombstones
+from rolloutbus.bus.membership.tombstones import Tombstones
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row
+from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.generation import FinishReason, Repaired
+from rolloutbus.bus.wire.messages.membership import Member
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.following.followed_stream import FollowedStream
 from rolloutbus.replay.following.repairs import MAX_TRIES, TRY_AGAIN_S, Answer, AskRepair, Repairs
 from rolloutbus.replay.following.stream_events import (

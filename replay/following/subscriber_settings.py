@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 
 MIB = 1 << 20
 

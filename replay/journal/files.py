@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolloutbus.bus.errors import RemoteProtocolError, SettingsError
-from rolloutbus.bus.resources import NO_ROOM
+from rolloutbus.bus.actor.resources import NO_ROOM
+from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 from rolloutbus.replay.journal.content import SegmentContent
 from rolloutbus.replay.journal.format import Content, Framer, JournalError, JournalFull
 from rolloutbus.replay.journal.index import IndexBuilder, SegmentIndex

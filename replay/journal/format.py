@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, cast, overload
 
 import google_crc32c
 
-from rolloutbus.bus.errors import BusError, SettingsError
+from rolloutbus.bus.wire.errors import BusError, SettingsError
 from rolloutbus.replay.journal.records import SALT_BYTES
 
 FORMAT = 1

@@ -7,12 +7,12 @@ from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.delivery import Accepted, Ack, Fenced, Lost, Queued
-from rolloutbus.bus.messages.stream import Deltas, Idle
-from rolloutbus.bus.messages.weights import PublishVersion
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced, Lost, Queued
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.replay.journal.records import End, Record, Stream, Tap, Unknown
 
 _OF_VERSIONS = {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import zstandard
 
-from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.replay.journal.format import MAX_PAYLOAD_BYTES, Content, Framer, JournalError
 from rolloutbus.replay.journal.index import IndexBuilder
 from rolloutbus.replay.journal.records import End, Head, Packed, Record, Unknown, payload_of

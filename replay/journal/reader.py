@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.replay.journal.files import (
     SegmentFile,
     content_of,

@@ -7,11 +7,11 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.limits import AttemptId, Natural, Rid, Sentence, Short
-from rolloutbus.bus.stimulus import Outcome, Stimulus
-from rolloutbus.bus.tap import TapEvent
+from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
+from rolloutbus.bus.streams.tap import TapEvent
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.limits import AttemptId, Natural, Rid, Sentence, Short
 
 LostSource = Literal["tap", "stream", "memory"]
 EndReason = Literal["rotated", "closed", "recovered"]

@@ -6,7 +6,7 @@ Spec: docs/journal.md, "Damage".
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.replay.journal.format import (
     FORMAT,
     HEADER_BYTES,

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from rolloutbus.bus.errors import BusError
+from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.replay.journal.core import (
     Begin,
     Effect,

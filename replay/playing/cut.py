@@ -9,11 +9,11 @@ from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.stream import Deltas, Idle
-from rolloutbus.bus.reassembly import TOKEN_BYTES
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 
 
 def cut(entries: Iterable[Entry], rids: AbstractSet[str]) -> list[Entry]:

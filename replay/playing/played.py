@@ -7,14 +7,14 @@ Spec: docs/journal.md, "Playing"; docs/protocol.md, "Streams".
 from collections import OrderedDict
 from typing import cast
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Prefix, Repair, Repaired, VersionRuns
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.reassembly import TOKEN_BYTES, Row, cut_runs
-from rolloutbus.bus.stream_rows import rows_of
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row, cut_runs
+from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired, VersionRuns
+from rolloutbus.bus.wire.messages.stream import Deltas
 
 MAX_BYTES = 256 * 1024 * 1024
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, cast
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.generation import Generate
-from rolloutbus.bus.messages.membership import Member
-from rolloutbus.bus.tap import TapMark
+from rolloutbus.bus.streams.tap import TapMark
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.generation import Generate
+from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.replay.journal.records import Record, Stream, Tap, Told
 from rolloutbus.replay.playing.cut import cut
 from rolloutbus.replay.playing.pace import Pace

@@ -9,16 +9,21 @@ from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.codec import PROTOCOL_VERSION, pack, unpack
-from rolloutbus.bus.effects import Forget, SendAll
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages import COMMANDS
-from rolloutbus.bus.messages.control import FleetOutcome, FleetStatus, WorkerOutcome, WorkerStatus
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Aborted, DetachedList, Repair
-from rolloutbus.bus.messages.membership import (
+from rolloutbus.bus.actor.effects import Forget, SendAll
+from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages import COMMANDS
+from rolloutbus.bus.wire.messages.control import (
+    FleetOutcome,
+    FleetStatus,
+    WorkerOutcome,
+    WorkerStatus,
+)
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Aborted, DetachedList, Repair
+from rolloutbus.bus.wire.messages.membership import (
     ClientBeat,
     Dismissed,
     Hello,

@@ -8,10 +8,10 @@ from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.membership import Member, Members, Welcome
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
 from rolloutbus.replay.journal.records import Record, Stream, Tap, Told
 from rolloutbus.replay.playing.pace import Pace
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rolloutbus.bus.codec import topic_of
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.validation import check_name
+from rolloutbus.bus.wire.codec import topic_of
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.validation import check_name
 from rolloutbus.replay.journal.index import named_in
 
 MAX_CHOSEN = 100_000

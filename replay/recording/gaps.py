@@ -6,12 +6,12 @@ Pure. Times are nanoseconds. Spec: docs/journal.md, "lost".
 from collections import OrderedDict
 from typing import NamedTuple, cast
 
-from rolloutbus.bus.codec import unpack, unpack_result
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import NO_ATTEMPT, Attempt
-from rolloutbus.bus.messages.generation import Generate, Generated
-from rolloutbus.bus.messages.stream import Deltas, Idle
-from rolloutbus.bus.tap import TapMark
+from rolloutbus.bus.streams.tap import TapMark
+from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.wire.messages.generation import Generate, Generated
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.journal.records import LostSource
 
 MAX_ATTEMPTS = 100_000

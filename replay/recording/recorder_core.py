@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages import ENDINGS
-from rolloutbus.bus.tap import TapMark, mark_in
+from rolloutbus.bus.streams.tap import TapMark, mark_in
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages import ENDINGS
 from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap, Told
 from rolloutbus.replay.recording.choice import Choice, Filter
 from rolloutbus.replay.recording.gaps import Gap, StreamGaps, TapGaps, is_generate_to_worker

@@ -9,13 +9,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import cast
 
-from rolloutbus.bus.codec import unpack, unpack_result
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.ids import NO_ATTEMPT
-from rolloutbus.bus.messages import ENDINGS
-from rolloutbus.bus.messages.generation import Generate, Generated
-from rolloutbus.bus.reassembly import TOKEN_BYTES
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES
+from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.messages.generation import Generate, Generated
 from rolloutbus.replay.journal.records import Record, Tap
 from rolloutbus.replay.rollouts.trajectories import MAX_DONE
 

@@ -5,8 +5,8 @@ Pure.
 
 import msgspec
 
-from rolloutbus.bus.messages.generation import NOTHING_MORE, Generate, Sampling, Want
-from rolloutbus.bus.reassembly import TOKEN_BYTES
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES
+from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, Generate, Sampling, Want
 from rolloutbus.replay.regenerating.asked import Answered
 
 _PLAIN = Sampling()

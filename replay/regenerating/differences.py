@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.messages.generation import VersionRuns
+from rolloutbus.bus.wire.messages.generation import VersionRuns
 from rolloutbus.replay.regenerating.asked import Answered
 from rolloutbus.replay.rollouts.trajectories import Floats, Ints, floats, ints
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.rollouts.trajectories import Trajectory
 
 ROWS_AT_ONCE = 500

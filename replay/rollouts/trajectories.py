@@ -11,12 +11,12 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.codec import unpack, unpack_result
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.ids import NO_ATTEMPT, Attempt
-from rolloutbus.bus.messages import ENDINGS
-from rolloutbus.bus.messages.generation import Generate, Generated
+from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.messages.generation import Generate, Generated
 from rolloutbus.replay.journal.records import Head, Record, Tap
 
 NS = 1e-9

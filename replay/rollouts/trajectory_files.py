@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.rollouts.parquet import read_rows, write_rows
 from rolloutbus.replay.rollouts.trajectories import Trajectory
 

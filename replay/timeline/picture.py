@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.timeline import colours
 from rolloutbus.replay.timeline.bars import BAND, GAP, HATCHES, LOST_HATCH, Bar, LaneShape, Style
 from rolloutbus.replay.timeline.lanes import Span, Timeline, WorkerLane

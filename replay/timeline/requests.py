@@ -5,12 +5,12 @@ Pure. Times are seconds since the beginning of the recording.
 
 from typing import cast
 
-from rolloutbus.bus.codec import unpack, unpack_result
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.delivery import Accepted, Fenced, Lost
-from rolloutbus.bus.messages.generation import Generate, Generated
-from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.delivery import Accepted, Fenced, Lost
+from rolloutbus.bus.wire.messages.generation import Generate, Generated
+from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.replay.timeline.lanes import Outcome, Span
 from rolloutbus.replay.timeline.tracks import Highs, Sums
 

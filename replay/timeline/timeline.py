@@ -6,13 +6,13 @@ Pure. Times are those at which the recorder heard of something, so that there is
 from collections.abc import Iterable
 from typing import cast
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.ids import NO_ATTEMPT
-from rolloutbus.bus.messages import ENDINGS
-from rolloutbus.bus.messages.membership import Goodbye, Members, Welcome
-from rolloutbus.bus.messages.weights import PublishVersion
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.messages.membership import Goodbye, Members, Welcome
+from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told
 from rolloutbus.replay.timeline.lanes import Span, Timeline, WorkerLane
 from rolloutbus.replay.timeline.layout import executions_of, spans_in_order

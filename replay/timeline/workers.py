@@ -6,10 +6,10 @@ Pure. Times are seconds since the beginning of the recording.
 from collections.abc import Iterable
 from typing import cast, get_args
 
-from rolloutbus.bus.codec import unpack, unpack_result
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.membership import Beat, Hello, Member
-from rolloutbus.bus.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
+from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.membership import Beat, Hello, Member
+from rolloutbus.bus.wire.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
 from rolloutbus.replay.timeline.lanes import Span, SpanKind
 from rolloutbus.replay.timeline.tracks import Track
 

@@ -6,10 +6,10 @@ Pure. Which core that is, the caller says. Spec: docs/journal.md, "Turns".
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.membership import Hello
-from rolloutbus.bus.stimulus import Outcome, Stimulus
+from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.replay.journal.records import Head, Record, Router, Turn
 
 Repeat = Callable[[Stimulus], Outcome]

@@ -29,18 +29,20 @@ LAW: dict[str, set[str]] = {
     # A recorder is a client of the bus: see CLIENT_SIDE.
     "replay": {"bus", "trainer_adapter"},
     "launcher": {"bus", "replay"} | MIDDLE,
-    "rolloutbus": {"bus", "launcher", "replay"} | MIDDLE,
+    "cli": {"bus", "launcher", "replay"} | MIDDLE,
+    "rolloutbus": {"bus", "cli", "launcher", "replay"} | MIDDLE,
     "examples": {"rolloutbus"},
-    "benchmarks": {"bus", "launcher", "rolloutbus", "examples", "replay"} | MIDDLE,
-    "tests": {"bus", "launcher", "rolloutbus", "examples", "benchmarks", "replay"} | MIDDLE,
+    "benchmarks": {"bus", "cli", "launcher", "rolloutbus", "examples", "replay"} | MIDDLE,
+    "tests": {"bus", "cli", "launcher", "rolloutbus", "examples", "benchmarks", "replay"} | MIDDLE,
 }
 
 # `rolloutbus demo` runs a program of examples/, when it is asked to, hence in a function.
-LAZY_EXCEPTIONS = {("launcher", "examples")}
+LAZY_EXCEPTIONS = {("cli", "examples")}
 
 # What those who are clients of the bus may use of the package that clients are in.
 CLIENT_SIDE = (
-    r"rolloutbus\.trainer_adapter\.(client|connection|rollout|settings|tokenizer_file)\..*"
+    r"rolloutbus\.trainer_adapter\.client"
+    r"\.(client|connection|rollout|settings|tokenizer_file)\..*"
 )
 CLIENTS = {"replay"}
 
@@ -53,15 +55,16 @@ CORNERS = {
     "torch": r"(engine_worker/(engines|weights)|trainer_adapter|examples|tests|benchmarks)/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
     r"|(examples|tests|benchmarks)/.*",
-    "tokenizers": r"engine_worker/engines/stop_text\.py"
+    "tokenizers": r"engine_worker/engines/transformers/stop_text\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",
     "accelerate": r"engine_worker/engines/.*",
     "sglang": r"engine_worker/engines/sglang.*|tests/gpu/.*",
     "matplotlib": r"replay/timeline/picture\.py|(examples|benchmarks)/.*",
-    "typer": r"launcher/.*|tests/.*",
-    "rich": r"(launcher|examples|tests)/.*",
-    "zstandard": r"bus/delta\.py|replay/(inspection|journal/pack)\.py|(tests|benchmarks)/.*",
+    "typer": r"cli/.*|tests/.*",
+    "rich": r"(cli|examples|tests)/.*",
+    "zstandard": r"bus/weights/weight_delta\.py|replay/(inspection|journal/pack)\.py"
+    r"|(tests|benchmarks)/.*",
     "unittest.mock": r"",
 }
 
@@ -86,7 +89,7 @@ IMPURE = {
     "zmq",
 }
 CORE_FILE = re.compile(r"(.*_)?core\.py")
-PURE_FILES = re.compile(r"bus/(messages/.*|ids|entry|errors|effects)(\.py)?")
+PURE_FILES = re.compile(r"bus/(wire/(messages/.*|ids|entry|errors)|actor/effects)(\.py)?")
 
 
 def _is_from(imported: Import, package: str) -> bool:

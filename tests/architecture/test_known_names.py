@@ -10,7 +10,7 @@ from typing import Any, Unpack, get_args, get_origin, get_type_hints
 import pytest
 
 import rolloutbus
-from rolloutbus.trainer_adapter import logit_processors
+from rolloutbus.trainer_adapter.client import logit_processors
 from tests.architecture.source_tree import ROOT
 
 HEADING = "## Names that users of other engines know"

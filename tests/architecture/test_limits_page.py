@@ -5,8 +5,10 @@ import sys
 
 import pytest
 
-from rolloutbus.bus.codec import MAX_BATCH_BYTES
-from rolloutbus.bus.messages.limits import (
+from rolloutbus.bus.security.zmq_turnstile import MAX_ASKED
+from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.wire.codec import MAX_BATCH_BYTES
+from rolloutbus.bus.wire.limits import (
     CHUNK_BYTES,
     MAX_BATCH_ENTRIES,
     MAX_BODY_BYTES,
@@ -14,11 +16,9 @@ from rolloutbus.bus.messages.limits import (
     MAX_FRAMES,
     MAX_RID_CHARS,
 )
-from rolloutbus.bus.security.zmq_turnstile import MAX_ASKED
-from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.validation import MAX_NAME_BYTES, MAX_RID_BYTES
-from rolloutbus.router.offences import OFFENCES, SHUNNED_S, WINDOW_S
-from rolloutbus.trainer_adapter.request_book import MUTE_S
+from rolloutbus.bus.wire.validation import MAX_NAME_BYTES, MAX_RID_BYTES
+from rolloutbus.router.members.offences import OFFENCES, SHUNNED_S, WINDOW_S
+from rolloutbus.trainer_adapter.client.core.request_book import MUTE_S
 from tests.architecture.source_tree import ROOT
 
 KIB = 1024

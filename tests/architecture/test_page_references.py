@@ -1,8 +1,8 @@
 """Pages for people name files and symbols that exist: docs/architecture.md and CONTRIBUTING.md.
 
-A path stands in backticks, `router/placement.py`, a symbol after it: `router/placement.py:Placer`,
-`router/placement.py:Placer.choose`. `Placer.choose` without a path may be in any file of ours. What
-is in a block of code is a command, and is not looked at.
+A path stands in backticks, `router/core.py`, a symbol after it: `router/core.py:RouterCore`,
+`router/core.py:RouterCore.receive`. `RouterCore.receive` without a path may be in any file of ours.
+What is in a block of code is a command, and is not looked at.
 """
 
 import ast

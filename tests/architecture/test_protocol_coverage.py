@@ -11,7 +11,7 @@ import re
 import msgspec
 import pytest
 
-from rolloutbus.bus.messages import KINDS, RESULTS
+from rolloutbus.bus.wire.messages import KINDS, RESULTS
 from tests.architecture.source_tree import ROOT
 
 DOCUMENT = ROOT / "docs/protocol.md"

@@ -120,7 +120,7 @@ def test_one_unsafe_line_in_any_module_of_the_wheel_is_found(
     victim = "rolloutbus/router/core.py"
     path = tmp_path / "planted.whl"
     with zipfile.ZipFile(path, "w") as copy:
-        for name in (victim, "rolloutbus/bus/codec.py"):
+        for name in (victim, "rolloutbus/bus/wire/codec.py"):
             text = wheel.read(name).decode()
             copy.writestr(name, f"{text}\n{snippet}\n" if name == victim else text)
     with zipfile.ZipFile(path) as planted:

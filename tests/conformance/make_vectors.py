@@ -6,8 +6,8 @@ changed protocol.
 
 from pathlib import Path
 
-from rolloutbus.bus.codec import encode_batch
-from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.wire.codec import encode_batch
+from rolloutbus.bus.wire.entry import Entry
 from tests.conformance.representatives import NAMES
 
 FOLDER = Path(__file__).parent / "vectors"

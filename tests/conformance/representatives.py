@@ -9,8 +9,8 @@ import struct
 
 import msgspec
 
-from rolloutbus.bus.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.messages import (
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.wire.messages import (
     array,
     control,
     delivery,

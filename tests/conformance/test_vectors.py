@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from rolloutbus.bus.codec import (
+from rolloutbus.bus.wire.codec import (
     SIGNATURE,
     decode_batch,
     encode_batch,
@@ -15,9 +15,9 @@ from rolloutbus.bus.codec import (
     unpack_fleet,
     unpack_result,
 )
-from rolloutbus.bus.entry import NO_BODY, Entry
-from rolloutbus.bus.messages import ENDINGS, KINDS, RESULTS
-from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.wire.entry import NO_BODY, Entry
+from rolloutbus.bus.wire.messages import ENDINGS, KINDS, RESULTS
+from rolloutbus.bus.wire.messages.endings import Done
 from tests.conformance import plain
 from tests.conformance.make_vectors import FOLDER, frame_of, hex_text
 from tests.conformance.representatives import NAMES

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import msgspec
 
-from rolloutbus.bus.codec import SIGNATURE
+from rolloutbus.bus.wire.codec import SIGNATURE
 from tests.conformance.make_vectors import frame_of
 from tests.conformance.representatives import NAMES
 from tests.fuzz.mutations import changed_bytes, changed_map

@@ -6,7 +6,7 @@ import random
 import socket
 import struct
 
-from rolloutbus.bus.codec import SIGNATURE
+from rolloutbus.bus.wire.codec import SIGNATURE
 from tests.conformance.make_vectors import frame_of
 from tests.conformance.representatives import NAMES
 from tests.fuzz.mutations import changed_bytes

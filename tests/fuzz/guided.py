@@ -23,9 +23,9 @@ import atheris
 import msgspec
 
 with atheris.instrument_imports(include=["rolloutbus"]):
-    from rolloutbus.bus.codec import SIGNATURE
-    from rolloutbus.bus.entry import Entry
-    from rolloutbus.bus.messages import COMMANDS, KINDS
+    from rolloutbus.bus.wire.codec import SIGNATURE
+    from rolloutbus.bus.wire.entry import Entry
+    from rolloutbus.bus.wire.messages import COMMANDS, KINDS
     from tests.conformance.representatives import NAMES
     from tests.fuzz.mutations import changed_bytes, changed_map
     from tests.fuzz.readers import Readers

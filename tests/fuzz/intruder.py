@@ -7,11 +7,11 @@ from typing import Protocol, cast
 
 import zmq
 
-from rolloutbus.bus.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, pack, unpack
-from rolloutbus.bus.entry import NO_BODY, Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.membership import Hello
 from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, pack, unpack
+from rolloutbus.bus.wire.entry import NO_BODY, Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.membership import Hello
 from tests.fuzz.peers import HostilePeer
 
 LANES = 8

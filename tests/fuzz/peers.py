@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from rolloutbus.bus.codec import encode_batch
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.limits import MAX_DEADLINE_MS, MAX_ROUTER_EPOCH
+from rolloutbus.bus.wire.codec import encode_batch
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS, MAX_ROUTER_EPOCH
 from tests.conformance.representatives import NAMES
 from tests.fuzz.mutations import changed_map
 

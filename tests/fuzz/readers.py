@@ -9,23 +9,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.codec import decode_batch, pack, unpack, unpack_fleet, unpack_result
-from rolloutbus.bus.delta import check_parts
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.holder import lease_number
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.manifest import check_tensors, lay_out
-from rolloutbus.bus.messages import COMMANDS, KINDS, RESULTS
-from rolloutbus.bus.messages.generation import Generate
-from rolloutbus.bus.messages.membership import Hello, Member
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.messages.weights import Delta, Manifest, ReserveVersion
+from rolloutbus.bus.membership.holder import lease_number
 from rolloutbus.bus.paths import WEIGHTS, check_path
-from rolloutbus.bus.stream_rows import rows_of
-from rolloutbus.bus.tap import TapMark
-from rolloutbus.bus.validation import check_generate, check_name, check_placement, check_rid
-from rolloutbus.engine_worker.host_link import LENGTH_BYTES, HostLink
+from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.streams.tap import TapMark
+from rolloutbus.bus.weights.manifest import check_tensors, lay_out
+from rolloutbus.bus.weights.weight_delta import check_parts
+from rolloutbus.bus.wire.codec import decode_batch, pack, unpack, unpack_fleet, unpack_result
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages import COMMANDS, KINDS, RESULTS
+from rolloutbus.bus.wire.messages.generation import Generate
+from rolloutbus.bus.wire.messages.membership import Hello, Member
+from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.weights import Delta, Manifest, ReserveVersion
+from rolloutbus.bus.wire.validation import check_generate, check_name, check_placement, check_rid
+from rolloutbus.engine_worker.host.link import LENGTH_BYTES, HostLink
 from rolloutbus.replay.journal.records import Stream, Tap, Told, payload_of, record_in
 from rolloutbus.replay.playing.player_core import PlayerCore, Programme
 from rolloutbus.replay.recording.choice import Filter
@@ -33,7 +33,7 @@ from rolloutbus.replay.recording.recorder_core import RecorderCore
 from rolloutbus.replay.regenerating.asked import AnsweredRequests
 from rolloutbus.replay.regenerating.asking_again import to_sample, to_score
 from rolloutbus.replay.regenerating.differences import Again, difference
-from rolloutbus.trainer_adapter.endings import fleet_result, generated_of
+from rolloutbus.trainer_adapter.client.core.endings import fleet_result, generated_of
 
 VOCAB_SIZE, MAX_CONTEXT = 32_000, 4096
 SAMPLED = Again(np.zeros(2, np.int32), np.zeros(2, np.float32), [(0, 2)], "stop")

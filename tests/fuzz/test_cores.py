@@ -6,9 +6,9 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from rolloutbus.bus.codec import decode_batch, encode_batch, unpack
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.weights import PullChunk, PullManifest, PushChunk, ReserveVersion
+from rolloutbus.bus.wire.codec import decode_batch, encode_batch, unpack
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.weights import PullChunk, PullManifest, PushChunk, ReserveVersion
 from rolloutbus.trainer_adapter.store.askers import BulkAsker
 from rolloutbus.trainer_adapter.store.core import StoreCore
 from rolloutbus.trainer_adapter.store.settings import StoreSettings

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 
-from rolloutbus.bus.codec import MAX_BATCH_BYTES, SIGNATURE, decode_batch, encode_batch
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages import KINDS, RESULTS
-from rolloutbus.bus.messages.limits import MAX_BATCH_ENTRIES
+from rolloutbus.bus.wire.codec import MAX_BATCH_BYTES, SIGNATURE, decode_batch, encode_batch
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.limits import MAX_BATCH_ENTRIES
+from rolloutbus.bus.wire.messages import KINDS, RESULTS
 from tests.conformance.representatives import NAMES
 from tests.fuzz.frames import fuzz
 from tests.fuzz.mutations import NASTY

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 import torch
 
-from rolloutbus.bus.manifest import digest_of, lay_out, total_bytes
-from rolloutbus.bus.messages.weights import Manifest, Offer
+from rolloutbus.bus.weights.manifest import digest_of, lay_out, total_bytes
+from rolloutbus.bus.wire.messages.weights import Manifest, Offer
 from tests.line_process import LineProcess, line_processes
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64"}

@@ -3,11 +3,11 @@
 import msgspec
 import torch
 
-from rolloutbus.bus.cuda_handle import CudaHandle, unpack_handle
-from rolloutbus.bus.manifest import total_bytes
-from rolloutbus.bus.messages.weights import Bucket, Offer
+from rolloutbus.bus.weights.cuda_handle import CudaHandle, unpack_handle
+from rolloutbus.bus.weights.manifest import total_bytes
+from rolloutbus.bus.wire.messages.weights import Bucket, Offer
 from rolloutbus.engine_worker.weights.gpu import gpu_uuid
-from rolloutbus.trainer_adapter.offers.cuda_ipc import CudaIpcOffering
+from rolloutbus.trainer_adapter.publisher.offers.cuda_ipc import CudaIpcOffering
 from tests.gpu.takers import Version, takers
 
 BUCKET_BYTES = 5 << 20

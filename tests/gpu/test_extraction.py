@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.manifest import digest_of
-from rolloutbus.trainer_adapter.host_copy import PINNED_BYTES, put
-from rolloutbus.trainer_adapter.tensor_source import HeldTensors
+from rolloutbus.bus.weights.manifest import digest_of
+from rolloutbus.trainer_adapter.publisher.host_copy import PINNED_BYTES, put
+from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
 
 N = 3 * PINNED_BYTES // 4 + 13
 """float32 elements: more than two buffers full, and an odd rest."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rolloutbus.engine_worker.weights.gpu import gpu_uuid
-from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
 from tests.gpu.takers import Version, takers
 from tests.line_process import DEADLINE_S
 

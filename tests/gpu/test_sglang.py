@@ -12,7 +12,7 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.messages.control import Memory
+from rolloutbus.bus.wire.messages.control import Memory
 from tests.gpu.permuting import PermutingModel, permutation
 from tests.integration.drills import Streamed
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from rolloutbus.engine_worker.engines.sglang import hooks
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.errors import ProcessFailed
 from tests.gpu.gpu_fleets import gpu_fleet
 from tests.gpu.tiny import save_tiny

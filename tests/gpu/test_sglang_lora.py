@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.messages.control import ServerFacts
-from rolloutbus.bus.messages.engine import Adapters
+from rolloutbus.bus.wire.messages.control import ServerFacts
+from rolloutbus.bus.wire.messages.engine import Adapters
 from rolloutbus.errors import Refused
 from tests.gpu.gpu_fleets import DEADLINE_S, Served, gpu_fleet, running
 from tests.gpu.tiny import FAR, NEAR, error_of, load_tiny, save_tiny

@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.messages.control import CacheTier, Flushed
-from rolloutbus.bus.messages.engine import Load
-from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.bus.wire.messages.control import CacheTier, Flushed
+from rolloutbus.bus.wire.messages.engine import Load
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.errors import BusError
 from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running
 from tests.gpu.tiny import NEAR, error_of, load_tiny, save_tiny

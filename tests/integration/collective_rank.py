@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 import torch
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.manifest import digest_of
-from rolloutbus.bus.messages.weights import Manifest, PrepareUpdate
-from rolloutbus.bus.rendezvous import RankReport
-from rolloutbus.engine_worker.weights.buckets import offer_of
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import digest_of
+from rolloutbus.bus.weights.rendezvous import RankReport
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.collective import Collective
-from rolloutbus.engine_worker.weights.landing import HostLanding
-from rolloutbus.engine_worker.weights.meeting import Meeting
 from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.transports.buckets import offer_of
+from rolloutbus.engine_worker.weights.transports.collective import Collective
+from rolloutbus.engine_worker.weights.transports.landing import HostLanding
+from rolloutbus.engine_worker.weights.transports.meeting import Meeting
 from tests.integration.drills import n_held
 
 SETTLE_S = 10.0

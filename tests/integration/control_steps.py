@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from rolloutbus import RolloutClient, Sampling
-from rolloutbus.bus.codec import pack, unpack_result
-from rolloutbus.bus.messages.generation import Abort, Aborted, Generated
+from rolloutbus.bus.wire.codec import pack, unpack_result
+from rolloutbus.bus.wire.messages.generation import Abort, Aborted, Generated
 from tests.integration.drills import ENDLESS, Streamed
 from tests.integration.raw_client import RawClient, generate_body
 

@@ -9,7 +9,7 @@ import torch
 
 import rolloutbus
 from rolloutbus import WeightPublisher
-from rolloutbus.trainer_adapter.tensor_source import HeldTensors
+from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
 
 WEIGHTS = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(4)}
 """What the fake engine takes."""

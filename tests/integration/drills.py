@@ -19,13 +19,13 @@ from rolloutbus import (
     StreamSubscriber,
     WorkerStatus,
 )
-from rolloutbus.bus.messages.control import ServerFacts
-from rolloutbus.bus.messages.generation import FinishReason
-from rolloutbus.engine_worker.engines.fake_tokens import fake_logprob, prompt_digest, token_after
+from rolloutbus.bus.wire.messages.control import ServerFacts
+from rolloutbus.bus.wire.messages.generation import FinishReason
+from rolloutbus.engine_worker.engines.fake.tokens import fake_logprob, prompt_digest, token_after
 from rolloutbus.errors import RolloutCancelled
 from rolloutbus.launcher.plan import environment
-from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
-from rolloutbus.trainer_adapter.subscriber import StreamRow
+from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
+from rolloutbus.trainer_adapter.client.subscriber import StreamRow
 
 DEADLINE_S = 60.0
 """Of every wait; a busy machine needs a fraction of it."""

@@ -5,19 +5,19 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from rolloutbus import Rollout, RolloutClient
-from rolloutbus.bus.codec import topic_of
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ports import (
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.transport.ports import (
     BatchHandler,
     DownHandler,
     LinkPort,
     SubscriptionPort,
     TopicBatchHandler,
 )
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.wire.codec import topic_of
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.replay.journal.index import named_in
-from rolloutbus.trainer_adapter.connection import Ports, ports_of
+from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
 from tests.integration.drills import DEADLINE_S, fake_sampling
 
 CLIENT = "trainer"

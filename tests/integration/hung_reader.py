@@ -5,7 +5,7 @@ import sys
 
 import zmq
 
-from rolloutbus.bus.zmq_sockets import new_socket
+from rolloutbus.bus.transport.zmq_sockets import new_socket
 
 
 def main() -> None:

@@ -6,13 +6,13 @@ from typing import Self
 import numpy as np
 from msgspec import Raw
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages import ENDINGS
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.membership import Goodbye, Hello
-from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.bus.transport.zmq_ports import DealerPort
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.membership import Goodbye, Hello
 from tests.integration.drills import News
 
 PLACE = Placement("default")

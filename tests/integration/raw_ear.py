@@ -8,15 +8,15 @@ import msgspec
 import zmq
 
 from rolloutbus import RolloutClient
-from rolloutbus.bus.codec import DETACH_ABOVE_BYTES, encode_batch
-from rolloutbus.bus.entry import NO_BODY, Entry
-from rolloutbus.bus.tap import TapMark
-from rolloutbus.bus.zmq_sockets import Reader, new_socket
+from rolloutbus.bus.streams.tap import TapMark
+from rolloutbus.bus.transport.zmq_sockets import Reader, new_socket
+from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, encode_batch
+from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, Tap
 from rolloutbus.replay.player import Player, PlayerSettings
 from rolloutbus.replay.playing.player_core import THE_TAP
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S
 
 Frames = list[bytes]

@@ -12,9 +12,11 @@ import msgspec
 import numpy as np
 import torch
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.manifest import Bytes, digest_of, lay_out
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.actor.ref import STORE
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import Bytes, digest_of, lay_out
+from rolloutbus.bus.weights.shm import SegmentWriter
+from rolloutbus.bus.wire.messages.weights import (
     Manifest,
     PrepareUpdate,
     PullManifest,
@@ -22,14 +24,12 @@ from rolloutbus.bus.messages.weights import (
     ReserveVersion,
     SealVersion,
 )
-from rolloutbus.bus.ref import STORE
-from rolloutbus.bus.shm import SegmentWriter
 from rolloutbus.engine_worker.engine import TensorSpec
-from rolloutbus.engine_worker.engines.fake_weights import FAKE_SPECS
+from rolloutbus.engine_worker.engines.fake.weights import FAKE_SPECS
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.ways import ways_of_this_host
-from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
 from tests.drills.chaos.proxy import Direction, ProxyLink
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import ROOT, StoreHarness, store_harness

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from rolloutbus.bus.allocator import keep_freed_memory
-from rolloutbus.bus.errors import BusError, RequestError
-from rolloutbus.bus.manifest import Bytes, digest_of
-from rolloutbus.bus.messages.weights import Manifest, PrepareUpdate
+from rolloutbus.bus.weights.manifest import Bytes, digest_of
+from rolloutbus.bus.wire.errors import BusError, RequestError
+from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.engine import TensorSpec
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 
 PULL_S = 60.0
 

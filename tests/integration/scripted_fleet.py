@@ -6,16 +6,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rolloutbus.bus.codec import pack, topic_of, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Attempt, Peer
-from rolloutbus.bus.messages.control import FleetOutcome, WorkerOutcome
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Repair, Repaired
-from rolloutbus.bus.messages.membership import ClientBeat, Dismissed, Lease, Member, Welcome
-from rolloutbus.bus.messages.stream import Deltas, Idle
-from rolloutbus.bus.zmq_ports import RouterPort
-from rolloutbus.bus.zmq_topics import PubPort
+from rolloutbus.bus.transport.zmq_ports import RouterPort
+from rolloutbus.bus.transport.zmq_topics import PubPort
+from rolloutbus.bus.wire.codec import pack, topic_of, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt, Peer
+from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Repair, Repaired
+from rolloutbus.bus.wire.messages.membership import ClientBeat, Dismissed, Lease, Member, Welcome
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 
 WORKER = "w0"
 ATTEMPT: Attempt = (1, 1)

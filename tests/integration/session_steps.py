@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rolloutbus import Rollout, RolloutClient, Sampling, Session, Want
-from rolloutbus.trainer_adapter.rollouts import GenerateOptions
+from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
 from tests.integration.drills import DEADLINE_S
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0, ignore_eos=True)

@@ -21,12 +21,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.errors import BusError, PeerLost
-from rolloutbus.bus.messages.weights import Manifest, PullManifest
-from rolloutbus.trainer_adapter.publisher import WeightPublisher
-from rolloutbus.trainer_adapter.sharded import ShardedSource
-from rolloutbus.trainer_adapter.tensor_source import SourceTensor
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.wire.errors import BusError, PeerLost
+from rolloutbus.bus.wire.messages.weights import Manifest, PullManifest
+from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
+from rolloutbus.trainer_adapter.publisher.tensor_source import SourceTensor
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 

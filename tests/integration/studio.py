@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
-from rolloutbus.bus.codec import topic_of
-from rolloutbus.bus.entry import Entry
 from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, Guard
-from rolloutbus.bus.zmq_topics import PubPort, SubPort
+from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
+from rolloutbus.bus.wire.codec import topic_of
+from rolloutbus.bus.wire.entry import Entry
 from tests.integration.drills import DEADLINE_S, PACE_S
 from tests.integration.keyring import Keyring
 

@@ -7,19 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.manifest import Bytes, digest_of
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.engine import Adapters, LoadLora
-from rolloutbus.bus.messages.weights import PushChunk, Reserved, ReserveVersion, SealVersion, Tensor
-from rolloutbus.bus.ref import STORE
-from rolloutbus.engine_worker.adapter_sources import CONFIG
+from rolloutbus.bus.actor.ref import STORE
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import Bytes, digest_of
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
+from rolloutbus.bus.wire.messages.weights import (
+    PushChunk,
+    Reserved,
+    ReserveVersion,
+    SealVersion,
+    Tensor,
+)
 from rolloutbus.engine_worker.capabilities import LoraTensors
 from rolloutbus.engine_worker.engine import TensorSpec
-from rolloutbus.engine_worker.host_commands import HostCommands
-from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.engine_worker.host.commands import HostCommands
+from rolloutbus.engine_worker.weights.adapter_sources import CONFIG
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
 from tests.capable_engine import CapableEngine
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness

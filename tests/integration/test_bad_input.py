@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rolloutbus import RolloutClient, Sampling
-from rolloutbus.bus.messages.session import CloseSession
-from rolloutbus.bus.messages.weights import PublishVersion
+from rolloutbus.bus.wire.messages.session import CloseSession
+from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.errors import BusError, Refused, RequestError, RequestExpired
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.manifest import Bytes
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.weights.shm import SegmentWriter
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import (
     Committed,
     CommitUpdate,
     Manifest,
@@ -22,11 +23,10 @@ from rolloutbus.bus.messages.weights import (
     PrepareUpdate,
     Transport,
 )
-from rolloutbus.bus.shm import SegmentWriter
 from rolloutbus.engine_worker.engine import Step
-from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
-from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
-from rolloutbus.engine_worker.host_commands import HostCommands
+from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
+from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.weights.relay import open_relay
 from tests.drills.chaos.proxy import Direction, ProxyLink
 from tests.integration.drills import DEADLINE_S

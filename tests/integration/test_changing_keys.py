@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 import rolloutbus
 from rolloutbus import Fleet, FleetStatus, RolloutClient
-from rolloutbus.bus.endpoints import split_key, with_key
-from rolloutbus.bus.process import ActorExit
+from rolloutbus.bus.actor.process import ActorExit
+from rolloutbus.bus.transport.endpoints import split_key, with_key
+from rolloutbus.cli.app import app
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher import discovery
-from rolloutbus.launcher.app import app
 from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import (
     DEADLINE_S,
     assert_fake_rollout,

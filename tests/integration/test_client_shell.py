@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 import xxhash
 
-from rolloutbus.bus.codec import pack, topic_of, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import ActorStopped, LocalProtocolError, PeerLost, Refused
-from rolloutbus.bus.ids import Attempt, Peer
-from rolloutbus.bus.messages.control import FleetOutcome, FleetStatus, Status, WorkerOutcome
-from rolloutbus.bus.messages.delivery import Accepted
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.generation import Abort, Aborted, Generate, Generated, Sampling
-from rolloutbus.bus.messages.membership import Lease, Member, Welcome
-from rolloutbus.bus.messages.session import OpenedSession
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.zmq_ports import RouterPort
-from rolloutbus.bus.zmq_topics import PubPort
-from rolloutbus.trainer_adapter.client import RolloutClient, connect
-from rolloutbus.trainer_adapter.rollout import RolloutCancelled
-from rolloutbus.trainer_adapter.settings import ClientSettings
-from rolloutbus.trainer_adapter.subscriber import StreamRow, StreamSubscriber
-from rolloutbus.trainer_adapter.sync_client import connect_sync
+from rolloutbus.bus.transport.zmq_ports import RouterPort
+from rolloutbus.bus.transport.zmq_topics import PubPort
+from rolloutbus.bus.wire.codec import pack, topic_of, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import ActorStopped, LocalProtocolError, PeerLost, Refused
+from rolloutbus.bus.wire.ids import Attempt, Peer
+from rolloutbus.bus.wire.messages.control import FleetOutcome, FleetStatus, Status, WorkerOutcome
+from rolloutbus.bus.wire.messages.delivery import Accepted
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.generation import Abort, Aborted, Generate, Generated, Sampling
+from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
+from rolloutbus.bus.wire.messages.session import OpenedSession
+from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
+from rolloutbus.trainer_adapter.client.rollout import RolloutCancelled
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.subscriber import StreamRow, StreamSubscriber
+from rolloutbus.trainer_adapter.client.sync_client import connect_sync
 from tests.integration.drills import DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

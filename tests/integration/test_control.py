@@ -8,9 +8,9 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import FleetResult, FleetStatus, Rollout, RolloutClient, Sampling
-from rolloutbus.bus.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
-from rolloutbus.bus.messages.endings import Done
 from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.wire.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
+from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.errors import FleetCommandFailed, Refused
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import MAX_CONTEXT, REAL_ENGINES, SLOTS, VOCAB_SIZE

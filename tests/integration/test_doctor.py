@@ -19,7 +19,7 @@ def doctor(model: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     command = [
         sys.executable,
         "-m",
-        "rolloutbus.launcher.cli",
+        "rolloutbus.cli.main",
         "doctor",
         "--json",
         "--model",

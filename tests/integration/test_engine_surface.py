@@ -13,15 +13,17 @@ import pytest
 import xxhash
 
 from rolloutbus import Grammar, Media, Processor, RolloutClient, Sampling, Want, connect_sync
-from rolloutbus.bus.arrays import array_of
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import EngineFailed, Refused, RemoteProtocolError
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.array import Array
-from rolloutbus.bus.messages.control import FleetOutcome, FlushCache, Flushed, WorkerOutcome
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.engine import (
+from rolloutbus.bus.actor.ref import FLEET
+from rolloutbus.bus.transport.zmq_ports import RouterPort
+from rolloutbus.bus.wire.arrays import array_of
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.array import Array
+from rolloutbus.bus.wire.messages.control import FleetOutcome, FlushCache, Flushed, WorkerOutcome
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.engine import (
     Adapters,
     Embed,
     Embedded,
@@ -39,11 +41,9 @@ from rolloutbus.bus.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from rolloutbus.bus.messages.generation import Generate, Generated
-from rolloutbus.bus.messages.membership import Lease, Member, Welcome
-from rolloutbus.bus.ref import FLEET
-from rolloutbus.bus.zmq_ports import RouterPort
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.wire.messages.generation import Generate, Generated
+from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import zmq
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.zmq_contexts import own_context
-from rolloutbus.bus.zmq_event_feed import EventFeed
+from rolloutbus.bus.transport.zmq_contexts import own_context
+from rolloutbus.bus.transport.zmq_event_feed import EventFeed
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]

@@ -14,16 +14,16 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import FleetResult, RolloutClient, SyncRolloutClient, connect, connect_sync
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import EngineFailed, Refused
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.control import FleetOutcome, FleetStatus, WorkerOutcome
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.membership import Lease, Member, Welcome
-from rolloutbus.bus.zmq_ports import RouterPort
+from rolloutbus.bus.transport.zmq_ports import RouterPort
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import EngineFailed, Refused
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.control import FleetOutcome, FleetStatus, WorkerOutcome
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
+from rolloutbus.cli.terminal import ExitStatus
 from rolloutbus.errors import FleetCommandFailed
-from rolloutbus.launcher.terminal import ExitStatus
 from tests.conformance.representatives import NAMES
 from tests.integration.drills import DEADLINE_S
 
@@ -190,7 +190,7 @@ async def test_verb_that_two_of_three_did_not_do_says_so_and_fails(
 ) -> None:
     result = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "rolloutbus.launcher.cli", verb, "--address", fleet.address],
+        [sys.executable, "-m", "rolloutbus.cli.main", verb, "--address", fleet.address],
         stdout=subprocess.PIPE,
         text=True,
         timeout=DEADLINE_S,

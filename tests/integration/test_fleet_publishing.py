@@ -13,7 +13,7 @@ import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SyncWeightPublisher, WeightPublisher
 from rolloutbus.errors import EngineFailed, RequestCancelled
 from rolloutbus.launcher.settings import UpOptions
-from rolloutbus.trainer_adapter.transfer import TransferProgress
+from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
 from tests.integration.doomed_trainer import WEIGHTS
 from tests.integration.drills import DEADLINE_S, status_when
 from tests.integration.store_harness import ROOT

@@ -14,21 +14,21 @@ from msgspec import Raw
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
-from rolloutbus.bus.codec import encode_batch, topic_of
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.process import read_ready
+from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.security.topics import claim_of
 from rolloutbus.bus.security.zmq_guard import Doorway, Guard
-from rolloutbus.bus.zmq_forward import ForwardPort
-from rolloutbus.bus.zmq_sockets import new_socket
-from rolloutbus.bus.zmq_topics import SubPort
+from rolloutbus.bus.transport.zmq_forward import ForwardPort
+from rolloutbus.bus.transport.zmq_sockets import new_socket
+from rolloutbus.bus.transport.zmq_topics import SubPort
+from rolloutbus.bus.wire.codec import encode_batch, topic_of
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.errors import SettingsError
 from rolloutbus.events import Finished, GapLost, Interrupted, WorkerJoined
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.forwarder import Forwarder
 from rolloutbus.replay.subscriber import Subscriber
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, PACE_S, Streamed, fake_sampling
 from tests.integration.hold import Hold
 from tests.integration.keyring import Keyring
@@ -279,7 +279,7 @@ async def test_a_forwarder_has_the_key_of_who_may_read_everything(
 async def command(*words: str) -> AsyncGenerator[asyncio.subprocess.Process]:
     """A command under way; gone in the end, whatever happens."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rolloutbus.launcher.cli", *words),
+        *(sys.executable, "-m", "rolloutbus.cli.main", *words),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment(),

@@ -11,11 +11,15 @@ import msgspec
 import pytest
 import zmq
 
-from rolloutbus.bus.codec import DETACH_ABOVE_BYTES, encode_batch, pack
-from rolloutbus.bus.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.generation import Generate, Prefix, Sampling
-from rolloutbus.bus.messages.limits import (
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_guard import Doorway, Guard
+from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.transport.zmq_sockets import CURVE_BYTES, SKIP_FRAMES, Reader, new_socket
+from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, encode_batch, pack
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.limits import (
     CHUNK_BYTES,
     MAX_BATCH_ENTRIES,
     MAX_BODY_BYTES,
@@ -28,12 +32,8 @@ from rolloutbus.bus.messages.limits import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOKENS_BYTES,
 )
-from rolloutbus.bus.messages.weights import PushChunk
-from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard
-from rolloutbus.bus.zmq_ports import DealerPort, RouterPort
-from rolloutbus.bus.zmq_sockets import CURVE_BYTES, SKIP_FRAMES, Reader, new_socket
+from rolloutbus.bus.wire.messages.generation import Generate, Prefix, Sampling
+from rolloutbus.bus.wire.messages.weights import PushChunk
 from tests.integration.drills import DEADLINE_S, News
 from tests.integration.keyring import Keyring
 

@@ -13,12 +13,12 @@ import torch
 
 import rolloutbus
 from rolloutbus import RolloutClient
-from rolloutbus.bus.errors import EngineFailed, Refused
+from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.trainer_adapter.publisher import WeightPublisher
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.store_harness import store_harness
 
@@ -32,7 +32,7 @@ N_BLOCKS = 64
 
 async def limited(*arguments: str) -> asyncio.subprocess.Process:
     """`rolloutbus …` on a disk that is full soon."""
-    command = shlex.join([sys.executable, "-m", "rolloutbus.launcher.cli", *arguments])
+    command = shlex.join([sys.executable, "-m", "rolloutbus.cli.main", *arguments])
     return await asyncio.create_subprocess_exec(
         *("sh", "-c", f"ulimit -f {N_BLOCKS}; exec {command}"),
         stdout=asyncio.subprocess.PIPE,

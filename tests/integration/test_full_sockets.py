@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rolloutbus.bus.zmq_sockets import bind_local, new_socket
+from rolloutbus.bus.transport.zmq_sockets import bind_local, new_socket
 from tests.integration.drills import DEADLINE_S
 from tests.line_process import line_processes
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.messages.membership import Beat, Goodbye
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.messages.membership import Beat, Goodbye
 from tests.integration.worker_bench import ScriptedRouter, generate_body, worker_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

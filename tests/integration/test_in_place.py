@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 import torch
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.errors import EngineFailed, PeerLost
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.wire.errors import EngineFailed, PeerLost
+from rolloutbus.bus.wire.messages.weights import (
     Committed,
     CommitUpdate,
     Manifest,
@@ -20,8 +20,8 @@ from rolloutbus.bus.messages.weights import (
     Transport,
 )
 from rolloutbus.engine_worker.engine import InFlight, TensorRange, Work
-from rolloutbus.engine_worker.engines.step_loop import EngineBusy
-from rolloutbus.engine_worker.engines.transformers_engine import TransformersEngine
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
 from rolloutbus.engine_worker.weights.asking import ask_manifest
 from rolloutbus.engine_worker.weights.in_place import InPlace
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import rolloutbus
 from rolloutbus import RolloutClient, WeightPublisher
-from rolloutbus.bus.messages.limits import CHUNK_BYTES
-from rolloutbus.trainer_adapter.weight_queries import ActiveTensor
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.trainer_adapter.client.weight_queries import ActiveTensor
 from tests.integration.drills import DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

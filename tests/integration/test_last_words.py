@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rolloutbus.bus.codec import decode_batch, pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.membership import ClientBeat
-from rolloutbus.bus.ports import LAST_WORDS_MS
-from rolloutbus.bus.zmq_ports import DealerPort, RouterPort
-from rolloutbus.bus.zmq_topics import PubPort, SubPort
+from rolloutbus.bus.transport.ports import LAST_WORDS_MS
+from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
+from rolloutbus.bus.wire.codec import decode_batch, pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.membership import ClientBeat
 from rolloutbus.launcher.plan import environment
 from tests.architecture.source_tree import ROOT
 from tests.integration.drills import DEADLINE_S, PACE_S, STILL_S, n_held
@@ -32,8 +32,8 @@ N_LINKS = 20
 LEAVER = """
 import asyncio, sys
 import msgspec
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.transport.zmq_ports import DealerPort
 
 async def main(endpoint, n_words, size_bytes, linger_ms):
     heard = asyncio.Event()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.messages.weights import InFlight, UpdateMode
+from rolloutbus.bus.wire.messages.weights import InFlight, UpdateMode
 from tests.integration.conftest import REAL_ENGINES
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed
 from tests.integration.reference import Reference

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import FleetStatus, RolloutClient, Sampling, WeightPublisher, connect
-from rolloutbus.bus.messages.weights import Transport
+from rolloutbus.bus.wire.messages.weights import Transport
 from rolloutbus.launcher.fleet import Fleet
 from rolloutbus.launcher.plan import STORE
 from rolloutbus.launcher.settings import FleetSettings
-from rolloutbus.trainer_adapter.transfer import TransferProgress, WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
 from tests.drills.chaos.proxy import ProxyLink
 from tests.drills.weights.cases import Case
 from tests.drills.weights.gates import Gates

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from rolloutbus import Fleet, FleetStatus, RolloutClient, WeightPublisher
-from rolloutbus.bus.messages.control import ServerFacts
-from rolloutbus.bus.messages.engine import Adapters
+from rolloutbus.bus.wire.messages.control import ServerFacts
+from rolloutbus.bus.wire.messages.engine import Adapters
 from rolloutbus.errors import RequestError, SettingsError
 from tests.integration import lora_steps
 from tests.integration.conftest import REAL_ENGINES

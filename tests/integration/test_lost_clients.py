@@ -10,8 +10,8 @@ import pytest
 
 import rolloutbus
 from rolloutbus import RolloutClient
-from rolloutbus.bus.child import ProcessSpec
-from rolloutbus.bus.supervisor import Supervisor
+from rolloutbus.bus.actor.child import ProcessSpec
+from rolloutbus.bus.actor.supervisor import Supervisor
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.router.settings import RouterSettings

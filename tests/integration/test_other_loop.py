@@ -18,8 +18,8 @@ from rolloutbus import (
     record,
     subscribe,
 )
-from rolloutbus.bus.messages.generation import Sampling
-from rolloutbus.bus.messages.session import OpenSession
+from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.errors import WrongEventLoop
 from tests.integration.drills import DEADLINE_S
 from tests.integration.test_client_shell import PretendFleet

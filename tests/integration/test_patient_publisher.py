@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rolloutbus.bus.codec import pack, topic_of
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.messages.stream import Idle
-from rolloutbus.bus.zmq_patient import PatientPubPort
-from rolloutbus.bus.zmq_sockets import new_socket
+from rolloutbus.bus.transport.zmq_patient import PatientPubPort
+from rolloutbus.bus.transport.zmq_sockets import new_socket
+from rolloutbus.bus.wire.codec import pack, topic_of
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.messages.stream import Idle
 from tests.integration.drills import DEADLINE_S
 from tests.integration.raw_ear import RawEar, frames_of_message
 

@@ -9,12 +9,12 @@ import pytest
 import zmq
 
 from rolloutbus import RolloutClient, connect
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.membership import Member, Members
-from rolloutbus.bus.messages.stream import Idle
-from rolloutbus.bus.zmq_sockets import new_socket
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.transport.zmq_sockets import new_socket
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.membership import Member, Members
+from rolloutbus.bus.wire.messages.stream import Idle
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, Told
 from rolloutbus.replay.player import SOONER_S, Player, PlayerSettings

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.checksum import checksum
-from rolloutbus.bus.errors import DeadlineExceeded, Refused, RequestCancelled, SettingsError
 from rolloutbus.bus.host import SHM_DIR
-from rolloutbus.bus.manifest import digest_of
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.checksum import checksum
+from rolloutbus.bus.weights.manifest import digest_of
+from rolloutbus.bus.wire.errors import DeadlineExceeded, Refused, RequestCancelled, SettingsError
+from rolloutbus.bus.wire.messages.weights import (
     Bucket,
     Manifest,
     Offer,
@@ -21,11 +21,11 @@ from rolloutbus.bus.messages.weights import (
     Tensor,
     UpdateProgress,
 )
-from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
-from rolloutbus.trainer_adapter.publisher import WeightPublisher
-from rolloutbus.trainer_adapter.tensor_source import HeldTensors, Layout
-from rolloutbus.trainer_adapter.transfer import TransferProgress, WeightTransferHandle
-from rolloutbus.trainer_adapter.weight_writer import WeightWriter
+from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, Layout
+from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 

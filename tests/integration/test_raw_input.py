@@ -14,9 +14,9 @@ import zmq
 from msgspec import Raw
 
 from rolloutbus import Fleet, FleetStatus, RolloutClient
-from rolloutbus.bus.codec import SIGNATURE, pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.control import Pause, ServerInfo
+from rolloutbus.bus.wire.codec import SIGNATURE, pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.control import Pause, ServerInfo
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.raw_client import PLACE, RawClient, generate_body

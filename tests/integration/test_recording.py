@@ -12,9 +12,9 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
-from rolloutbus.bus.codec import encode_batch, topic_of
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import LocalProtocolError
+from rolloutbus.bus.wire.codec import encode_batch, topic_of
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import LocalProtocolError
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.index import named_in
@@ -26,7 +26,7 @@ from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.rollouts.trajectories import Trajectories
 from rolloutbus.replay.rollouts.trajectory_files import read
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.ears import CLIENT, Ears, marked
 from tests.integration.keyring import Keyring
@@ -138,7 +138,7 @@ async def test_every_finished_rollout_of_a_recording_can_be_exported(
     command = [
         sys.executable,
         "-m",
-        "rolloutbus.launcher.cli",
+        "rolloutbus.cli.main",
         "export",
         str(tmp_path / "j"),
         "--json",
@@ -287,7 +287,7 @@ async def test_the_command_records_until_it_is_interrupted(
     command = [
         sys.executable,
         "-m",
-        "rolloutbus.launcher.cli",
+        "rolloutbus.cli.main",
         "record",
         str(tmp_path / "j"),
         "--json",

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rolloutbus.bus import bulk
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.endpoints import with_key
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.messages.host import EngineReady
-from rolloutbus.bus.messages.weights import Chunk, PullChunk, PullManifest, PushChunk
 from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.engine_worker.host_process import HostProcess
+from rolloutbus.bus.transport import bulk
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.transport.endpoints import with_key
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.host import EngineReady
+from rolloutbus.bus.wire.messages.weights import Chunk, PullChunk, PullManifest, PushChunk
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.weights.relay import open_relay
-from rolloutbus.engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
+from rolloutbus.engine_worker.worker.host_process import HostProcess
 from tests.drills.chaos.proxy import ProxyLink
 from tests.integration.drills import DEADLINE_S, n_held
 from tests.integration.keyring import Keyring

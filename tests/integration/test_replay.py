@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import Fleet, FleetResult, RolloutClient, StreamSubscriber
-from rolloutbus.bus.messages.generation import Repair, Repaired
-from rolloutbus.bus.ref import worker
+from rolloutbus.bus.actor.ref import worker
+from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from rolloutbus.replay.following.stream_events import Finished, GapRepaired
 from rolloutbus.replay.journal.index import named_in
 from rolloutbus.replay.journal.reader import Journal
@@ -20,8 +20,8 @@ from rolloutbus.replay.playing.player_core import THE_TAP
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.rollouts.trajectories import Trajectories
 from rolloutbus.replay.subscriber import Subscriber
-from rolloutbus.trainer_adapter.requests import Ask
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration import recorded_run
 from tests.integration.drills import DEADLINE_S
 from tests.integration.ears import CLIENT, Ears

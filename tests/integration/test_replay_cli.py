@@ -15,7 +15,7 @@ from rolloutbus import Fleet, RolloutClient, StreamSubscriber
 from rolloutbus.launcher.plan import environment
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.rollouts.trajectories import Trajectories
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration import recorded_run
 from tests.integration.drills import DEADLINE_S
 from tests.integration.ears import CLIENT
@@ -39,7 +39,7 @@ async def recording(
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "rolloutbus.launcher.cli", "replay", *map(str, arguments)]
+    return [sys.executable, "-m", "rolloutbus.cli.main", "replay", *map(str, arguments)]
 
 
 async def started(*arguments: str | Path) -> asyncio.subprocess.Process:

@@ -21,7 +21,7 @@ from rolloutbus.replay.turns.writer import TurnWriter
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, fake_sampling
 from tests.integration.keyring import Keyring
 
@@ -47,7 +47,7 @@ async def replayed(journal: Path, *options: str) -> tuple[int, dict[str, Any], s
         *(
             sys.executable,
             "-m",
-            "rolloutbus.launcher.cli",
+            "rolloutbus.cli.main",
             "replay",
             str(journal),
             "--core",
@@ -166,7 +166,7 @@ async def test_a_guarded_router_is_repeated_too(tmp_path: Path) -> None:
 async def test_a_router_by_hand_keeps_its_turns_until_it_is_told_to_leave(tmp_path: Path) -> None:
     journal = tmp_path / "turns"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rolloutbus.launcher.cli", "router", "--journal", str(journal)),
+        *(sys.executable, "-m", "rolloutbus.cli.main", "router", "--journal", str(journal)),
         *("--frontend", f"ipc://{tmp_path}/f", "--backend", f"ipc://{tmp_path}/b"),
         stdout=asyncio.subprocess.PIPE,
         env=environment(),

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 
 from rolloutbus import RolloutClient
-from rolloutbus.bus.child import ProcessSpec
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.process import ActorExit, read_ready
+from rolloutbus.bus.actor.child import ProcessSpec
+from rolloutbus.bus.actor.process import ActorExit, read_ready
+from rolloutbus.bus.actor.supervisor import Supervisor
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.supervisor import Supervisor
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.drills.chaos.proxy import ProxyLink
 from tests.integration.drills import (
     DEADLINE_S,

@@ -13,19 +13,19 @@ import torch
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, Sampling, StreamSubscriber
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.endpoints import split_key, with_key
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import PeerLost, Refused
-from rolloutbus.bus.messages.generation import Abort
-from rolloutbus.bus.messages.membership import Beat, Hello, WorkerFacts
-from rolloutbus.bus.messages.weights import PullManifest
 from rolloutbus.bus.security.key_files import read_key_pair
 from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
-from rolloutbus.bus.zmq_ports import DealerPort
+from rolloutbus.bus.transport.endpoints import split_key, with_key
+from rolloutbus.bus.transport.zmq_ports import DealerPort
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import PeerLost, Refused
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.membership import Beat, Hello, WorkerFacts
+from rolloutbus.bus.wire.messages.weights import PullManifest
 from rolloutbus.launcher.plan import environment
-from rolloutbus.trainer_adapter.settings import ClientSettings
-from rolloutbus.trainer_adapter.weight_writer import WeightWriter
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
 from tests.integration.drills import (
     DEADLINE_S,
     ENDLESS,
@@ -285,7 +285,7 @@ async def test_other_machines_without_keys_are_refused_in_one_line_with_status_2
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "rolloutbus.launcher.cli",
+        "rolloutbus.cli.main",
         *command.format(tmp_path).split(),
         env=environment(),
         stdout=asyncio.subprocess.DEVNULL,

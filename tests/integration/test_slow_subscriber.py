@@ -15,13 +15,13 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Fleet, Rollout, RolloutClient
-from rolloutbus.bus.zmq_topics import MAX_UNREAD
+from rolloutbus.bus.transport.zmq_topics import MAX_UNREAD
 from rolloutbus.events import Demoted, Restored, Tokens
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
 from rolloutbus.replay.subscriber import Subscriber
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import (
     DEADLINE_S,
     PACE_S,
@@ -141,7 +141,7 @@ class Tail:
 @asynccontextmanager
 async def tail(address: str) -> AsyncGenerator[Tail]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rolloutbus.launcher.cli", "tail", "--json", "--address", address),
+        *(sys.executable, "-m", "rolloutbus.cli.main", "tail", "--json", "--address", address),
         stdout=asyncio.subprocess.PIPE,
         env=environment(),
         limit=KIB,

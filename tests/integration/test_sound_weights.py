@@ -7,10 +7,10 @@ import msgspec
 import pytest
 import torch
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import (
     Committed,
     CommitUpdate,
     Prepared,
@@ -19,9 +19,9 @@ from rolloutbus.bus.messages.weights import (
     UpdateMode,
 )
 from rolloutbus.engine_worker.engine import Step
-from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
-from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
-from rolloutbus.engine_worker.host_commands import HostCommands
+from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
+from rolloutbus.engine_worker.host.commands import HostCommands
 from tests.integration.drills import DEADLINE_S
 from tests.integration.relay_family import put
 from tests.integration.store_harness import StoreHarness, store_harness

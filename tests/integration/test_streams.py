@@ -10,14 +10,14 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, Sampling
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ports import TopicBatchHandler
-from rolloutbus.bus.zmq_ports import DealerPort
-from rolloutbus.bus.zmq_topics import SubPort
+from rolloutbus.bus.transport.ports import TopicBatchHandler
+from rolloutbus.bus.transport.zmq_ports import DealerPort
+from rolloutbus.bus.transport.zmq_topics import SubPort
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.launcher.plan import environment
-from rolloutbus.trainer_adapter.connection import Ports
-from rolloutbus.trainer_adapter.settings import ClientSettings
-from rolloutbus.trainer_adapter.subscriber import StreamRow
+from rolloutbus.trainer_adapter.client.connection import Ports
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.subscriber import StreamRow
 from tests.integration.conftest import REAL_ENGINES
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, Watcher, facts_when
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.bus.child import ProcessSpec
-from rolloutbus.bus.errors import DeadlineExceeded, ProcessFailed
-from rolloutbus.bus.supervisor import ProcessEvent, RestartRule, Supervisor
+from rolloutbus.bus.actor.child import ProcessSpec
+from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule, Supervisor
+from rolloutbus.bus.wire.errors import DeadlineExceeded, ProcessFailed
 from tests.integration.drills import DEADLINE_S, process_ends
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -74,7 +74,7 @@ async def test_what_dies_too_often_ends_the_body_with_one_error(spec: Spec) -> N
 async def test_reasons_come_out_when_there_is_no_room_for_a_log() -> None:
     events: list[ProcessEvent] = []
     script = (
-        "from rolloutbus.bus.process import *\n"
+        "from rolloutbus.bus.actor.process import *\n"
         "warn('the cellar is flooded')\nprint('x', flush=True)\n"
         "complain('no boat')\nimport sys; sys.exit(2)"
     )

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.generation import Abort
-from rolloutbus.bus.messages.membership import Hello
 from rolloutbus.bus.security.settings import SecuritySettings
 from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.bus.tap import TapMark, mark_in
-from rolloutbus.bus.zmq_monitor import Monitor
-from rolloutbus.bus.zmq_ports import DealerPort
-from rolloutbus.bus.zmq_sockets import new_socket
-from rolloutbus.bus.zmq_topics import SubPort
+from rolloutbus.bus.streams.tap import TapMark, mark_in
+from rolloutbus.bus.transport.zmq_monitor import Monitor
+from rolloutbus.bus.transport.zmq_ports import DealerPort
+from rolloutbus.bus.transport.zmq_sockets import new_socket
+from rolloutbus.bus.transport.zmq_topics import SubPort
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 from tests.integration.drills import DEADLINE_S

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.tap_listener import TapListener
-from rolloutbus.engine_worker.engines.sglang.tap_wire import Flushed, Message, framed
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_listener import TapListener
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Flushed, Message, framed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 

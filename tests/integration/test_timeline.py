@@ -18,7 +18,7 @@ from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.timeline.lanes import Execution, Timeline
 from rolloutbus.replay.timeline.timeline import timeline_of
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.doomed_trainer import WEIGHTS
 from tests.integration.drills import (
     DEADLINE_S,
@@ -168,7 +168,7 @@ async def test_each_kind_of_file_is_made_of_it(run: Run, tmp_path: Path) -> None
     for suffix, beginning in beginnings.items():
         out = tmp_path / f"timeline.{suffix}"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "rolloutbus.launcher.cli", "timeline"),
+            *(sys.executable, "-m", "rolloutbus.cli.main", "timeline"),
             *(str(run.journal), "-o", str(out), "--json"),
             stdout=asyncio.subprocess.PIPE,
             env=environment(),

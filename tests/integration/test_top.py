@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 FLEET: UpOptions = {"workers": 2, "engine": "fake", "store": False}
-TOP = [sys.executable, "-m", "rolloutbus.launcher.cli", "top", "--interval", "0.2"]
+TOP = [sys.executable, "-m", "rolloutbus.cli.main", "top", "--interval", "0.2"]
 ENTER_SCREEN, LEAVE_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
 

@@ -3,10 +3,10 @@
 import pytest
 
 from rolloutbus import FleetResult, Grammar, Media, Processor, RolloutClient, Sampling, Want
-from rolloutbus.bus.errors import EngineFailed, Refused
-from rolloutbus.bus.messages.control import ServerFacts
+from rolloutbus.bus.wire.errors import EngineFailed, Refused
+from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.launcher.settings import UpOptions
-from rolloutbus.trainer_adapter.rollouts import GenerateOptions
+from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
 
 pytestmark = [
     pytest.mark.integration,

@@ -140,7 +140,7 @@ async def test_port_in_use_is_the_reason_given(runtime_dir: Path) -> None:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "rolloutbus.launcher.cli", *arguments]
+    return [sys.executable, "-m", "rolloutbus.cli.main", *arguments]
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ import pytest_asyncio
 import torch
 
 from rolloutbus import Fleet, FleetStatus, Rollout, RolloutClient, WeightPublisher
-from rolloutbus.bus.messages.weights import InFlight, PublishVersion
+from rolloutbus.bus.wire.messages.weights import InFlight, PublishVersion
 from rolloutbus.errors import EngineFailed, Refused, StaleVersion
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import (

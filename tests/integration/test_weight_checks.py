@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rolloutbus import Fleet, FleetStatus, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.errors import EngineFailed, RequestError
-from rolloutbus.trainer_adapter.published import Published
+from rolloutbus.bus.wire.errors import EngineFailed, RequestError
+from rolloutbus.trainer_adapter.publisher.published import Published
 from tests.integration.drills import DEADLINE_S, status_when
 
 pytestmark = [
@@ -48,7 +48,7 @@ async def rolloutbus(fleet: Fleet, *arguments: str) -> tuple[int, str]:
     """Exit status and what was printed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "rolloutbus.launcher.cli", *arguments, "--address", fleet.address),
+        *("-m", "rolloutbus.cli.main", *arguments, "--address", fleet.address),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "COLUMNS": "200"},
     )

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.bulk import BulkLink
-from rolloutbus.bus.errors import EngineFailed
+from rolloutbus.bus.actor.ref import STORE
 from rolloutbus.bus.host import SHM_DIR
-from rolloutbus.bus.manifest import Bytes, bytes_of, digest_of, lay_out
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, digest_of, lay_out
+from rolloutbus.bus.weights.shm import SegmentWriter
+from rolloutbus.bus.weights.tensor_files import shard_name
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.weights import (
     Manifest,
     Prepared,
     PrepareUpdate,
@@ -25,15 +28,12 @@ from rolloutbus.bus.messages.weights import (
     SealVersion,
     Transport,
 )
-from rolloutbus.bus.ref import STORE
-from rolloutbus.bus.shm import SegmentWriter
-from rolloutbus.bus.tensor_files import shard_name
 from rolloutbus.engine_worker.engine import RawTensor, TensorRange, TensorSpec
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.changed import ChangedSince
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
-from rolloutbus.engine_worker.weights.ways import ways_of_this_host
-from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.engine_worker.weights.transports.delta import ChangedSince
+from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolloutbus.bus.codec import pack, unpack, unpack_result
-from rolloutbus.bus.messages.control import Pause, Resume, ServerFacts, ServerInfo, Shutdown
-from rolloutbus.bus.messages.delivery import Accepted
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.generation import Abort, Generated
-from rolloutbus.bus.messages.membership import Beat, Goodbye
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.stream_rows import rows_of
+from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.messages.control import Pause, Resume, ServerFacts, ServerInfo, Shutdown
+from rolloutbus.bus.wire.messages.delivery import Accepted
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import Abort, Generated
+from rolloutbus.bus.wire.messages.membership import Beat, Goodbye
+from rolloutbus.bus.wire.messages.stream import Deltas
 from tests.integration.drills import DEADLINE_S, process_ends
 from tests.integration.hold import Hold
 from tests.integration.worker_bench import generate_body, worker_process

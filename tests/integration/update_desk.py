@@ -3,15 +3,20 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from rolloutbus.bus.errors import RequestCancelled
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.membership import Member
-from rolloutbus.bus.messages.weights import Published, PublishVersion, RecordCommit, UpdateProgress
-from rolloutbus.bus.ref import STORE
-from rolloutbus.trainer_adapter.control import FleetRef
-from rolloutbus.trainer_adapter.effects import Result
-from rolloutbus.trainer_adapter.link import Upstream
-from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.bus.actor.ref import STORE
+from rolloutbus.bus.wire.errors import RequestCancelled
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.membership import Member
+from rolloutbus.bus.wire.messages.weights import (
+    Published,
+    PublishVersion,
+    RecordCommit,
+    UpdateProgress,
+)
+from rolloutbus.trainer_adapter.client.control import FleetRef
+from rolloutbus.trainer_adapter.client.core.effects import Result
+from rolloutbus.trainer_adapter.client.core.link import Upstream
+from rolloutbus.trainer_adapter.client.core.requests import Ask
 
 
 class UpdateDesk:

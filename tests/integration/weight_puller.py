@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from rolloutbus.bus.allocator import keep_freed_memory
-from rolloutbus.bus.manifest import digest_of
-from rolloutbus.bus.messages.weights import PrepareUpdate
+from rolloutbus.bus.weights.manifest import digest_of
+from rolloutbus.bus.wire.messages.weights import PrepareUpdate
 from rolloutbus.engine_worker.engine import TensorSpec
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
-from rolloutbus.engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 
 
 async def main() -> None:

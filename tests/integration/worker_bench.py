@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from rolloutbus.bus.codec import pack, topic_of, unpack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.membership import Beat, Hello, Lease, Welcome
-from rolloutbus.bus.zmq_ports import RouterPort
-from rolloutbus.bus.zmq_topics import SubPort
+from rolloutbus.bus.transport.zmq_ports import RouterPort
+from rolloutbus.bus.transport.zmq_topics import SubPort
+from rolloutbus.bus.wire.codec import pack, topic_of, unpack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.membership import Beat, Hello, Lease, Welcome
 from tests.integration.drills import News
 
 CLIENT = "client"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.presence import PACKAGE
+from rolloutbus.engine_worker.engines.sglang.upstream.presence import PACKAGE
 
 REMOVALS = Path(__file__).parent / "removals"
 

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import Fleet, FleetResult, Rollout, RolloutClient, Sampling
-from rolloutbus.bus.messages.control import PauseMode
-from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.wire.messages.control import PauseMode
+from rolloutbus.bus.wire.messages.endings import Done
 from tests.integration.control_steps import (
     N_BEFORE,
     N_TOKENS,

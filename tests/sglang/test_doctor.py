@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang import hooks
-from rolloutbus.launcher.commands.doctor import look
+from rolloutbus.cli.commands.doctor import look
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,8 +11,8 @@ import pytest_asyncio
 from msgspec import Raw
 
 from rolloutbus import Fleet, RolloutClient, Sampling
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.messages.endings import Problem
 from tests.integration.raw_client import RawClient
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.models import VOCAB_SIZE

@@ -6,12 +6,12 @@ import pytest
 
 import rolloutbus
 from rolloutbus import RolloutClient, Sampling
-from rolloutbus.bus.messages.generation import Grammar
-from rolloutbus.engine_worker.engines.sglang import hooks
-from rolloutbus.engine_worker.engines.sglang.hooks import Hook
+from rolloutbus.bus.wire.messages.generation import Grammar
+from rolloutbus.cli.commands.doctor import look
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook
 from rolloutbus.errors import EngineFailed, ProcessFailed
-from rolloutbus.launcher.commands.doctor import look
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.removing import remove

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.messages.control import Flushed, Memory, MemoryTag
-from rolloutbus.bus.messages.endings import Done
+from rolloutbus.bus.wire.messages.control import Flushed, Memory, MemoryTag
+from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.errors import RequestError, RolloutCancelled
 from tests.integration.drills import DEADLINE_S, Streamed, facts_when
 from tests.integration.reference import Reference

@@ -16,9 +16,9 @@ import transformers
 from safetensors.torch import load
 
 from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.messages.control import CacheTier, Flushed, PauseMode, ServerFacts
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.engine import Load, Profiled
+from rolloutbus.bus.wire.messages.control import CacheTier, Flushed, PauseMode, ServerFacts
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.engine import Load, Profiled
 from rolloutbus.errors import Refused, RequestError
 from rolloutbus.launcher.process_tree import children_of
 from tests.integration.drills import DEADLINE_S, PACE_S, Streamed

@@ -7,7 +7,7 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Sampling
-from rolloutbus.launcher.commands.regenerate import Regeneration, regenerate
+from rolloutbus.cli.regenerate import Regeneration, regenerate
 from rolloutbus.launcher.settings import UpOptions
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of

@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.errors import RequestError
-from rolloutbus.bus.messages.control import Memory, MemoryTag, PauseMode
-from rolloutbus.bus.messages.weights import InFlight
+from rolloutbus.bus.wire.errors import RequestError
+from rolloutbus.bus.wire.messages.control import Memory, MemoryTag, PauseMode
+from rolloutbus.bus.wire.messages.weights import InFlight
 from rolloutbus.errors import BusError, FleetCommandFailed
 from tests.integration.drills import DEADLINE_S, Streamed
 from tests.integration.reference import Reference

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.trainer_adapter.openai.answer_reader import READS_CALLS, AnswerReader, Call
 from rolloutbus.trainer_adapter.openai.tool_formats import TOOL_FORMATS
 from tests.architecture.source_tree import ROOT

@@ -10,12 +10,12 @@ import pytest
 
 import rolloutbus
 from rolloutbus import RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.messages.control import ServerFacts
-from rolloutbus.bus.messages.engine import Load
-from rolloutbus.bus.messages.weights import InFlight
-from rolloutbus.engine_worker.engines.sglang import hooks
+from rolloutbus.bus.wire.messages.control import ServerFacts
+from rolloutbus.bus.wire.messages.engine import Load
+from rolloutbus.bus.wire.messages.weights import InFlight
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.errors import EngineFailed
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S

@@ -10,10 +10,10 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
-from rolloutbus.bus.messages.weights import InFlight, Transport, TransportChoice
+from rolloutbus.bus.wire.messages.weights import InFlight, Transport, TransportChoice
 from rolloutbus.errors import RequestError
-from rolloutbus.trainer_adapter.published import Published
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.publisher.published import Published
 from tests.integration.drills import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.bus.messages.weights import Transport, UpdateMode
+from rolloutbus.bus.wire.messages.weights import Transport, UpdateMode
 from tests.drills.simulation.runs import run_seed
 from tests.drills.simulation.scenario import FORGETFUL
 from tests.drills.simulation.update_faults import WAYS, run_broken_waves, run_update_faults

@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rolloutbus.bus.codec import decode_batch, encode_batch
-from rolloutbus.bus.effects import Connect, Forget, Send, SendAll
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.member import MemberCore, MemberIdentity
-from rolloutbus.bus.member_effects import MemberEffect
-from rolloutbus.bus.messages.membership import WorkerFacts
+from rolloutbus.bus.actor.effects import Connect, Forget, Send, SendAll
+from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
+from rolloutbus.bus.membership.effects import MemberEffect
 from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.wire.codec import decode_batch, encode_batch
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.membership import WorkerFacts
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.settings import RouterSettings

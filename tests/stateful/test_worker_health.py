@@ -4,13 +4,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.delivery import Lost
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Abort
-from rolloutbus.bus.messages.membership import Goodbye
-from rolloutbus.router.suspicion import ALONE_AT, POISON_AT
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.delivery import Lost
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.membership import Goodbye
+from rolloutbus.router.health.suspicion import ALONE_AT, POISON_AT
 from tests.unit.router.harness import Bus, SimWorker
 
 # pyright: reportPrivateUsage=false

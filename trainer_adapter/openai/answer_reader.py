@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.trainer_adapter.openai.bodies import Json
 from rolloutbus.trainer_adapter.openai.tool_formats import ResponseTemplate
 

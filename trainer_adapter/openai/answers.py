@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rolloutbus.trainer_adapter.client.rollout import Rollout
+from rolloutbus.trainer_adapter.client.text import Tokenizer
+from rolloutbus.trainer_adapter.client.text_pieces import TextPieces, without_stop
 from rolloutbus.trainer_adapter.openai.answer_reader import AnswerReader, Call, Piece
 from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, CompletionBody, Json, texts_in
 from rolloutbus.trainer_adapter.openai.choices import (
@@ -14,9 +17,6 @@ from rolloutbus.trainer_adapter.openai.choices import (
     finish_of,
     message_of,
 )
-from rolloutbus.trainer_adapter.rollout import Rollout
-from rolloutbus.trainer_adapter.text import Tokenizer
-from rolloutbus.trainer_adapter.text_pieces import TextPieces, without_stop
 
 NewReader = Callable[[], AnswerReader | None]
 """Makes a reader of one answer; None: all of it is content."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rolloutbus.bus.arrays import AnyArray
+from rolloutbus.bus.wire.arrays import AnyArray
+from rolloutbus.trainer_adapter.client.rollout import Rollout
 from rolloutbus.trainer_adapter.openai.answer_reader import Call, Piece
 from rolloutbus.trainer_adapter.openai.bodies import Json
-from rolloutbus.trainer_adapter.rollout import Rollout
 
 TokenText = Callable[[int], str]
 

@@ -9,10 +9,12 @@ from typing import Annotated, Any, Unpack
 
 import msgspec
 
-from rolloutbus.bus.errors import EngineFailed, Refused, SettingsError
-from rolloutbus.bus.messages.generation import Sampling, Want
 from rolloutbus.bus.strict_calls import Described, strict
-from rolloutbus.trainer_adapter.client import RolloutClient
+from rolloutbus.bus.wire.errors import EngineFailed, Refused, SettingsError
+from rolloutbus.bus.wire.messages.generation import Sampling, Want
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.rollout import Rollout
+from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of, row_seed
 from rolloutbus.trainer_adapter.openai.answer_reader import AnswerReader
 from rolloutbus.trainer_adapter.openai.answers import (
     Answers,
@@ -32,8 +34,6 @@ from rolloutbus.trainer_adapter.openai.prompts import (
 from rolloutbus.trainer_adapter.openai.refusals import by_body, refusal, unsupported
 from rolloutbus.trainer_adapter.openai.sampling import options_of, sampling_of
 from rolloutbus.trainer_adapter.openai.tool_formats import TOOL_FORMATS, ResponseTemplate
-from rolloutbus.trainer_adapter.rollout import Rollout
-from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of, row_seed
 
 Payload = Mapping[str, Any]
 """A request's body, or `{"json": body, "headers": …}`; headers are left alone."""

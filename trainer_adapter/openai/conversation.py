@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from rolloutbus.bus.messages.generation import Media, MediaKind
+from rolloutbus.bus.wire.messages.generation import Media, MediaKind
 from rolloutbus.trainer_adapter.openai.bodies import Json
 from rolloutbus.trainer_adapter.openai.refusals import refusal, unsupported
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from rolloutbus.bus.messages.generation import Media
+from rolloutbus.bus.wire.messages.generation import Media
+from rolloutbus.trainer_adapter.client.text import Tokenizer
 from rolloutbus.trainer_adapter.openai.bodies import ChatBody, CompletionBody, Json
 from rolloutbus.trainer_adapter.openai.conversation import Conversation, conversation_of
 from rolloutbus.trainer_adapter.openai.refusals import refusal, unsupported
-from rolloutbus.trainer_adapter.text import Tokenizer
 
 OURS = frozenset({"add_generation_prompt", "continue_final_message"})
 TEMPLATE_ARGUMENTS = frozenset(

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from rolloutbus.bus.errors import Refused
-from rolloutbus.bus.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 
 NAMES_IN_BODIES = {
     "sampling.max_new_tokens": "max_tokens",

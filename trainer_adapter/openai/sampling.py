@@ -3,12 +3,12 @@
 import json
 from typing import TypeVar
 
-from rolloutbus.bus.errors import Refused
-from rolloutbus.bus.messages.generation import Grammar, Sampling
-from rolloutbus.bus.validation import check_sampling
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.generation import Grammar, Sampling
+from rolloutbus.bus.wire.validation import check_sampling
+from rolloutbus.trainer_adapter.client.rollouts import OFF_ELSEWHERE, GenerateOptions
 from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, texts_in
 from rolloutbus.trainer_adapter.openai.refusals import by_body, refusal
-from rolloutbus.trainer_adapter.rollouts import OFF_ELSEWHERE, GenerateOptions
 
 T = TypeVar("T")
 

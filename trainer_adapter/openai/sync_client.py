@@ -4,13 +4,13 @@ from collections.abc import Generator
 from typing import Annotated, Unpack
 
 from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
+from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
+from rolloutbus.trainer_adapter.client.sync_session import read_blocking
 from rolloutbus.trainer_adapter.openai.bodies import Json
 from rolloutbus.trainer_adapter.openai.client import DEFAULT_MAX_TOKENS, OpenAIClient, Payload
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
 from rolloutbus.trainer_adapter.openai.tool_formats import ResponseTemplate
-from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
-from rolloutbus.trainer_adapter.sync_client import SyncRolloutClient
-from rolloutbus.trainer_adapter.sync_session import read_blocking
 
 _CLIENT = "a SyncRolloutClient, of connect_sync(); OpenAIClient takes one of connect()"
 

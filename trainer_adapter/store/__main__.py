@@ -3,12 +3,18 @@
 import sys
 from pathlib import Path
 
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.process import (
+    ActorExit,
+    announce_ready,
+    complain,
+    on_stop_signal,
+    run_actor,
+)
 from rolloutbus.bus.allocator import keep_freed_memory
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.process import ActorExit, announce_ready, complain, on_stop_signal, run_actor
 from rolloutbus.trainer_adapter.store.actor import StoreActor
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
-from rolloutbus.trainer_adapter.store.shelf import Shelf
+from rolloutbus.trainer_adapter.store.startup import Shelf
 
 
 async def serve(settings: StoreSettings) -> ActorExit:

@@ -7,38 +7,33 @@ from collections.abc import Callable
 
 import msgspec
 
-from rolloutbus.bus.actor import Actor, one_by_one
-from rolloutbus.bus.clock import Clock
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.effects import Connect, Send, Stop
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.actor.clock import Clock
+from rolloutbus.bus.actor.effects import Connect, Send, Stop
+from rolloutbus.bus.actor.loop import Actor, one_by_one
+from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.host import host_id
-from rolloutbus.bus.ids import AttemptKey, Peer, RequestId
-from rolloutbus.bus.member import MemberCore, MemberIdentity
-from rolloutbus.bus.member_effects import Execute, Heed, MemberEffect
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.limits import MAX_BULK_IN_BYTES
-from rolloutbus.bus.messages.membership import StoreFacts
-from rolloutbus.bus.messages.weights import (
-    PullChunk,
-    PullDelta,
-    PullManifest,
-    PushChunk,
-)
-from rolloutbus.bus.patience import Patience
-from rolloutbus.bus.ports import LAST_WORDS_MS
-from rolloutbus.bus.process import warn
+from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
+from rolloutbus.bus.membership.effects import Execute, Heed, MemberEffect
+from rolloutbus.bus.membership.patience import Patience
 from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
 from rolloutbus.bus.security.zmq_dialer import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.transport.ports import LAST_WORDS_MS
+from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import AttemptKey, Peer, RequestId
+from rolloutbus.bus.wire.limits import MAX_BULK_IN_BYTES
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.membership import StoreFacts
+from rolloutbus.bus.wire.messages.weights import PullChunk, PullDelta, PullManifest, PushChunk
 from rolloutbus.trainer_adapter.store.askers import Asker, BulkAsker, MemberAsker
 from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effect_runner import EffectRunner
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
-from rolloutbus.trainer_adapter.store.shelf import Shelf
+from rolloutbus.trainer_adapter.store.startup import Shelf
 
 TICK_S = 0.1
 UPKEEP_S = 1.0

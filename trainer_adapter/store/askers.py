@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from rolloutbus.bus.ids import AttemptKey, Peer
+from rolloutbus.bus.wire.ids import AttemptKey, Peer
 
 
 class MemberAsker(NamedTuple):

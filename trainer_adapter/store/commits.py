@@ -3,8 +3,8 @@
 Spec: docs/protocol.md, "Weights", 3 and 10; "More of an engine", 2.
 """
 
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.weights import RecordCommit
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import RecordCommit
 from rolloutbus.trainer_adapter.store import problems
 from rolloutbus.trainer_adapter.store.records import Committed
 from rolloutbus.trainer_adapter.store.versions import StoredVersion, VersionTable

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rolloutbus.bus.manifest import check_tensors
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.membership import Intent
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.weights.manifest import check_tensors
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.membership import Intent
+from rolloutbus.bus.wire.messages.weights import (
     DeltaPart,
     Manifest,
     PullChunk,

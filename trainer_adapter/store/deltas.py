@@ -6,7 +6,7 @@ Pure; the bytes are the shell's. Spec: docs/protocol.md, "Deltas".
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rolloutbus.bus.messages.weights import Delta, DeltaPart, PullChunk
+from rolloutbus.bus.wire.messages.weights import Delta, DeltaPart, PullChunk
 from rolloutbus.trainer_adapter.store import problems
 from rolloutbus.trainer_adapter.store.askers import Asker
 from rolloutbus.trainer_adapter.store.effects import (

@@ -3,7 +3,7 @@
 Pure; the files are the shell's. Spec: docs/protocol.md, "Transports".
 """
 
-from rolloutbus.bus.messages.weights import Offer
+from rolloutbus.bus.wire.messages.weights import Offer
 from rolloutbus.trainer_adapter.store.effects import RemoveFiles, StoreEffect, WriteFiles
 from rolloutbus.trainer_adapter.store.versions import StoredVersion, VersionKey
 

@@ -9,12 +9,12 @@ from typing import Protocol, TypeVar, cast
 
 import msgspec
 
-from rolloutbus.bus import delta
-from rolloutbus.bus.clock import Clock
-from rolloutbus.bus.manifest import Bytes, first_mismatch
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.weights import Chunk
-from rolloutbus.bus.process import complain, warn
+from rolloutbus.bus.actor.clock import Clock
+from rolloutbus.bus.actor.process import complain, warn
+from rolloutbus.bus.weights import weight_delta as delta
+from rolloutbus.bus.weights.manifest import Bytes, first_mismatch
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.weights import Chunk
 from rolloutbus.trainer_adapter.store import problems
 from rolloutbus.trainer_adapter.store.askers import Asker
 from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
@@ -36,7 +36,7 @@ from rolloutbus.trainer_adapter.store.effects import (
 )
 from rolloutbus.trainer_adapter.store.records import Record, Retired
 from rolloutbus.trainer_adapter.store.segments import StoreFull
-from rolloutbus.trainer_adapter.store.shelf import Shelf
+from rolloutbus.trainer_adapter.store.startup import Shelf
 from rolloutbus.trainer_adapter.store.versions import DeltaKey
 
 _IN_ORDER = (Persist, Allocate, Verify, Release)

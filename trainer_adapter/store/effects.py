@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.trainer_adapter.store.askers import Asker
 from rolloutbus.trainer_adapter.store.records import Record
 from rolloutbus.trainer_adapter.store.versions import DeltaKey, VersionKey

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.manifest import Bytes, bytes_of
-from rolloutbus.bus.messages.weights import Tensor
 from rolloutbus.bus.paths import FileRules, open_named
-from rolloutbus.bus.tensor_files import MANIFEST, header_of, shard_name, shards
-from rolloutbus.bus.tensor_reader import read_shards
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of
+from rolloutbus.bus.weights.tensor_files import MANIFEST, header_of, shard_name, shards
+from rolloutbus.bus.weights.tensor_reader import read_shards
+from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.trainer_adapter.store.versions import VersionKey
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.trainer_adapter.store.records import Record
 
 _CRC_DIGITS = 8

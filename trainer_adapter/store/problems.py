@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.endings import Problem
 
 MAX_POLICY_BYTES = 64
 MAX_TOLD = 32

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from rolloutbus.bus.messages.membership import Intent
-from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.wire.messages.membership import Intent
+from rolloutbus.bus.wire.messages.weights import Tensor
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):

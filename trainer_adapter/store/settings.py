@@ -2,9 +2,9 @@
 
 import msgspec
 
-from rolloutbus.bus.endpoints import require_bindable, require_reachable
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.transport.endpoints import require_bindable, require_reachable
+from rolloutbus.bus.wire.errors import SettingsError
 
 
 class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from rolloutbus.bus.life import following
-from rolloutbus.bus.manifest import total_bytes
-from rolloutbus.bus.messages.membership import Intent
-from rolloutbus.bus.messages.weights import Offer, Tensor
+from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.weights.manifest import total_bytes
+from rolloutbus.bus.wire.messages.membership import Intent
+from rolloutbus.bus.wire.messages.weights import Offer, Tensor
 from rolloutbus.trainer_adapter.store.askers import Asker
 from rolloutbus.trainer_adapter.store.records import (
     Assigned,

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.tensor_files import LENGTH_BYTES, header_bytes, parse_header
-from rolloutbus.engine_worker.engines.sglang.orders import CheckpointTensor
+from rolloutbus.bus.weights.tensor_files import LENGTH_BYTES, header_bytes, parse_header
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import CheckpointTensor
 
 
 def tensors_of(model: Path) -> Sequence[CheckpointTensor]:

@@ -7,13 +7,13 @@ import torch
 import transformers
 
 from rolloutbus.engine_worker.engine import EngineFacts
-from rolloutbus.engine_worker.engines.sglang import upstream
 from rolloutbus.engine_worker.engines.sglang.devices import Devices
 from rolloutbus.engine_worker.engines.sglang.guard import Abilities
 from rolloutbus.engine_worker.engines.sglang.lora import LoraLimits
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
-from rolloutbus.engine_worker.engines.sglang.upstream import ModelKind
-from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangHandle
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.names import ModelKind
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle
 
 RANKS = ("tp", "pp", "dp", "ep")
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from rolloutbus.engine_worker.engines.sglang import upstream
-from rolloutbus.engine_worker.engines.sglang.hooks import VERSION_CHECK
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
-from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import VERSION_CHECK
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
 
 ANY = frozenset({"logit_bias", "top_logprobs", "logprobs_of", "prompt_logprobs", "cached_tokens"})
 OF_OUR_ROWS = frozenset({"min_new_tokens", "sampling_mask"})

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.life import following
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 GateState = Literal["running", "held", "retracted", "settled"]
 GateEvent = Literal["hold", "retract", "settle", "go_on"]

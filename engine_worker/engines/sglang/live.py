@@ -10,15 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from rolloutbus.bus.ids import AttemptKey, RequestId
-from rolloutbus.bus.messages.array import Array
-from rolloutbus.bus.messages.endings import Problem, bad_request
-from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.messages.array import Array
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.engine_worker.engine import Float32s, Int32s, Step, StepSink, Work, began_with
-from rolloutbus.engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS, cannot_sample
 from rolloutbus.engine_worker.engines.sglang.death import is_out_of_memory
 from rolloutbus.engine_worker.engines.sglang.requests import engine_rid
-from rolloutbus.engine_worker.engines.sglang.tap_wire import Finish, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Finish, Rows
+from rolloutbus.engine_worker.engines.shared.row_rules import (
+    BROKEN_ADAPTER,
+    BROKEN_WEIGHTS,
+    cannot_sample,
+)
 
 NO_TOKENS: Int32s = np.zeros(0, np.int32)
 NO_LOGPROBS: Float32s = np.zeros(0, np.float32)

@@ -13,17 +13,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.option_checks import adapter_of
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.option_checks import adapter_of
 from rolloutbus.engine_worker.capabilities import LoraTensors
 from rolloutbus.engine_worker.engine import TensorSpec
-from rolloutbus.engine_worker.engines.lora_adapter import Shape, read_adapter
-from rolloutbus.engine_worker.engines.sglang import upstream
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.lora_folder import write_adapter
 from rolloutbus.engine_worker.engines.sglang.requests import Unfit
-from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
+from rolloutbus.engine_worker.engines.shared.lora_adapter import Shape, read_adapter
 from rolloutbus.engine_worker.features import unknown_adapter
 
 LEAVING_S = 5.0

@@ -6,11 +6,18 @@ from pathlib import Path
 
 import torch
 
-from rolloutbus.bus.manifest import lay_out
-from rolloutbus.bus.tensor_files import header_of
-from rolloutbus.engine_worker.adapter_sources import CONFIG, TENSORS
-from rolloutbus.engine_worker.engines.lora_adapter import PREFIX, A, Adapter, B, Factors, Shape
+from rolloutbus.bus.weights.manifest import lay_out
+from rolloutbus.bus.weights.tensor_files import header_of
 from rolloutbus.engine_worker.engines.sglang.torch_types import name_of_type
+from rolloutbus.engine_worker.engines.shared.lora_adapter import (
+    PREFIX,
+    A,
+    Adapter,
+    B,
+    Factors,
+    Shape,
+)
+from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Modules that SGLang runs as one, and looks for together."""

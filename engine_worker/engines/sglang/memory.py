@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rolloutbus.engine_worker.engine import MemoryFreed
-from rolloutbus.engine_worker.engines.sglang import upstream
 from rolloutbus.engine_worker.engines.sglang.caches import Caches
 from rolloutbus.engine_worker.engines.sglang.devices import Devices
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
-from rolloutbus.engine_worker.engines.sglang.upstream_types import TokenizerManager
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
 
 
 class Memory:

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from rolloutbus.bus.messages.control import CacheTier
-from rolloutbus.bus.messages.engine import SaveKind, StartProfile
+from rolloutbus.bus.wire.messages.control import CacheTier
+from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
 from rolloutbus.engine_worker.engine import MemoryFreed
-from rolloutbus.engine_worker.engines.checkpoint_writer import Readable
 from rolloutbus.engine_worker.engines.sglang.caches import Caches
 from rolloutbus.engine_worker.engines.sglang.devices import Devices
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
@@ -17,6 +16,7 @@ from rolloutbus.engine_worker.engines.sglang.memory import Memory
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
 from rolloutbus.engine_worker.engines.sglang.profiler import Profiling
 from rolloutbus.engine_worker.engines.sglang.saving import Saving
+from rolloutbus.engine_worker.engines.shared.checkpoint_writer import Readable
 
 
 @dataclass(frozen=True, slots=True)

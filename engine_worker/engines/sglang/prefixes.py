@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from rolloutbus.bus.messages.prefixes import Prefixes
-from rolloutbus.bus.zmq_event_feed import EventFeed
-from rolloutbus.engine_worker.engines.cached_prefixes import CachedPrefixes
-from rolloutbus.engine_worker.engines.sglang.kv_events import KvEvents
+from rolloutbus.bus.transport.zmq_event_feed import EventFeed
+from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.engine_worker.engines.sglang.schedulers.kv_events import KvEvents
+from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
 
 PAGE_TOKENS = 16
 """With pages of one token, SGLang's default, each token would be an event."""

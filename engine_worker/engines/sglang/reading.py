@@ -8,16 +8,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.engine_worker.capabilities import Embeddings, Scores
 from rolloutbus.engine_worker.engine import Float32s, Int32s
-from rolloutbus.engine_worker.engines.sglang import upstream
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequests, problem_of
 from rolloutbus.engine_worker.engines.sglang.requests import Unfit
-from rolloutbus.engine_worker.engines.sglang.upstream import ModelKind
-from rolloutbus.engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.names import ModelKind
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 Output = Mapping[str, Any]
 

@@ -6,19 +6,19 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rolloutbus.bus.messages.endings import Problem, bad_request
-from rolloutbus.bus.messages.generation import Grammar, Sampling
-from rolloutbus.bus.option_checks import truncates
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.generation import Grammar, Sampling
+from rolloutbus.bus.wire.option_checks import truncates
 from rolloutbus.engine_worker.engine import EngineFacts, Work
-from rolloutbus.engine_worker.engines.processors import Processors
-from rolloutbus.engine_worker.engines.sglang.rules import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.rules import (
     NO_RULES,
     Penalties,
     Rules,
     custom_params,
     processor_text,
 )
-from rolloutbus.engine_worker.engines.sglang.tap_wire import COARSE, STREAMED
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import COARSE, STREAMED
+from rolloutbus.engine_worker.engines.shared.processors import Processors
 
 MakeRequest = Callable[..., object]
 ONLY_THE_LIKELIEST = 1e-9

@@ -4,16 +4,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.engine import SaveKind
-from rolloutbus.engine_worker.engines.checkpoint_writer import (
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.engine import SaveKind
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.guard import Guard
+from rolloutbus.engine_worker.engines.shared.checkpoint_writer import (
     Readable,
     copy_description,
     write_checkpoint,
 )
-from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
-from rolloutbus.engine_worker.engines.sglang.guard import Guard
 
 
 class Saving:

@@ -6,8 +6,8 @@ session is of the router and its client. So the marks used least recently are ta
 
 from collections import OrderedDict
 
-from rolloutbus.engine_worker.engines.sglang import upstream
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 
 UNIFIED_TREE_VARIABLE = "SGLANG_ENABLE_UNIFIED_RADIX_TREE"
 """Of 0.5.17, where only that cache knows sessions; later it is the usual one."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rolloutbus.engine_worker.engines.sglang.split import named
+from rolloutbus.engine_worker.engines.sglang.upstream.split import named
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

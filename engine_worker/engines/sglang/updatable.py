@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
 from rolloutbus.engine_worker.engines.sglang.weights import SglangWeights
-from rolloutbus.engine_worker.weights.handle_book import HandleBook
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
 
 
 class Updatable:

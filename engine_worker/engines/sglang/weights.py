@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.manifest import ALIGN_BYTES, DTYPE_BYTES
-from rolloutbus.bus.messages.endings import Problem
+from rolloutbus.bus.weights.manifest import ALIGN_BYTES, DTYPE_BYTES
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
 from rolloutbus.engine_worker.engines.sglang.checkpoint import tensors_of
-from rolloutbus.engine_worker.engines.sglang.orders import (
+from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
+from rolloutbus.engine_worker.engines.sglang.schedulers.calls import Schedulers
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     CheckpointTensor,
     Install,
     Lent,
@@ -27,14 +29,12 @@ from rolloutbus.engine_worker.engines.sglang.orders import (
     Survey,
     Unstage,
 )
-from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
-from rolloutbus.engine_worker.engines.sglang.schedulers import Schedulers
-from rolloutbus.engine_worker.engines.sglang.tap_wire import Staged, Swapped
-from rolloutbus.engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Staged, Swapped
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.handle_book import HandleBook
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.shared_memory import Whereabouts, shared_buffer
+from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
 
 
 class _Piece(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rolloutbus.engine_worker.engines.sglang import upstream
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.survey.finding import Finding
 
 GIB = 1 << 30

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from rolloutbus.engine_worker.engines.sglang import hooks, presence, upstream
-from rolloutbus.engine_worker.engines.sglang.hooks import Lack, When
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks, presence
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Lack, When
 from rolloutbus.engine_worker.engines.survey.finding import Finding
 
 SECTION = "sglang"

@@ -14,8 +14,8 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from rolloutbus.launcher.options import example
-from rolloutbus.launcher.terminal import ExitStatus, checked, run
+from rolloutbus.cli.options import example
+from rolloutbus.cli.terminal import ExitStatus, checked, run
 from tests.drills.chaos.run import run_chaos
 from tests.drills.chaos.settings import ChaosSettings
 

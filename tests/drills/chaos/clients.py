@@ -8,9 +8,9 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
-from rolloutbus.trainer_adapter.client import connect
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.process import ActorExit, announce_ready, on_stop_signal, run_actor
+from rolloutbus.trainer_adapter.client.client import connect
 from tests.drills.chaos.load import Lane, collect
 from tests.drills.chaos.records import HistoryWriter
 from tests.drills.chaos.settings import LoadSettings

@@ -14,8 +14,8 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.child import ProcessSpec
-from rolloutbus.bus.supervisor import (
+from rolloutbus.bus.actor.child import ProcessSpec
+from rolloutbus.bus.actor.supervisor import (
     EventHandler,
     ProcessEvent,
     RestartRule,

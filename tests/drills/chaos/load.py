@@ -8,8 +8,8 @@ from random import Random
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.clock import Clock
-from rolloutbus.bus.errors import (
+from rolloutbus.bus.actor.clock import Clock
+from rolloutbus.bus.wire.errors import (
     ActorStopped,
     BusError,
     DeadlineExceeded,
@@ -17,10 +17,10 @@ from rolloutbus.bus.errors import (
     Refused,
     RequestExpired,
 )
-from rolloutbus.bus.messages.generation import Sampling
-from rolloutbus.trainer_adapter.client import RolloutClient
-from rolloutbus.trainer_adapter.rollout import Delta, OnLoss, Rollout, RolloutCancelled
-from rolloutbus.trainer_adapter.rollouts import GenerateOptions
+from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.rollout import Delta, OnLoss, Rollout, RolloutCancelled
+from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
 from tests.drills.chaos.records import Ended, HistoryWriter, Invoked, Looked, Outcome, Progressed
 from tests.drills.chaos.settings import LoadSettings
 

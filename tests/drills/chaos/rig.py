@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
-from rolloutbus.bus.child import last_lines
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.supervisor import ProcessEvent, RestartRule
+from rolloutbus.bus.actor.child import last_lines
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.launcher.fleet import Fleet
 from rolloutbus.launcher.plan import ROUTER

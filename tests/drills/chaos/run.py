@@ -10,9 +10,9 @@ from random import Random
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.messages.generation import Sampling
-from rolloutbus.trainer_adapter.client import connect
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.trainer_adapter.client.client import connect
 from tests.drills.chaos.crowd import TRAINER, Record
 from tests.drills.chaos.history import Life, Oracle, fake_oracle, judge, lives_of
 from tests.drills.chaos.inheritance import note_owed

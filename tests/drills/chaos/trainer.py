@@ -12,12 +12,12 @@ from random import Random
 
 import torch
 
-from rolloutbus.bus.clock import BootClock, Clock
-from rolloutbus.bus.errors import BusError, RequestError
-from rolloutbus.bus.messages.weights import InFlight
-from rolloutbus.bus.process import ActorExit, announce_ready, on_stop_signal, run_actor
-from rolloutbus.trainer_adapter.client import connect
-from rolloutbus.trainer_adapter.publisher import WeightPublisher
+from rolloutbus.bus.actor.clock import BootClock, Clock
+from rolloutbus.bus.actor.process import ActorExit, announce_ready, on_stop_signal, run_actor
+from rolloutbus.bus.wire.errors import BusError, RequestError
+from rolloutbus.bus.wire.messages.weights import InFlight
+from rolloutbus.trainer_adapter.client.client import connect
+from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from tests.drills.chaos.records import HistoryWriter, Offered, PublicationOutcome, Settled
 from tests.drills.chaos.settings import TrainerSettings
 

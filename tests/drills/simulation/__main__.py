@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rolloutbus.launcher.options import AsJson, example
-from rolloutbus.launcher.terminal import ExitStatus
+from rolloutbus.cli.options import AsJson, example
+from rolloutbus.cli.terminal import ExitStatus
 from tests.drills.simulation import campaign
 from tests.drills.simulation.mutants import MUTANTS
 from tests.drills.simulation.single_faults import Coverage, run_single_faults

@@ -7,8 +7,8 @@ told of its end twice, because the first one died before it could acknowledge, i
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from rolloutbus.bus.errors import DeadlineExceeded, PeerLost, Refused
-from rolloutbus.trainer_adapter.rollout import Rollout
+from rolloutbus.bus.wire.errors import DeadlineExceeded, PeerLost, Refused
+from rolloutbus.trainer_adapter.client.rollout import Rollout
 from tests.drills.simulation.sim_client import Case, ClientNode
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ weights it insists on, or its engine stand against it.
 
 from typing import TYPE_CHECKING
 
-from rolloutbus.bus.errors import (
+from rolloutbus.bus.wire.errors import (
     DeadlineExceeded,
     EngineFailed,
     PeerLost,

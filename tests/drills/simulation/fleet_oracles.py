@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.members.records import MemberRecord
 from tests.drills.simulation.oracles import Oracles
 from tests.drills.simulation.peeks import holds_lease, router_of, version_of
 from tests.drills.simulation.sim_router import RouterNode

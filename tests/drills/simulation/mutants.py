@@ -11,12 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import NO_ATTEMPT
-from rolloutbus.bus.member import MemberCore
-from rolloutbus.bus.messages import COMMANDS
-from rolloutbus.router.members import SERVING
-from rolloutbus.trainer_adapter.effects import Complete
+from rolloutbus.bus.membership.core import MemberCore
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.messages import COMMANDS
+from rolloutbus.router.members.records import SERVING
+from rolloutbus.trainer_adapter.client.core.effects import Complete
 from tests.drills.simulation.process import Process
 from tests.drills.simulation.scenario import (
     BARRIER,

@@ -3,10 +3,10 @@
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Attempt, Epoch
-from rolloutbus.bus.versions import VersionRule, parse_versions
-from rolloutbus.router.members import MemberRecord
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt, Epoch
+from rolloutbus.bus.wire.versions import VersionRule, parse_versions
+from rolloutbus.router.members.records import MemberRecord
 from tests.drills.simulation.peeks import holds_lease, is_updating, version_of
 from tests.drills.simulation.process import TICK_S
 from tests.drills.simulation.sim_client import Case

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.control import Pause, Resume
-from rolloutbus.bus.ref import FLEET
-from rolloutbus.trainer_adapter.requests import Ask
-from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.bus.actor.ref import FLEET
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.control import Pause, Resume
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
 from tests.drills.simulation.sim_client import Case, ClientNode
 
 if TYPE_CHECKING:

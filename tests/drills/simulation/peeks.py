@@ -5,12 +5,12 @@
 
 from collections.abc import Collection
 
-from rolloutbus.bus.member import MemberCore
-from rolloutbus.bus.member_life import HOLDING
-from rolloutbus.engine_worker.core import WorkerCore
+from rolloutbus.bus.membership.core import MemberCore
+from rolloutbus.bus.membership.states import HOLDING
+from rolloutbus.engine_worker.worker.core import WorkerCore
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.session import Session
-from rolloutbus.trainer_adapter.client_core import ClientCore
+from rolloutbus.router.sessions.record import Session
+from rolloutbus.trainer_adapter.client.core.core import ClientCore
 
 
 def holds_lease(member: MemberCore, now: float) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rolloutbus.bus.testing import VirtualTime
+from rolloutbus.bus.simulation.virtual_time import VirtualTime
 from tests.drills.simulation.sim_router import RouterNode
 
 SPLIT_AFTERMATH_S = 4.0

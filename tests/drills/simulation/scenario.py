@@ -7,12 +7,12 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from rolloutbus.bus.entry import Placement
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.weights import Offer, PublishVersion, TransportChoice
-from rolloutbus.bus.validation import cost_of
-from rolloutbus.trainer_adapter.requests import Ask
-from rolloutbus.trainer_adapter.rollout import OnLoss
+from rolloutbus.bus.wire.entry import Placement
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.weights import Offer, PublishVersion, TransportChoice
+from rolloutbus.bus.wire.validation import cost_of
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.rollout import OnLoss
 from tests.drills.simulation.sim_host import POISON
 from tests.drills.simulation.watch import UpdatePhase
 

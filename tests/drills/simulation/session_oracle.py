@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.session import OpenSession, SessionMoved
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.session import OpenSession, SessionMoved
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.session import Session
+from rolloutbus.router.sessions.record import Session
 from tests.drills.simulation.peeks import sessions_of
 
 

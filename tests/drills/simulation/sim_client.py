@@ -3,22 +3,22 @@
 from functools import partial
 from typing import Protocol, cast
 
-from rolloutbus.bus.codec import topic_of, unpack
-from rolloutbus.bus.effects import Connect, Send
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.memory_ports import MemoryNet
-from rolloutbus.bus.messages import ENDINGS
-from rolloutbus.bus.messages.delivery import Lost
-from rolloutbus.bus.messages.generation import (
+from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.simulation.memory_ports import MemoryNet
+from rolloutbus.bus.wire.codec import topic_of, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.messages.delivery import Lost
+from rolloutbus.bus.wire.messages.generation import (
     Attach,
     DetachedList,
     DetachedRequest,
     Generate,
     ListDetached,
 )
-from rolloutbus.trainer_adapter.client_core import ClientCore
-from rolloutbus.trainer_adapter.effects import (
+from rolloutbus.trainer_adapter.client.core.core import ClientCore
+from rolloutbus.trainer_adapter.client.core.effects import (
     Complete,
     Deliver,
     Effect,
@@ -27,9 +27,9 @@ from rolloutbus.trainer_adapter.effects import (
     Subscribe,
     Unsubscribe,
 )
-from rolloutbus.trainer_adapter.requests import Ask
-from rolloutbus.trainer_adapter.rollout import Delta
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.rollout import Delta
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.drills.simulation.peeks import has_rejected, is_idle_client
 from tests.drills.simulation.process import FRONT, TICK_S, Process
 from tests.drills.simulation.sim_link import SimLink

@@ -5,16 +5,16 @@ from typing import Protocol, cast
 
 import msgspec
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.control import Flushed, Memory
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.generation import Abort, FinishReason, Generate
-from rolloutbus.bus.messages.host import EngineBeat, EngineReady
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.messages.weights import AbortUpdate, CommitUpdate, PrepareUpdate
-from rolloutbus.bus.testing import VirtualTime
+from rolloutbus.bus.simulation.virtual_time import VirtualTime
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.control import Flushed, Memory
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import Abort, FinishReason, Generate
+from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.weights import AbortUpdate, CommitUpdate, PrepareUpdate
 from tests.drills.simulation.sim_tokens import TOKEN_BYTES, VOCAB_SIZE, continuation
 from tests.drills.simulation.sim_weights import WAYS, Answer, SimWeights
 from tests.drills.simulation.watch import UpdatePhase

@@ -2,15 +2,15 @@
 
 from functools import partial
 
-from rolloutbus.bus.effects import SendAll
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.memory_ports import MemoryNet
+from rolloutbus.bus.actor.effects import SendAll
+from rolloutbus.bus.simulation.memory_ports import MemoryNet
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.decider import Decider
-from rolloutbus.router.members import MemberRecord
+from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.outgoing import Effect
-from rolloutbus.router.requests import Request
+from rolloutbus.router.requests.record import Request
 from rolloutbus.router.settings import RouterSettings
 from tests.drills.simulation.process import BACK, FRONT, Process
 from tests.drills.simulation.session_oracle import SessionOracle

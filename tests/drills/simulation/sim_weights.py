@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import (
     AbortUpdate,
     Committed,
     CommitUpdate,

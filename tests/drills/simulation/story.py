@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.delivery import Fenced, Lost
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.testing import VirtualTime
+from rolloutbus.bus.simulation.virtual_time import VirtualTime
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.delivery import Fenced, Lost
+from rolloutbus.bus.wire.messages.endings import Problem
 
 
 class Story:

@@ -5,7 +5,7 @@ from typing import get_args
 
 import msgspec
 
-from rolloutbus.bus.messages.weights import Transport, UpdateMode
+from rolloutbus.bus.wire.messages.weights import Transport, UpdateMode
 from tests.drills.simulation.ambush import PHASES
 from tests.drills.simulation.scenario import SMALL, publication_by
 from tests.drills.simulation.verdict import judge

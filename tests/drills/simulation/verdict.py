@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from rolloutbus.bus.errors import (
+from rolloutbus.bus.wire.errors import (
     DeadlineExceeded,
     EngineFailed,
     OutcomeUnknown,
@@ -14,9 +14,9 @@ from rolloutbus.bus.errors import (
     Refused,
     RequestCancelled,
 )
-from rolloutbus.bus.messages.generation import Generate
-from rolloutbus.bus.versions import VersionRule, parse_versions
-from rolloutbus.trainer_adapter.rollout import FleetResult, Rollout, RolloutCancelled
+from rolloutbus.bus.wire.messages.generation import Generate
+from rolloutbus.bus.wire.versions import VersionRule, parse_versions
+from rolloutbus.trainer_adapter.client.rollout import FleetResult, Rollout, RolloutCancelled
 from tests.drills.simulation.ambush import PHASES
 from tests.drills.simulation.detached import judge_detached
 from tests.drills.simulation.excuses import excuse, is_impatient

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.router.members import MemberRecord
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.router.members.records import MemberRecord
 
 if TYPE_CHECKING:
     from tests.drills.simulation.sim_router import RouterNode

@@ -4,9 +4,9 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from rolloutbus.bus.messages.session import CloseSession, OpenSession
-from rolloutbus.bus.messages.weights import Published
-from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.bus.wire.messages.session import CloseSession, OpenSession
+from rolloutbus.bus.wire.messages.weights import Published
+from rolloutbus.trainer_adapter.client.core.requests import Ask
 from tests.drills.simulation.detached import left_behind
 from tests.drills.simulation.scenario import (
     PROBE_DEADLINE_S,

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from rolloutbus.bus.memory_ports import MemoryNet
-from rolloutbus.bus.testing import VirtualTime
+from rolloutbus.bus.simulation.memory_ports import MemoryNet
+from rolloutbus.bus.simulation.virtual_time import VirtualTime
 from tests.drills.simulation.ambush import Ambushes
 from tests.drills.simulation.detached import known_before
 from tests.drills.simulation.faults import FAULTS

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from rolloutbus.bus.messages.weights import InFlight, Transport, UpdateMode
+from rolloutbus.bus.wire.messages.weights import InFlight, Transport, UpdateMode
 
 Victim = Literal["trainer", "store", "worker", "host", "router"]
 Phase = Literal["preparing", "staged", "recording", "committing", "active"]

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from rolloutbus.bus.messages.weights import InFlight, TransportChoice, UpdateMode
-from rolloutbus.trainer_adapter.transfer import TransferPhase
+from rolloutbus.bus.wire.messages.weights import InFlight, TransportChoice, UpdateMode
+from rolloutbus.trainer_adapter.publisher.transfer import TransferPhase
 from tests.drills.chaos.records import PublicationOutcome
 
 

@@ -7,8 +7,8 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.child import ProcessSpec
-from rolloutbus.bus.supervisor import ProcessEvent, RestartRule, SupervisedProcess, Supervisor
+from rolloutbus.bus.actor.child import ProcessSpec
+from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule, SupervisedProcess, Supervisor
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.launcher.fleet import Fleet
 from rolloutbus.launcher.plan import LEDGER, ROUTER, STORE, environment, python

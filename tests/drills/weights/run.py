@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rolloutbus.bus.clock import BootClock
-from rolloutbus.bus.errors import BusError
-from rolloutbus.bus.messages.control import FleetStatus
-from rolloutbus.bus.messages.generation import Sampling
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.wire.errors import BusError
+from rolloutbus.bus.wire.messages.control import FleetStatus
+from rolloutbus.bus.wire.messages.generation import Sampling
 from rolloutbus.launcher.plan import LEDGER
-from rolloutbus.trainer_adapter.client import RolloutClient, connect
+from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
 from tests.drills.chaos.history import judge, lives_of
 from tests.drills.chaos.ledger import Ledger
 from tests.drills.chaos.records import read_history, read_publications

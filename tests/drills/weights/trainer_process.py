@@ -7,7 +7,7 @@ from typing import BinaryIO, Self
 
 import msgspec
 
-from rolloutbus.bus.process import read_ready
+from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.launcher.plan import environment, python
 from tests.drills.weights.orders import Order, Told, TrainerSettings
 

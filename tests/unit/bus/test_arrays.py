@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from rolloutbus.bus.arrays import AnyArray, array_of, numpy_of
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.array import Array
-from rolloutbus.bus.messages.limits import MAX_PIECE_BYTES
+from rolloutbus.bus.wire.arrays import AnyArray, array_of, numpy_of
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.limits import MAX_PIECE_BYTES
+from rolloutbus.bus.wire.messages.array import Array
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float16", "uint8"])

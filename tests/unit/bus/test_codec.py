@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutbus.bus.codec import (
+from rolloutbus.bus.wire.codec import (
     PROTOCOL_VERSION,
     SIGNATURE,
     decode_batch,
@@ -18,12 +18,12 @@ from rolloutbus.bus.codec import (
     unpack_fleet,
     unpack_result,
 )
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.errors import LocalProtocolError, RemoteProtocolError
-from rolloutbus.bus.messages.delivery import Accepted
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.limits import MAX_DEADLINE_MS
-from rolloutbus.bus.messages.membership import Beat
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
+from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS
+from rolloutbus.bus.wire.messages.delivery import Accepted
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.membership import Beat
 from tests.conformance import plain
 from tests.conformance.representatives import NAMES
 

@@ -4,9 +4,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.command_checks import check_command
-from rolloutbus.bus.messages.control import FlushCache, Pause
-from rolloutbus.bus.messages.engine import Embed, LoadLora, Rerank, SaveWeights, Score, UnloadLora
+from rolloutbus.bus.wire.command_checks import check_command
+from rolloutbus.bus.wire.messages.control import FlushCache, Pause
+from rolloutbus.bus.wire.messages.engine import (
+    Embed,
+    LoadLora,
+    Rerank,
+    SaveWeights,
+    Score,
+    UnloadLora,
+)
 
 VOCAB_SIZE = 100
 MAX_CONTEXT = 8

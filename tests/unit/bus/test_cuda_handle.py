@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.cuda_handle import BadHandle, CudaHandle, unpack_handle
-from rolloutbus.bus.messages.limits import MAX_HANDLE_BYTES
+from rolloutbus.bus.weights.cuda_handle import BadHandle, CudaHandle, unpack_handle
+from rolloutbus.bus.wire.limits import MAX_HANDLE_BYTES
 
 
 @given(st.binary(min_size=64, max_size=64), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
@@ -44,7 +44,7 @@ def test_random_bytes_are_no_handle(packed: bytes) -> None:
 
 def test_without_a_cuda_runtime_there_is_no_gpu_memory() -> None:
     # In a process of its own: where there is a GPU, another test may have loaded one here.
-    code = "from rolloutbus.bus.cuda_memory import CudaMemory; CudaMemory()"
+    code = "from rolloutbus.bus.weights.cuda_memory import CudaMemory; CudaMemory()"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )

@@ -2,15 +2,15 @@
 
 import pytest
 
-from rolloutbus.bus.endpoints import (
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.transport.endpoints import (
     require_bindable,
     require_local,
     require_reachable,
     split_key,
     with_key,
 )
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.wire.errors import SettingsError
 
 KEY = "ab" * 32
 KEYS_AND_LIST = SecuritySettings(key_file="k", allow_list="l")

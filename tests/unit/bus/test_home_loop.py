@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from rolloutbus.bus.errors import WrongEventLoop
-from rolloutbus.bus.home_loop import HomeLoop
+from rolloutbus.bus.actor.home_loop import HomeLoop
+from rolloutbus.bus.wire.errors import WrongEventLoop
 
 
 async def _settle(home: HomeLoop) -> None:

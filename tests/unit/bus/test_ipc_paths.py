@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.ipc_paths import is_taken, require_private_dir
+from rolloutbus.bus.transport.ipc_paths import is_taken, require_private_dir
+from rolloutbus.bus.wire.errors import SettingsError
 
 
 def test_a_path_with_a_listener_is_taken_and_what_a_dead_one_left_is_not(tmp_path: Path) -> None:

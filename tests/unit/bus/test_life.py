@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
-from rolloutbus.bus.errors import LocalProtocolError
-from rolloutbus.bus.life import following
+from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.wire.errors import LocalProtocolError
 
 Light = Literal["red", "green"]
 LIGHTS: dict[Light, dict[str, Light]] = {"red": {"go": "green"}, "green": {"stop": "red"}}

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from rolloutbus.bus.errors import ActorStopped, MailboxFull
-from rolloutbus.bus.mailbox import Mailbox, MailboxStatistics
+from rolloutbus.bus.actor.mailbox import Mailbox, MailboxStatistics
+from rolloutbus.bus.wire.errors import ActorStopped, MailboxFull
 
 DEADLINE_S = 60.0
 

@@ -5,17 +5,24 @@ from collections.abc import Sequence
 
 import pytest
 
-from rolloutbus.bus.clock import ManualClock
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.effects import Connect, Send, Stop
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import AttemptKey, RequestId
-from rolloutbus.bus.member import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.member_effects import Execute, Forget, MemberEffect, StopWork
-from rolloutbus.bus.messages.delivery import Accepted, Ack, Fenced
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.membership import Beat, Dismissed, Hello, Lease, Welcome, WorkerFacts
+from rolloutbus.bus.actor.clock import ManualClock
+from rolloutbus.bus.actor.effects import Connect, Send, Stop
+from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
+from rolloutbus.bus.membership.effects import Execute, Forget, MemberEffect, StopWork
 from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.membership import (
+    Beat,
+    Dismissed,
+    Hello,
+    Lease,
+    Welcome,
+    WorkerFacts,
+)
 
 FACTS = WorkerFacts("default", "ipc://stream", 4, 128, 64, "fake", ["generate"])
 DONE = pack(Done())

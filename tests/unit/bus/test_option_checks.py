@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.messages.generation import (
+from rolloutbus.bus.wire.limits import MAX_PIECE_BYTES
+from rolloutbus.bus.wire.messages.generation import (
     Generate,
     Grammar,
     Media,
@@ -16,9 +17,8 @@ from rolloutbus.bus.messages.generation import (
     Sampling,
     Want,
 )
-from rolloutbus.bus.messages.limits import MAX_PIECE_BYTES
-from rolloutbus.bus.option_checks import adapter_of
-from rolloutbus.bus.validation import check_generate
+from rolloutbus.bus.wire.option_checks import adapter_of
+from rolloutbus.bus.wire.validation import check_generate
 
 VOCAB_SIZE = 100
 PLAIN = Generate(np.array([1, 2, 3], "<i4").tobytes(), Sampling(max_new_tokens=8))

@@ -2,11 +2,17 @@
 
 from msgspec import Raw
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.outbox import HEADER_BYTES, MAX_AGE_S, MAX_ENTRIES_PER_TICK, MAX_NEWS, Outbox
+from rolloutbus.bus.membership.outbox import (
+    HEADER_BYTES,
+    MAX_AGE_S,
+    MAX_ENTRIES_PER_TICK,
+    MAX_NEWS,
+    Outbox,
+)
 from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.endings import Problem
 
 
 def ending(n: int, size_bytes: int = 10) -> Entry:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutbus.bus.errors import Refused
 from rolloutbus.bus.paths import (
     MAX_DEPTH,
     MAX_PATH_BYTES,
@@ -19,6 +18,7 @@ from rolloutbus.bus.paths import (
     check_path,
     open_named,
 )
+from rolloutbus.bus.wire.errors import Refused
 
 SECRET = b"secret"
 N_RACES = 3000

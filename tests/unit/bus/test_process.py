@@ -4,9 +4,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rolloutbus.bus.child import how_it_ended
-from rolloutbus.bus.errors import PeerLost, SettingsError
-from rolloutbus.bus.process import ActorExit, announce_ready, read_ready, run_actor
+from rolloutbus.bus.actor.child import how_it_ended
+from rolloutbus.bus.actor.process import ActorExit, announce_ready, read_ready, run_actor
+from rolloutbus.bus.wire.errors import PeerLost, SettingsError
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rolloutbus.bus.reassembly import Assembly, Row, cut_runs, first_difference
+from rolloutbus.bus.streams.reassembly import Assembly, Row, cut_runs, first_difference
 from tests.unit.trainer_adapter.bench import ints, logprobs_of
 
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator
 import msgspec
 import pytest
 
-from rolloutbus.bus.errors import LocalProtocolError, Refused, RemoteProtocolError
-from rolloutbus.bus.messages import COMMAND_OF, COMMANDS, KINDS
-from rolloutbus.bus.messages.control import FleetStatus, Pause, Status
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.ref import FLEET, STORE, ActorRef, Command, worker
+from rolloutbus.bus.actor.ref import FLEET, STORE, ActorRef, Command, worker
+from rolloutbus.bus.wire.errors import LocalProtocolError, Refused, RemoteProtocolError
+from rolloutbus.bus.wire.messages import COMMAND_OF, COMMANDS, KINDS
+from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Status
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
 
 PROMPT = b"\x01\0\0\0"
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rolloutbus.bus.rendezvous import (
+from rolloutbus.bus.weights.rendezvous import (
     BadReport,
     RankReport,
     read_report,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.resources import (
+from rolloutbus.bus.actor.resources import (
     ALARM_SHARE,
     RESERVE_FDS,
     WATCH_S,
@@ -18,6 +17,7 @@ from rolloutbus.bus.resources import (
     is_scarce,
     provide_fds,
 )
+from rolloutbus.bus.wire.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 50.0

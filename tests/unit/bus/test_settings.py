@@ -2,8 +2,8 @@
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.wire.errors import SettingsError
 
 
 @pytest.mark.parametrize(

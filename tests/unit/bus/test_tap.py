@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.tap import TapEvent, TapMark, mark_in
+from rolloutbus.bus.streams.tap import TapEvent, TapMark, mark_in
+from rolloutbus.bus.wire.errors import RemoteProtocolError
 
 EVENTS: list[TapEvent] = ["received", "sent", "undelivered", "malformed", "revoked", "tick"]
 NUMBERS = st.integers(0, 2**64 - 1)

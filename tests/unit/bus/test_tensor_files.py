@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.manifest import Bytes, bytes_of, lay_out, total_bytes
-from rolloutbus.bus.tensor_files import header_bytes, header_of, parse_header, shard_name, shards
-from rolloutbus.bus.tensor_reader import read_shards
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, lay_out, total_bytes
+from rolloutbus.bus.weights.tensor_files import (
+    header_bytes,
+    header_of,
+    parse_header,
+    shard_name,
+    shards,
+)
+from rolloutbus.bus.weights.tensor_reader import read_shards
+from rolloutbus.bus.wire.errors import RemoteProtocolError
 
 LAYOUT = lay_out(
     [("a", "F32", (3, 5)), ("b", "U8", (7,)), ("none", "F16", (0, 2)), ("c", "F64", ())]

@@ -1,6 +1,6 @@
 """What is over stays over, within bounds of time and number."""
 
-from rolloutbus.bus.tombstones import ABORTED, Tombstones
+from rolloutbus.bus.membership.tombstones import ABORTED, Tombstones
 
 
 def test_highest_attempt_wins_whatever_the_order() -> None:

@@ -2,16 +2,16 @@
 
 import random
 
-from rolloutbus.bus.clock import ManualClock
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.effects import Connect, Send
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.member import MemberCore, MemberIdentity
-from rolloutbus.bus.member_effects import Execute, MemberEffect
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.membership import Beat, Lease, Rejected, Welcome, WorkerFacts
+from rolloutbus.bus.actor.clock import ManualClock
+from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
+from rolloutbus.bus.membership.effects import Execute, MemberEffect
+from rolloutbus.bus.membership.witness import REMEMBERED_BEATS, Witness
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.witness import REMEMBERED_BEATS, Witness
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.membership import Beat, Lease, Rejected, Welcome, WorkerFacts
 
 FACTS = WorkerFacts("default", "ipc://stream", 4, 128, 64, "fake", ["generate"])
 

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.entry import Placement
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Generate, Prefix, Sampling
-from rolloutbus.bus.messages.limits import MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
-from rolloutbus.bus.validation import (
+from rolloutbus.bus.wire.entry import Placement
+from rolloutbus.bus.wire.limits import MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Generate, Prefix, Sampling
+from rolloutbus.bus.wire.validation import (
     MAX_COST,
     MAX_NAME_BYTES,
     MAX_RID_BYTES,

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.versions import MAX_VERSION, VersionRule, parse_versions
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.versions import MAX_VERSION, VersionRule, parse_versions
 
 TEXTS = ["any", "latest", "min:0", "min:7", f"exact:{MAX_VERSION}", "max-staleness:2"]
 

@@ -4,26 +4,26 @@ import random
 
 import numpy as np
 
-from rolloutbus.bus.clock import ManualClock
-from rolloutbus.bus.codec import pack, unpack, unpack_result
-from rolloutbus.bus.effects import Publish, Send
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import (
+from rolloutbus.bus.actor.clock import ManualClock
+from rolloutbus.bus.actor.effects import Publish, Send
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import (
     FinishReason,
     Generate,
     Generated,
     Prefix,
     Sampling,
 )
-from rolloutbus.bus.messages.host import EngineBeat, EngineReady
-from rolloutbus.bus.messages.membership import Beat, Lease
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.engine_worker.control import HOST_COMMANDS
-from rolloutbus.engine_worker.core import WorkerCore
-from rolloutbus.engine_worker.effects import ToHost, WorkerEffect
+from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.wire.messages.membership import Beat, Lease
+from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
+from rolloutbus.engine_worker.worker.core import WorkerCore
+from rolloutbus.engine_worker.worker.effects import ToHost, WorkerEffect
 
 READY = EngineReady(
     *("fake", 64, 128, 4, [0], sorted(HOST_COMMANDS)),

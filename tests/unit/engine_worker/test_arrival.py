@@ -5,9 +5,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.manifest import lay_out
-from rolloutbus.bus.messages.limits import CHUNK_BYTES
-from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.weights.manifest import lay_out
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.engine_worker.weights.arrival import Arrival, Layout, Piece
 
 sizes = st.lists(

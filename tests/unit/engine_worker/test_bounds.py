@@ -5,16 +5,16 @@ import random
 import numpy as np
 import pytest
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.control import Pause
-from rolloutbus.bus.messages.delivery import Ack
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.host import EngineBeat, EngineReady
-from rolloutbus.bus.messages.membership import Lease
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.engine_worker.core import WorkerCore
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.control import Pause
+from rolloutbus.bus.wire.messages.delivery import Ack
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.wire.messages.membership import Lease
+from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.worker.core import WorkerCore
 from tests.unit.engine_worker.core_bench import READY
 from tests.unit.sizes import largest
 

@@ -3,18 +3,12 @@
 import numpy as np
 import pytest
 
-from rolloutbus.bus.codec import topic_of, unpack, unpack_result
-from rolloutbus.bus.effects import Connect, Publish
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import (
-    Abort,
-    Prefix,
-    Repair,
-    Repaired,
-    Sampling,
-)
-from rolloutbus.bus.messages.stream import Idle
-from rolloutbus.engine_worker.effects import StartHost
+from rolloutbus.bus.actor.effects import Connect, Publish
+from rolloutbus.bus.wire.codec import topic_of, unpack, unpack_result
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Abort, Prefix, Repair, Repaired, Sampling
+from rolloutbus.bus.wire.messages.stream import Idle
+from rolloutbus.engine_worker.worker.effects import StartHost
 from tests.unit.engine_worker.core_bench import Bench
 
 

@@ -1,9 +1,9 @@
 """The worker core under control: pauses, memory, weights, crashes, shutdown."""
 
-from rolloutbus.bus.codec import pack, unpack, unpack_result
-from rolloutbus.bus.effects import Stop
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.control import (
+from rolloutbus.bus.actor.effects import Stop
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.control import (
     FlushCache,
     Flushed,
     Memory,
@@ -12,10 +12,10 @@ from rolloutbus.bus.messages.control import (
     Shutdown,
     Sleep,
 )
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.host import EngineFailed, EngineReady
-from rolloutbus.bus.messages.membership import Beat, Goodbye
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.host import EngineFailed, EngineReady
+from rolloutbus.bus.wire.messages.membership import Beat, Goodbye
+from rolloutbus.bus.wire.messages.weights import (
     CheckWeights,
     Committed,
     CommitUpdate,
@@ -23,7 +23,7 @@ from rolloutbus.bus.messages.weights import (
     Prepared,
     PrepareUpdate,
 )
-from rolloutbus.engine_worker.effects import KillHost, StartHost
+from rolloutbus.engine_worker.worker.effects import KillHost, StartHost
 from tests.unit.engine_worker.core_bench import Bench
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus.bus.messages.generation import Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Prefix, Sampling
 from rolloutbus.engine_worker.engine import Bytes, InFlight, PauseMode, Work
-from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
-from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
-from rolloutbus.engine_worker.engines.fake_tokens import fake_logprob, fake_token
-from rolloutbus.engine_worker.engines.fake_weights import FAKE_SPECS
+from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
+from rolloutbus.engine_worker.engines.fake.tokens import fake_logprob, fake_token
+from rolloutbus.engine_worker.engines.fake.weights import FAKE_SPECS
 from rolloutbus.engine_worker.engines.registry import build_engine
-from rolloutbus.engine_worker.engines.step_loop import EngineBusy, EngineDied
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy, EngineDied
 from tests.step_log import DEADLINE_S, StepLog, key
 
 PROMPT = np.array([5, 6, 7], np.int32)
@@ -250,7 +250,7 @@ def test_an_error_in_a_step_reaches_every_caller(build: Build, log: StepLog) -> 
 def test_it_exits_at_the_chosen_step() -> None:
     program = (
         "import threading, numpy as np\n"
-        "from rolloutbus.bus.messages.generation import Sampling\n"
+        "from rolloutbus.bus.wire.messages.generation import Sampling\n"
         "from rolloutbus.engine_worker.engine import Work\n"
         "from rolloutbus.engine_worker.engines.registry import build_engine\n"
         "options = {'exit_after_steps': 3, 'exit_code': 9}\n"

@@ -5,7 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from rolloutbus.bus.messages.generation import Generate, Grammar, Media, Processor, Sampling, Want
+from rolloutbus.bus.wire.messages.generation import (
+    Generate,
+    Grammar,
+    Media,
+    Processor,
+    Sampling,
+    Want,
+)
 from rolloutbus.engine_worker.features import missing, needs, unknown_adapter
 
 PLAIN = Generate(b"\x01\x00\x00\x00", Sampling(top_k=4, stop_token_ids=[3], ignore_eos=True))

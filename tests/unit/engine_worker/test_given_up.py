@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.messages.weights import PrepareUpdate
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.weights import PrepareUpdate
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
-from rolloutbus.engine_worker.weights.ways import ways_of_this_host
+from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 
 
 @pytest.mark.parametrize("step", ["prepare", "manifest"])

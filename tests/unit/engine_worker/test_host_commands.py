@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import xxhash
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.manifest import Bytes
-from rolloutbus.bus.messages.control import (
+from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.control import (
     FlushCache,
     Flushed,
     Memory,
@@ -20,8 +20,8 @@ from rolloutbus.bus.messages.control import (
     Sleep,
     WakeUp,
 )
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.weights import (
     AbortUpdate,
     CheckedWeights,
     CheckWeights,
@@ -33,13 +33,13 @@ from rolloutbus.bus.messages.weights import (
     PrepareUpdate,
     TensorCheck,
 )
-from rolloutbus.engine_worker.control import HOST_COMMANDS
 from rolloutbus.engine_worker.engine import Step, TensorRange, TensorSpec
-from rolloutbus.engine_worker.engines.fake_engine import FakeEngine
-from rolloutbus.engine_worker.engines.fake_settings import FakeSettings
-from rolloutbus.engine_worker.engines.fake_weights import FAKE_SPECS
-from rolloutbus.engine_worker.host_commands import HostCommands
+from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
+from rolloutbus.engine_worker.engines.fake.weights import FAKE_SPECS
+from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.weights.active import PIECE_BYTES, ActiveWeights
+from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
 
 
 def ignore(_: Step) -> None:

@@ -5,8 +5,8 @@ import socket
 
 import msgspec
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.engine_worker.host_link import CUT_BYTES, HostLink
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.engine_worker.host.link import CUT_BYTES, HostLink
 
 DEADLINE_S = 60.0
 

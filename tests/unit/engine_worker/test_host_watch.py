@@ -2,9 +2,9 @@
 
 import pytest
 
-from rolloutbus.bus.messages.host import EngineBeat
-from rolloutbus.engine_worker.host_watch import HostWatch
+from rolloutbus.bus.wire.messages.host import EngineBeat
 from rolloutbus.engine_worker.settings import HostSettings
+from rolloutbus.engine_worker.worker.host_watch import HostWatch
 
 TICK_S = 0.25
 LATE_TICK_S = 1.0

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from rolloutbus.engine_worker.engines.kv_blocks import KvBlocks, block_keys
+from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks, block_keys
 
 
 def keys(*tokens: int) -> list[bytes]:

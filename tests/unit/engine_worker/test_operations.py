@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.arrays import numpy_of
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.control import FlushCache, Flushed, Memory, Sleep
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.engine import (
+from rolloutbus.bus.wire.arrays import numpy_of
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.control import FlushCache, Flushed, Memory, Sleep
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.engine import (
     Adapters,
     Embed,
     Embedded,
@@ -32,11 +32,11 @@ from rolloutbus.bus.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from rolloutbus.engine_worker.adapter_sources import CONFIG, TENSORS
-from rolloutbus.engine_worker.control import HOST_COMMANDS
 from rolloutbus.engine_worker.engine import EngineFacts
-from rolloutbus.engine_worker.host_commands import HostCommands
-from rolloutbus.engine_worker.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.host.commands import HostCommands
+from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
+from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
 from tests.capable_engine import CapableEngine
 
 

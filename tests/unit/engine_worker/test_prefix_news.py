@@ -1,10 +1,10 @@
 """A worker passes on to its router what its engine has cached."""
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.membership import Welcome
-from rolloutbus.bus.messages.prefixes import Prefixes
 from rolloutbus.bus.prefix_marks import packed, unpacked
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.membership import Welcome
+from rolloutbus.bus.wire.messages.prefixes import Prefixes
 from tests.unit.engine_worker.core_bench import Bench
 
 

@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from rolloutbus.bus.messages.generation import Processor
-from rolloutbus.engine_worker.engines.processors import LogitProcessor, Params, Processors, apply
+from rolloutbus.bus.wire.messages.generation import Processor
+from rolloutbus.engine_worker.engines.shared.processors import (
+    LogitProcessor,
+    Params,
+    Processors,
+    apply,
+)
 
 VOCAB = 8
 INF = float("inf")

@@ -4,8 +4,8 @@ import weakref
 
 import numpy as np
 
-from rolloutbus.bus.manifest import Bytes, lay_out
-from rolloutbus.bus.messages.weights import Manifest
+from rolloutbus.bus.weights.manifest import Bytes, lay_out
+from rolloutbus.bus.wire.messages.weights import Manifest
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.relay import MAX_HELD, Relay
 

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.manifest import lay_out
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.limits import CHUNK_BYTES
-from rolloutbus.bus.messages.weights import Manifest, PullChunk, PullManifest
+from rolloutbus.bus.weights.manifest import lay_out
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import Manifest, PullChunk, PullManifest
 from rolloutbus.engine_worker.weights.relay_core import (
     MAX_PARKED,
     PARK_S,

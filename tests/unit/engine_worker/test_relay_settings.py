@@ -2,8 +2,8 @@
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.settings import WorkerSettings
 
 KEYS = SecuritySettings(key_file="w.key", allow_list="allow.json", server_keys=["ab" * 32])

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.messages.generation import Processor, Sampling, Want
+from rolloutbus.bus.wire.messages.generation import Processor, Sampling, Want
 from rolloutbus.engine_worker.engine import EngineFacts, Work
-from rolloutbus.engine_worker.engines.processors import Processors
-from rolloutbus.engine_worker.engines.request import Request, open_request
-from rolloutbus.engine_worker.engines.sampler import Draw, Sampler, uniforms
-from rolloutbus.engine_worker.engines.wanted import WantedTokens
+from rolloutbus.engine_worker.engines.shared.processors import Processors
+from rolloutbus.engine_worker.engines.shared.request import Request, open_request
+from rolloutbus.engine_worker.engines.shared.wanted import WantedTokens
+from rolloutbus.engine_worker.engines.transformers.sampler import Draw, Sampler, uniforms
 from tests.step_log import key
 
 VOCAB = 50

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.manifest import Bytes, lay_out
+from rolloutbus.bus.weights.manifest import Bytes, lay_out
+from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.engine_worker.weights.soundness import is_zero, n_not_finite, require_sound
 
 

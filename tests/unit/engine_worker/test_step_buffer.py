@@ -7,16 +7,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import AttemptKey, RequestId
-from rolloutbus.bus.messages.array import Array
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.host import Extras
-from rolloutbus.bus.messages.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
-from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
+from rolloutbus.bus.wire.messages.array import Array
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.host import Extras
+from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.engine import Step, began_with
-from rolloutbus.engine_worker.step_buffer import StepBuffer
+from rolloutbus.engine_worker.host.step_buffer import StepBuffer
 
 A: AttemptKey = (RequestId("c/1"), (1, 1))
 B: AttemptKey = (RequestId("c/2"), (1, 2))

@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.arrays import array_of
-from rolloutbus.bus.codec import pack, unpack, unpack_result
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import NO_ATTEMPT
-from rolloutbus.bus.messages import COMMAND_OF
-from rolloutbus.bus.messages.control import (
+from rolloutbus.bus.wire.arrays import array_of
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.messages import COMMAND_OF
+from rolloutbus.bus.wire.messages.control import (
     FlushCache,
     Memory,
     Pause,
@@ -17,8 +17,8 @@ from rolloutbus.bus.messages.control import (
     ServerInfo,
     Sleep,
 )
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.engine import (
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.engine import (
     Adapters,
     Embed,
     GetLoad,
@@ -32,10 +32,10 @@ from rolloutbus.bus.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from rolloutbus.bus.messages.generation import Generate, Sampling, Want
-from rolloutbus.bus.messages.host import EngineReady, Extras
-from rolloutbus.bus.messages.weights import CommitUpdate
-from rolloutbus.engine_worker.control import HOST_COMMANDS
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling, Want
+from rolloutbus.bus.wire.messages.host import EngineReady, Extras
+from rolloutbus.bus.wire.messages.weights import CommitUpdate
+from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
 from tests.unit.engine_worker.core_bench import READY, Bench
 
 PROMPT = np.array([1, 2], np.int32).tobytes()

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.generation import (
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.generation import (
     NOTHING_MORE,
     Generate,
     Grammar,
@@ -14,7 +14,7 @@ from rolloutbus.bus.messages.generation import (
     Sampling,
     Want,
 )
-from rolloutbus.engine_worker.work import work_of
+from rolloutbus.engine_worker.host.work import work_of
 
 PROMPT = np.array([1, 2], np.int32)
 

@@ -6,10 +6,10 @@ import pytest
 from typer.main import get_group
 from typer.testing import CliRunner
 
-from rolloutbus.bus.messages.control import FleetStatus, WorkerStatus
-from rolloutbus.launcher.app import app
-from rolloutbus.launcher.commands.up import state_line
-from rolloutbus.launcher.options import parse_engine_options
+from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.cli.app import app
+from rolloutbus.cli.commands.up import state_line
+from rolloutbus.cli.options import parse_engine_options
 
 COMMANDS = [
     "up", "ls", "status", "generate", "pause", "resume", "router", "store", "worker", "demo",

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.membership import Hello
-from rolloutbus.launcher.core_replay import replay_core, settings_in
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.membership import Hello
+from rolloutbus.cli.core_replay import replay_core, settings_in
 from rolloutbus.replay.turns.writer import TurnWriter
 from rolloutbus.router.recording import RecordedCore, core_of
 from rolloutbus.router.settings import RouterSettings

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.launcher.app import app
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.cli.app import app
 from rolloutbus.launcher.discovery import (
     AmbiguousFleet,
     NoSuchFleet,

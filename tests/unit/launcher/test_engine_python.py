@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 import rolloutbus
-from rolloutbus.bus.codec import PROTOCOL_VERSION
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.codec import PROTOCOL_VERSION
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.launcher.engine_python import Told, check_python, find_python
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import FleetSettings

@@ -21,7 +21,7 @@ def test_ctrl_c_while_it_imports_ends_it_with_130_and_no_traceback(tmp_path: Pat
     (tmp_path / "typer.py").write_text(SLOW)  # the first of what takes seconds to import
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     starting = subprocess.Popen(
-        [sys.executable, "-m", "rolloutbus.launcher.cli", "--help"],
+        [sys.executable, "-m", "rolloutbus.cli.main", "--help"],
         env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rolloutbus.launcher.app import app
+from rolloutbus.cli.app import app
 from rolloutbus.replay.journal.files import segments_in
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.records import Tap

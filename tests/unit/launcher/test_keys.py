@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from rolloutbus.bus.security.allow_list import read_allow_list
 from rolloutbus.bus.security.key_files import read_key_pair
-from rolloutbus.launcher.app import app
+from rolloutbus.cli.app import app
 
 
 class Keys:

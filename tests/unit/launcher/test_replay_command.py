@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rolloutbus.bus.messages.generation import Sampling
-from rolloutbus.launcher.app import app
-from rolloutbus.launcher.commands.replay import line_of
+from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.cli.app import app
+from rolloutbus.cli.commands.replay import line_of
 from rolloutbus.replay.journal.records import Stream, Tap
 from rolloutbus.replay.player import Playback
 from tests.unit.replay.segments import Desk

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.launcher.run_dir import RunDirectory, user_dir
 
 

@@ -5,8 +5,8 @@ import msgspec
 import pytest
 import typer
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.launcher.options import parse_save_targets
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.cli.options import parse_save_targets
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, absolute_targets, engine_options
 
 

@@ -1,8 +1,8 @@
 """What `rolloutbus status` shows besides its table."""
 
-from rolloutbus.bus.messages.control import FleetStatus, WorkerStatus
-from rolloutbus.bus.messages.weights import UpdateStatus
-from rolloutbus.launcher.commands.status import report
+from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.wire.messages.weights import UpdateStatus
+from rolloutbus.cli.commands.status import report
 
 
 def _lines(problem: str = "", updates: list[UpdateStatus] | None = None) -> list[str]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rolloutbus.launcher.commands.tail import as_line, drawn
-from rolloutbus.launcher.stream_texts import StreamTexts
+from rolloutbus.cli.commands.tail import as_line, drawn
+from rolloutbus.cli.stream_texts import StreamTexts
 from rolloutbus.replay.following.stream_events import (
     Demoted,
     Finished,
@@ -15,7 +15,7 @@ from rolloutbus.replay.following.stream_events import (
     Tokens,
     WorkerJoined,
 )
-from rolloutbus.trainer_adapter.rollout import Int32s
+from rolloutbus.trainer_adapter.client.rollout import Int32s
 
 WHERE = ("c/1", (1, 1), "w0")
 

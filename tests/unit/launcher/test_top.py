@@ -3,14 +3,14 @@
 import msgspec
 from rich.console import Console
 
-from rolloutbus.bus.errors import EngineFailed
-from rolloutbus.bus.messages.control import FleetStatus, WorkerStatus
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.engine import Load
-from rolloutbus.bus.messages.weights import UpdateStatus
-from rolloutbus.launcher.top import TopFrame, TopHistory, cache_used, loads_of
-from rolloutbus.launcher.top_view import framed, view_of
-from rolloutbus.trainer_adapter.rollout import FleetResult
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.engine import Load
+from rolloutbus.bus.wire.messages.weights import UpdateStatus
+from rolloutbus.cli.top import TopFrame, TopHistory, cache_used, loads_of
+from rolloutbus.cli.top_view import framed, view_of
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
 
 QUIET = FleetStatus(1, "r", False, [], {"default": 7}, 0, 0, 1, {})  # noqa: FBT003
 

@@ -8,7 +8,7 @@ import resource
 import sys
 from pathlib import Path
 
-from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.replay.journal.records import Stream
 from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.journal.writer import JournalWriter

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.replay.journal.core import Begin, Effect, JournalCore, JournalIdentity, Write
 from rolloutbus.replay.journal.files import SegmentWriter, pack
 from rolloutbus.replay.journal.records import Record, Stream

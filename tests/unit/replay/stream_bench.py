@@ -4,11 +4,11 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from rolloutbus.bus.codec import pack, topic_of
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.generation import FinishReason, Repaired
-from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.codec import pack, topic_of
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.generation import FinishReason, Repaired
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.following.repairs import Answer, AskRepair, Unrepaired
 from rolloutbus.replay.following.stream_events import Finished, StreamEvent, Tokens
 from rolloutbus.replay.following.subscriber_core import SubscriberCore

@@ -2,13 +2,19 @@
 
 import numpy as np
 
-from rolloutbus.bus.codec import pack, topic_of
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.generation import FinishReason, Generate, Generated, Prefix, Sampling
-from rolloutbus.bus.messages.membership import Member, Members
-from rolloutbus.bus.messages.stream import Deltas, Idle
-from rolloutbus.bus.tap import TapEvent
+from rolloutbus.bus.streams.tap import TapEvent
+from rolloutbus.bus.wire.codec import pack, topic_of
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.generation import (
+    FinishReason,
+    Generate,
+    Generated,
+    Prefix,
+    Sampling,
+)
+from rolloutbus.bus.wire.messages.membership import Member, Members
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.journal.records import Stream, Tap, Told
 
 CLIENT = "c"

@@ -1,6 +1,6 @@
 """Every request that was sampled to its end is there once, as its client sent it first."""
 
-from rolloutbus.bus.messages.generation import Prefix
+from rolloutbus.bus.wire.messages.generation import Prefix
 from rolloutbus.replay.journal.records import Record
 from rolloutbus.replay.regenerating.asked import AnsweredRequests
 from tests.unit.replay.streams import asked, ended, floats, ints, tapped

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from rolloutbus.bus.entry import Placement
-from rolloutbus.bus.messages.generation import (
+from rolloutbus.bus.wire.entry import Placement
+from rolloutbus.bus.wire.messages.generation import (
     Generate,
     Generated,
     Grammar,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from rolloutbus.bus.codec import pack, topic_of
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.messages.delivery import Accepted
-from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.wire.codec import pack, topic_of
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.messages.delivery import Accepted
+from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.replay.recording.choice import Choice, Filter, filter_in
 
 

@@ -2,9 +2,9 @@
 
 from typing import cast
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.playing.cut import cut
 from tests.unit.replay.streams import published, row, step
 

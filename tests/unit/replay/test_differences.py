@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from rolloutbus.bus.entry import Placement
-from rolloutbus.bus.messages.generation import Generate, Generated, Sampling
+from rolloutbus.bus.wire.entry import Placement
+from rolloutbus.bus.wire.messages.generation import Generate, Generated, Sampling
 from rolloutbus.replay.regenerating.asked import Answered
 from rolloutbus.replay.regenerating.differences import (
     Again,

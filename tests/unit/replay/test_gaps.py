@@ -1,10 +1,10 @@
 """Whatever did not come is told: which messages, and which tokens of which attempt."""
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.generation import Generate, Generated, Prefix, Sampling
-from rolloutbus.bus.messages.stream import Deltas, Idle
-from rolloutbus.bus.tap import TapMark
+from rolloutbus.bus.streams.tap import TapMark
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.generation import Generate, Generated, Prefix, Sampling
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.recording.gaps import LAST_ROW_NS, Gap, StreamGaps, TapGaps
 
 RID = "c/1"

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from rolloutbus.bus.codec import SIGNATURE, encode_batch
-from rolloutbus.bus.entry import Entry
-from rolloutbus.launcher.app import app
+from rolloutbus.bus.wire.codec import SIGNATURE, encode_batch
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.cli.app import app
 from rolloutbus.replay.inspection import inspect
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.records import Stream
-from rolloutbus.router.dead_letter import DeadLetter
-from rolloutbus.router.dead_letters import append_letters
+from rolloutbus.router.health.dead_letter import DeadLetter
+from rolloutbus.router.health.dead_letters import append_letters
 from tests.unit.replay.segments import Desk
 
 BODY = msgspec.Raw(msgspec.msgpack.encode({"prompt": b"\x01" * 40, "score": float("nan")}))

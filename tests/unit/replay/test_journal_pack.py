@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from rolloutbus.bus.errors import RemoteProtocolError
+from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.replay.journal.files import pack
 from rolloutbus.replay.journal.format import Framer, JournalError
 from rolloutbus.replay.journal.pack import unpacked

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.messages.weights import CommitUpdate
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.weights import CommitUpdate
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Record, Stream, Tap
 from rolloutbus.replay.journal.search import Wanted, find

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.launcher.plan import environment
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import End, Stream

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.offline import OfflineRollouts
 from rolloutbus.replay.rollouts.trajectories import Trajectory

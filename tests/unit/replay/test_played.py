@@ -2,11 +2,11 @@
 
 import pytest
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Prefix, Repair, Repaired
-from rolloutbus.bus.messages.stream import Deltas
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired
+from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.replay.playing.played import Played
 from tests.unit.replay.streams import floats, ints, published, row, step
 

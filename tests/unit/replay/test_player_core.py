@@ -2,14 +2,14 @@
 
 import msgspec
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.effects import SendAll
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Prefix, Repair, Repaired
-from rolloutbus.bus.messages.membership import Hello, Member
-from rolloutbus.bus.tap import mark_in
+from rolloutbus.bus.actor.effects import SendAll
+from rolloutbus.bus.streams.tap import mark_in
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired
+from rolloutbus.bus.wire.messages.membership import Hello, Member
 from rolloutbus.replay.playing.played import Played
 from rolloutbus.replay.playing.player_core import THE_TAP, PlayerCore, Programme
 from tests.unit.replay.streams import (

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from rolloutbus.bus.codec import pack, topic_of
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.stream import Idle
-from rolloutbus.bus.tap import TapEvent, TapMark
+from rolloutbus.bus.streams.tap import TapEvent, TapMark
+from rolloutbus.bus.wire.codec import pack, topic_of
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.stream import Idle
 from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap, Told
 from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.recording.recorder_core import UNDECIDED_NS, Build, RecorderCore

@@ -4,14 +4,14 @@ from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.codec import pack, unpack, unpack_fleet, unpack_result
-from rolloutbus.bus.effects import Forget, SendAll
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.control import FleetStatus, Status
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Repair, Repaired
-from rolloutbus.bus.messages.membership import (
+from rolloutbus.bus.actor.effects import Forget, SendAll
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_fleet, unpack_result
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.control import FleetStatus, Status
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Repair, Repaired
+from rolloutbus.bus.wire.messages.membership import (
     ClientBeat,
     Goodbye,
     Hello,

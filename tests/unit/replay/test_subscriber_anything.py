@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutbus.bus.messages.generation import FinishReason
+from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.replay.following.stream_events import Finished, GapLost, Tokens
 from rolloutbus.replay.following.subscriber_core import GONE_S, SILENT_S
 from rolloutbus.replay.following.subscriber_settings import SubscriberSettings

@@ -2,10 +2,10 @@
 
 import pytest
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.generation import Generate, Repaired, Sampling
-from rolloutbus.bus.messages.membership import Member
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.generation import Generate, Repaired, Sampling
+from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.replay.following.repairs import MAX_TRIES
 from rolloutbus.replay.following.stream_events import (
     Finished,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rolloutbus.bus.messages.membership import Member
+from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.replay.journal.records import Record
 from rolloutbus.replay.playing.survey import Survey, as_of
 from tests.unit.replay.streams import ended, row, stream, tapped, told

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutbus.bus.messages.membership import Members
+from rolloutbus.bus.wire.messages.membership import Members
 from rolloutbus.replay.journal.records import Record, Stream, Tap, Told
 from rolloutbus.replay.timeline.clip import clipped
 from rolloutbus.replay.timeline.colours import VERSIONS, ink_on

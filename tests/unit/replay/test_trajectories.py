@@ -6,10 +6,10 @@ from itertools import count
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.generation import Generate, Generated, Sampling
-from rolloutbus.bus.tap import TapEvent
+from rolloutbus.bus.streams.tap import TapEvent
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.generation import Generate, Generated, Sampling
 from rolloutbus.replay.journal.records import Head, Record, Tap
 from rolloutbus.replay.rollouts.trajectories import Trajectories
 

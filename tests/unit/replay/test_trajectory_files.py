@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.rollouts.parquet import ROWS_AT_ONCE
 from rolloutbus.replay.rollouts.trajectories import Trajectory
 from rolloutbus.replay.rollouts.trajectory_files import read, write

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.membership import Hello
+from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.stimulus import Outcome, Stimulus
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Record, Router, Turn
 from rolloutbus.replay.journal.settings import JournalSettings

@@ -10,17 +10,31 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import Attempt
-from rolloutbus.bus.messages.control import Pause, Resume
-from rolloutbus.bus.messages.delivery import Accepted
-from rolloutbus.bus.messages.delivery import Lost as LostItems
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.generation import FinishReason, Generate, Generated, Prefix, Sampling
-from rolloutbus.bus.messages.membership import Beat, Hello, Member, Members, Welcome, WorkerFacts
-from rolloutbus.bus.messages.stream import Deltas
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.streams.tap import TapEvent
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.control import Pause, Resume
+from rolloutbus.bus.wire.messages.delivery import Accepted
+from rolloutbus.bus.wire.messages.delivery import Lost as LostItems
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import (
+    FinishReason,
+    Generate,
+    Generated,
+    Prefix,
+    Sampling,
+)
+from rolloutbus.bus.wire.messages.membership import (
+    Beat,
+    Hello,
+    Member,
+    Members,
+    Welcome,
+    WorkerFacts,
+)
+from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.weights import (
     Committed,
     CommitUpdate,
     Prepared,
@@ -28,7 +42,6 @@ from rolloutbus.bus.messages.weights import (
     Published,
     PublishVersion,
 )
-from rolloutbus.bus.tap import TapEvent
 from rolloutbus.replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told
 from rolloutbus.replay.timeline.timeline import timeline_of
 from rolloutbus.replay.timeline.trace import trace_of

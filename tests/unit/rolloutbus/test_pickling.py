@@ -14,14 +14,14 @@ import pytest
 
 import rolloutbus
 from rolloutbus import errors
-from rolloutbus.bus.arrays import AnyArray
-from rolloutbus.bus.messages import RESULTS
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.session import OpenSession
+from rolloutbus.bus.wire.arrays import AnyArray
+from rolloutbus.bus.wire.messages import RESULTS
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.errors import BusError
 from rolloutbus.replay.journal.format import JournalError
-from rolloutbus.trainer_adapter.engine_surface import Embeddings, Scores
-from rolloutbus.trainer_adapter.transfer import TransferProgress
+from rolloutbus.trainer_adapter.client.engine_surface import Embeddings, Scores
+from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
 from tests.conformance.representatives import NAMES
 
 PROBLEM = Problem("busy", "The router is full.", "not_started", "place.cost", 250)
@@ -111,7 +111,8 @@ def test_whole_tree_of_errors_is_walked() -> None:
     ours = {
         kind
         for kind in _tree(BusError)
-        if kind.__module__ in ("rolloutbus.bus.errors", "rolloutbus.trainer_adapter.rollout")
+        if kind.__module__
+        in ("rolloutbus.bus.wire.errors", "rolloutbus.trainer_adapter.client.rollout")
     }
     assert ours <= PUBLIC
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 import rolloutbus
-from rolloutbus.bus.errors import BusError, Refused, SettingsError
 from rolloutbus.bus.strict_calls import Spelled
+from rolloutbus.bus.wire.errors import BusError, Refused, SettingsError
 
 OURS = ("rolloutbus.launcher.", "rolloutbus.replay.", "rolloutbus.trainer_adapter.")
 WRONG = "wrnog"

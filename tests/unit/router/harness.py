@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from rolloutbus.bus.codec import decode_batch, encode_batch, pack, unpack, unpack_fleet
-from rolloutbus.bus.effects import Forget
-from rolloutbus.bus.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.ids import NO_ATTEMPT, Attempt, Peer
-from rolloutbus.bus.messages.control import FleetOutcome
-from rolloutbus.bus.messages.delivery import Accepted, Ack
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.membership import (
+from rolloutbus.bus.actor.effects import Forget
+from rolloutbus.bus.wire.codec import decode_batch, encode_batch, pack, unpack, unpack_fleet
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt, Peer
+from rolloutbus.bus.wire.messages.control import FleetOutcome
+from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.membership import (
     Beat,
     ClientBeat,
     Hello,

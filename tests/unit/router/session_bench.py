@@ -1,8 +1,13 @@
 """What a test asks of the router about sessions."""
 
-from rolloutbus.bus.codec import unpack, unpack_result
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.session import (
+    CloseSession,
+    OpenedSession,
+    OpenSession,
+    SessionMoved,
+)
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 HOUR_S = 3600.0

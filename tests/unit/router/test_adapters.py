@@ -1,10 +1,10 @@
 """Adapters of the weight store are brought to workers that join without them."""
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.engine import Adapters, LoadLora, UnloadLora
-from rolloutbus.bus.messages.weights import RecordCommit
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora, UnloadLora
+from rolloutbus.bus.wire.messages.weights import RecordCommit
 from tests.unit.router.harness import Bus, SimStore, SimWorker
 
 BULK = "tcp://127.0.0.1:9"

@@ -3,15 +3,16 @@
 import msgspec
 import pytest
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.endpoints import with_key
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages import KINDS
-from rolloutbus.bus.messages.control import Pause, Shutdown, Status
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.generation import Repair
-from rolloutbus.bus.messages.membership import (
+from rolloutbus.bus.security.principals import KINDS_OF, ROLES, Principal
+from rolloutbus.bus.transport.endpoints import with_key
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages import KINDS
+from rolloutbus.bus.wire.messages.control import Pause, Shutdown, Status
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import Repair
+from rolloutbus.bus.wire.messages.membership import (
     Beat,
     ClientBeat,
     Dismissed,
@@ -20,9 +21,8 @@ from rolloutbus.bus.messages.membership import (
     StoreFacts,
     WorkerFacts,
 )
-from rolloutbus.bus.messages.session import OpenSession
-from rolloutbus.bus.messages.weights import GetWeights
-from rolloutbus.bus.security.principals import KINDS_OF, ROLES, Principal
+from rolloutbus.bus.wire.messages.session import OpenSession
+from rolloutbus.bus.wire.messages.weights import GetWeights
 from tests.unit.router.harness import Bus, SimPeer
 
 WORKER_KEY = "ee" * 32

@@ -1,13 +1,13 @@
 """A client that does not acknowledge its endings: it alone is refused, and beats stay small."""
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.deliveries import Deliveries
-from rolloutbus.bus.entry import NO_BODY, Entry
-from rolloutbus.bus.ids import RequestId
-from rolloutbus.bus.messages.membership import Beat, Lease
-from rolloutbus.bus.outbox import MAX_NEWS
+from rolloutbus.bus.membership.deliveries import Deliveries
+from rolloutbus.bus.membership.outbox import MAX_NEWS
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.router.backlogs import MAX_BYTES, MAX_ENDINGS
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import NO_BODY, Entry
+from rolloutbus.bus.wire.ids import RequestId
+from rolloutbus.bus.wire.messages.membership import Beat, Lease
+from rolloutbus.router.requests.backlogs import MAX_BYTES, MAX_ENDINGS
 from tests.unit.router.harness import Bus, SimWorker
 
 

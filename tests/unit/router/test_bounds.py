@@ -4,18 +4,18 @@ from random import Random
 
 import pytest
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.control import FlushCache
-from rolloutbus.bus.messages.delivery import Accepted
-from rolloutbus.bus.messages.generation import Abort
-from rolloutbus.bus.messages.membership import Beat, Goodbye, Hello, WorkerFacts
-from rolloutbus.bus.messages.weights import PublishVersion
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.control import FlushCache
+from rolloutbus.bus.wire.messages.delivery import Accepted
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.membership import Beat, Goodbye, Hello, WorkerFacts
+from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.fleet import MAX_SHARES
+from rolloutbus.router.members.member_commands import MAX_SHARES
+from rolloutbus.router.requests.fair_share import REMEMBERED, Passes
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.router.turns import REMEMBERED, Passes
 from tests.unit.sizes import largest, sizes
 
 pytestmark = pytest.mark.timeout(300)

@@ -1,8 +1,8 @@
 """A failing worker is left alone, then tried with one request at a time."""
 
-from rolloutbus.bus.messages.control import FleetStatus
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.router.breaker import Breaker, BreakerSettings
+from rolloutbus.bus.wire.messages.control import FleetStatus
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.router.health.breaker import Breaker, BreakerSettings
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 FAILED = Problem("engine_failed", "no", "failed")

@@ -2,10 +2,10 @@
 
 from typing import cast
 
-from rolloutbus.bus.codec import pack, unpack_result
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import (
+from rolloutbus.bus.wire.codec import pack, unpack_result
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import (
     Abort,
     Attach,
     DetachedList,
@@ -13,11 +13,11 @@ from rolloutbus.bus.messages.generation import (
     Generate,
     Sampling,
 )
-from rolloutbus.bus.messages.membership import ClientBeat, Goodbye
-from rolloutbus.router.clients import Clients
-from rolloutbus.router.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
-from rolloutbus.router.followers import Followers
-from rolloutbus.router.requests import Request
+from rolloutbus.bus.wire.messages.membership import ClientBeat, Goodbye
+from rolloutbus.router.detached.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
+from rolloutbus.router.detached.followers import Followers
+from rolloutbus.router.members.clients import Clients
+from rolloutbus.router.requests.record import Request
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 _PLACE = Placement("default", group="prompt-9", cost=10, outlives_client=True)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.delivery import Accepted, Queued
-from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.delivery import Accepted, Queued
+from rolloutbus.bus.wire.messages.generation import Abort
 from tests.unit.router.harness import Bus
 
 

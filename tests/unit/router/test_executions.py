@@ -2,8 +2,8 @@
 
 import pytest
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.delivery import Accepted, Fenced, Lost
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.delivery import Accepted, Fenced, Lost
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 

@@ -3,12 +3,19 @@
 import msgspec
 import pytest
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.control import FlushCache, Pause, ServerInfo, Shutdown, Sleep, WakeUp
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.engine import LoadLora, StartProfile, StopProfile, UnloadLora
-from rolloutbus.bus.messages.membership import Goodbye
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.control import (
+    FlushCache,
+    Pause,
+    ServerInfo,
+    Shutdown,
+    Sleep,
+    WakeUp,
+)
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.engine import LoadLora, StartProfile, StopProfile, UnloadLora
+from rolloutbus.bus.wire.messages.membership import Goodbye
 from tests.unit.router.harness import Bus
 from tests.unit.router.update_steps import commit, prepare, publish, published, record
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.ids import NO_ATTEMPT
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Abort
-from rolloutbus.bus.messages.membership import Goodbye
-from rolloutbus.bus.versions import VersionRule
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.membership import Goodbye
+from rolloutbus.bus.wire.versions import VersionRule
 from tests.unit.router.harness import Bus, SimClient, SimPeer, SimWorker
 
 RULES = ["any", "any", "any", "latest", "min:1", "exact:2", "max-staleness:1", "min:x"]

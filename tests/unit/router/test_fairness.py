@@ -2,11 +2,11 @@
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.router.run_pace import MIN_ENDED, RunPace
-from rolloutbus.router.service_rate import ServiceRate
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.router.requests.fair_share import REMEMBERED, Passes
+from rolloutbus.router.requests.run_pace import MIN_ENDED, RunPace
+from rolloutbus.router.requests.service_rate import ServiceRate
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.router.turns import REMEMBERED, Passes
 from tests.unit.router.harness import Bus, SimWorker
 
 

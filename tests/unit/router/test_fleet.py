@@ -1,10 +1,10 @@
 """Commands to members: one result from each, and who stayed silent."""
 
-from rolloutbus.bus.messages.control import Pause, Resume, ServerInfo
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.generation import Repair, Repaired
-from rolloutbus.bus.messages.limits import CHUNK_BYTES, MAX_BODY_BYTES
-from rolloutbus.bus.messages.weights import Chunk, Reserved, ReserveVersion, Tensor
+from rolloutbus.bus.wire.limits import CHUNK_BYTES, MAX_BODY_BYTES
+from rolloutbus.bus.wire.messages.control import Pause, Resume, ServerInfo
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import Repair, Repaired
+from rolloutbus.bus.wire.messages.weights import Chunk, Reserved, ReserveVersion, Tensor
 from tests.unit.router.harness import Bus
 
 RESERVE = ReserveVersion("default", [Tensor("w", "F32", (1,), 0, 4)])

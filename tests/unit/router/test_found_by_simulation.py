@@ -1,10 +1,10 @@
 """Faults that only many seeds of the simulator had shown, each in a few steps."""
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.weights import Committed, Prepared, PublishVersion
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.weights import Committed, Prepared, PublishVersion
 from tests.unit.router.harness import Bus
 
 FAILED = Problem("update_failed", "no room", "failed")

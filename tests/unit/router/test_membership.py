@@ -1,8 +1,8 @@
 """Who is on the bus, for how long, and what clients are told."""
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.membership import (
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.membership import (
     Beat,
     ClientBeat,
     Dismissed,

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.limits import MAX_DEADLINE_MS, MAX_ROUTER_EPOCH
-from rolloutbus.router.offences import OFFENCES, REMEMBERED, SHUNNED_S, WINDOW_S, Offences
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS, MAX_ROUTER_EPOCH
+from rolloutbus.router.members.offences import OFFENCES, REMEMBERED, SHUNNED_S, WINDOW_S, Offences
 from tests.unit.router.harness import Bus, SimClient
 
 PEER = Peer(b"\x01" * 16)

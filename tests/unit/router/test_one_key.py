@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import pytest
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.bus.messages.membership import ClientBeat, Hello
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.validation import check_cost, cost_of
-from rolloutbus.router.run_pace import MIN_ENDED
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
+from rolloutbus.bus.wire.validation import check_cost, cost_of
+from rolloutbus.router.requests.run_pace import MIN_ENDED
 from tests.unit.router.harness import Bus, SimPeer, SimWorker
 
 BODY = Generate(bytes(4 * 20), Sampling(max_new_tokens=80))

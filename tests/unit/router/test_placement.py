@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.wire.entry import Entry
 from tests.unit.router.harness import Bus, SimWorker
 
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.messages.delivery import Lost
-from rolloutbus.bus.messages.generation import Abort
-from rolloutbus.bus.messages.membership import Goodbye
-from rolloutbus.router.dead_letter import DeadLetter
-from rolloutbus.router.dead_letters import MAX_BODY_BYTES, append_letters
-from rolloutbus.router.suspicion import KEPT_MAX, KEPT_S, Suspicions
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.wire.messages.delivery import Lost
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.membership import Goodbye
+from rolloutbus.router.health.dead_letter import DeadLetter
+from rolloutbus.router.health.dead_letters import MAX_BODY_BYTES, append_letters
+from rolloutbus.router.health.suspicion import KEPT_MAX, KEPT_S, Suspicions
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 _PLACE = Placement("default", cost=10)

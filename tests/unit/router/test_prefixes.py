@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.prefixes import Prefixes
-from rolloutbus.bus.messages.session import OpenSession
 from rolloutbus.bus.prefix_marks import packed
-from rolloutbus.router.prefixes import MARKS_PER_WORKER, MAX_EXPECTED, WORTH
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.bus.wire.messages.session import OpenSession
+from rolloutbus.router.placement.prefixes import MARKS_PER_WORKER, MAX_EXPECTED, WORTH
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 PROMPT = list(range(1, 13))

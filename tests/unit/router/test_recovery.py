@@ -1,7 +1,7 @@
 """A restarted router: soft state comes back from workers and clients."""
 
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.generation import Abort
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.generation import Abort
 from tests.unit.router.harness import Bus, SimClient
 
 

@@ -1,9 +1,9 @@
 """A router that is told of another one, and claims that a former router's clients bring."""
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.membership import Goodbye, Rejected, Welcome
-from rolloutbus.router.suspicion import ALONE_AT, POISON_AT, Suspicions
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.membership import Goodbye, Rejected, Welcome
+from rolloutbus.router.health.suspicion import ALONE_AT, POISON_AT, Suspicions
 from tests.unit.router.harness import Bus, SimPeer, SimWorker
 
 

@@ -2,10 +2,10 @@
 
 from typing import cast
 
-from rolloutbus.bus.codec import pack, unpack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.messages.delivery import Lost
-from rolloutbus.bus.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.delivery import Lost
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 _PLACE = Placement("default", group="g", cost=10, outlives_client=True)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.messages.delivery import Lost
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.membership import Goodbye
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.delivery import Lost
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.membership import Goodbye
 from tests.unit.router.harness import Bus
 from tests.unit.router.session_bench import HOUR_S, full, moves, opened, sessions, turn
 

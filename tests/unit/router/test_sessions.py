@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from rolloutbus.bus.codec import pack
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.errors import LocalProtocolError
-from rolloutbus.bus.messages.generation import Abort
-from rolloutbus.bus.messages.membership import Goodbye
-from rolloutbus.bus.messages.session import OpenSession
-from rolloutbus.router.session import SESSION_LIFE, Session
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import LocalProtocolError
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.membership import Goodbye
+from rolloutbus.bus.wire.messages.session import OpenSession
+from rolloutbus.router.sessions.record import SESSION_LIFE, Session
 from tests.unit.router.harness import Bus
 from tests.unit.router.session_bench import (
     HOUR_S,

@@ -2,14 +2,14 @@
 
 from random import Random
 
-from rolloutbus.bus.codec import encode_batch, pack
-from rolloutbus.bus.effects import SendAll
-from rolloutbus.bus.entry import Entry
-from rolloutbus.bus.ids import Peer
-from rolloutbus.bus.messages.generation import Abort
-from rolloutbus.bus.messages.membership import ClientBeat, Hello
+from rolloutbus.bus.actor.effects import SendAll
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.tap import TapMark, mark_in
+from rolloutbus.bus.streams.tap import TapMark, mark_in
+from rolloutbus.bus.wire.codec import encode_batch, pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.router.tap import TappedCore

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rolloutbus.bus.messages.membership import StoreFacts, WorkerFacts
-from rolloutbus.bus.messages.weights import Offer, PublishVersion, TransportChoice
-from rolloutbus.router.transport_plan import DEAR, Target, Way, plan_ways
+from rolloutbus.bus.wire.messages.membership import StoreFacts, WorkerFacts
+from rolloutbus.bus.wire.messages.weights import Offer, PublishVersion, TransportChoice
+from rolloutbus.router.updates.transport_plan import DEAR, Target, Way, plan_ways
 
 STORE = StoreFacts("tcp://10.0.0.1:9", {}, "host-a")
 ALL = ["collective", "cuda_ipc", "delta", "disk", "shm", "tcp"]

@@ -1,6 +1,6 @@
 """What could not be sent to its worker goes to another one at once, and nothing new to that one."""
 
-from rolloutbus.bus.entry import Entry
+from rolloutbus.bus.wire.entry import Entry
 from tests.unit.router.harness import Bus, SimWorker
 
 

@@ -1,8 +1,8 @@
 """What the store was asked to record and did not answer: nobody is told that it failed."""
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.weights import (
     PublishVersion,
     Reserved,
     ReserveVersion,

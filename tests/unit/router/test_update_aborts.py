@@ -1,8 +1,8 @@
 """A publisher that changes its mind."""
 
-from rolloutbus.bus.codec import unpack_result
-from rolloutbus.bus.messages.generation import Abort, Aborted
-from rolloutbus.bus.messages.weights import Prepared
+from rolloutbus.bus.wire.codec import unpack_result
+from rolloutbus.bus.wire.messages.generation import Abort, Aborted
+from rolloutbus.bus.wire.messages.weights import Prepared
 from tests.unit.router.harness import Bus, SimClient
 from tests.unit.router.update_steps import commit, prepare, publish, published, record
 

@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.weights import RecordCommit
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.weights import RecordCommit
 from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
 from tests.unit.router.update_steps import (
     FAILED,

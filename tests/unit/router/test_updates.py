@@ -2,8 +2,8 @@
 
 import pytest
 
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.weights import Offer, Prepared, PublishVersion
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.weights import Offer, Prepared, PublishVersion
 from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
 from tests.unit.router.update_steps import (
     FAILED,

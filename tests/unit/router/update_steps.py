@@ -1,8 +1,8 @@
 """The steps of a weight update, as its members play them."""
 
-from rolloutbus.bus.codec import unpack, unpack_result
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.weights import (
     Committed,
     Prepared,
     PrepareUpdate,

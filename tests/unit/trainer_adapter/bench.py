@@ -7,22 +7,22 @@ import msgspec
 import numpy as np
 import xxhash
 
-from rolloutbus.bus.clock import ManualClock
-from rolloutbus.bus.codec import decode_batch, encode_batch, pack, unpack
-from rolloutbus.bus.effects import Connect, Send
-from rolloutbus.bus.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.ids import NO_ATTEMPT, Attempt
-from rolloutbus.bus.messages.control import FleetOutcome, WorkerOutcome
-from rolloutbus.bus.messages.delivery import Accepted, Ack, Lost
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Generate, Generated, Sampling
-from rolloutbus.bus.messages.membership import Lease, Member, Welcome
-from rolloutbus.bus.messages.stream import Deltas, Idle
-from rolloutbus.trainer_adapter.client_core import ClientCore
-from rolloutbus.trainer_adapter.effects import Complete, Deliver, Effect, Outcome
-from rolloutbus.trainer_adapter.requests import Ask
-from rolloutbus.trainer_adapter.rollout import Delta, Rollout
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.actor.clock import ManualClock
+from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.wire.codec import decode_batch, encode_batch, pack, unpack
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
+from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
+from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Lost
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Generate, Generated, Sampling
+from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.trainer_adapter.client.core.core import ClientCore
+from rolloutbus.trainer_adapter.client.core.effects import Complete, Deliver, Effect, Outcome
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.rollout import Delta, Rollout
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 T = TypeVar("T")
 BOOT = "0123456789abcdef0123456789abcdef"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.membership import Member, Members
-from rolloutbus.trainer_adapter.requests import MAX_DEAD
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.membership import Member, Members
+from rolloutbus.trainer_adapter.client.core.requests import MAX_DEAD
 from tests.unit.sizes import largest
 from tests.unit.trainer_adapter.bench import Bench, generated
 

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.entry import Placement
-from rolloutbus.bus.errors import (
+from rolloutbus.bus.wire.entry import Placement
+from rolloutbus.bus.wire.errors import (
     ActorStopped,
     BusError,
     DeadlineExceeded,
@@ -16,15 +16,19 @@ from rolloutbus.bus.errors import (
     RequestExpired,
     StaleVersion,
 )
-from rolloutbus.bus.messages.control import FleetStatus, Pause, ServerFacts, Status
-from rolloutbus.bus.messages.delivery import Queued
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.generation import Abort, Generate, Sampling
-from rolloutbus.bus.messages.limits import MAX_BODY_BYTES
-from rolloutbus.bus.messages.membership import Dismissed, Lease, Member, Members
-from rolloutbus.trainer_adapter.effects import PolicyUnserved, Stopped
-from rolloutbus.trainer_adapter.requests import Ask
-from rolloutbus.trainer_adapter.rollout import FleetCommandFailed, FleetResult, RolloutCancelled
+from rolloutbus.bus.wire.limits import MAX_BODY_BYTES
+from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, ServerFacts, Status
+from rolloutbus.bus.wire.messages.delivery import Queued
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.generation import Abort, Generate, Sampling
+from rolloutbus.bus.wire.messages.membership import Dismissed, Lease, Member, Members
+from rolloutbus.trainer_adapter.client.core.effects import PolicyUnserved, Stopped
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.rollout import (
+    FleetCommandFailed,
+    FleetResult,
+    RolloutCancelled,
+)
 from tests.unit.trainer_adapter.bench import Bench, Wire, generated, ints, problem
 
 

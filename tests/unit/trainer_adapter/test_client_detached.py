@@ -4,18 +4,12 @@ from typing import cast
 
 import pytest
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Placement
-from rolloutbus.bus.errors import DeadlineExceeded, PeerLost, Refused
-from rolloutbus.bus.messages.delivery import Ack
-from rolloutbus.bus.messages.generation import (
-    Attach,
-    Generate,
-    Repair,
-    Repaired,
-    Sampling,
-)
-from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Placement
+from rolloutbus.bus.wire.errors import DeadlineExceeded, PeerLost, Refused
+from rolloutbus.bus.wire.messages.delivery import Ack
+from rolloutbus.bus.wire.messages.generation import Attach, Generate, Repair, Repaired, Sampling
+from rolloutbus.trainer_adapter.client.core.requests import Ask
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
 
 OLD = "c/7"

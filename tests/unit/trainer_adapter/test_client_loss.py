@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from rolloutbus.bus.errors import EngineFailed, PeerLost, RequestCancelled
-from rolloutbus.bus.messages.generation import Generate
-from rolloutbus.bus.messages.membership import Dismissed, Hello, Members
-from rolloutbus.trainer_adapter.effects import Subscribe, Unsubscribe
+from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, RequestCancelled
+from rolloutbus.bus.wire.messages.generation import Generate
+from rolloutbus.bus.wire.messages.membership import Dismissed, Hello, Members
+from rolloutbus.trainer_adapter.client.core.effects import Subscribe, Unsubscribe
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
 
 

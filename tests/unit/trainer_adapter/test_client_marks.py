@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from rolloutbus.bus.entry import Placement
-from rolloutbus.bus.messages.generation import Generate, Media, Sampling
-from rolloutbus.bus.messages.membership import Member, Members, Welcome
 from rolloutbus.bus.prefix_marks import marks_of
-from rolloutbus.trainer_adapter.requests import Ask
+from rolloutbus.bus.wire.entry import Placement
+from rolloutbus.bus.wire.messages.generation import Generate, Media, Sampling
+from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
+from rolloutbus.trainer_adapter.client.core.requests import Ask
 from tests.unit.trainer_adapter.bench import Bench
 
 PROMPT = np.arange(200, dtype="<i4").tobytes()

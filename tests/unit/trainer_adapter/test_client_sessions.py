@@ -1,9 +1,14 @@
 """Sessions of a client: held while they are open, opened again on a fresh link, moved."""
 
-from rolloutbus.bus.errors import BusError
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.membership import Dismissed
-from rolloutbus.bus.messages.session import CloseSession, OpenedSession, OpenSession, SessionMoved
+from rolloutbus.bus.wire.errors import BusError
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.membership import Dismissed
+from rolloutbus.bus.wire.messages.session import (
+    CloseSession,
+    OpenedSession,
+    OpenSession,
+    SessionMoved,
+)
 from tests.unit.trainer_adapter.bench import Bench, problem
 
 

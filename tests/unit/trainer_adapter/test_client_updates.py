@@ -4,12 +4,12 @@ from typing import cast
 
 import pytest
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.errors import BusError, DeadlineExceeded, RequestCancelled
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.generation import Abort
-from rolloutbus.bus.messages.weights import Published, PublishVersion, UpdateProgress
-from rolloutbus.trainer_adapter.effects import Report
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.errors import BusError, DeadlineExceeded, RequestCancelled
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.weights import Published, PublishVersion, UpdateProgress
+from rolloutbus.trainer_adapter.client.core.effects import Report
 from tests.unit.trainer_adapter.bench import Bench
 
 BODY = PublishVersion("default", 7)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.manifest import Bytes, digest_of
-from rolloutbus.trainer_adapter.host_copy import PIECE_BYTES, Judgement, put
+from rolloutbus.bus.weights.manifest import Bytes, digest_of
+from rolloutbus.trainer_adapter.publisher.host_copy import PIECE_BYTES, Judgement, put
 
 FLOATS = [
     torch.float32,

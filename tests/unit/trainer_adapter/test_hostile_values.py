@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Entry, Placement
-from rolloutbus.bus.errors import Refused
-from rolloutbus.bus.messages import COMMANDS
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.trainer_adapter.effects import Effect
-from rolloutbus.trainer_adapter.requests import Ask
-from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages import COMMANDS
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.trainer_adapter.client.core.effects import Effect
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
 from tests.conformance.representatives import NAMES
 from tests.unit.trainer_adapter.bench import Bench, ints
 

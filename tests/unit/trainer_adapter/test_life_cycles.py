@@ -2,11 +2,11 @@
 
 import pytest
 
-from rolloutbus.bus.errors import LocalProtocolError, SettingsError
-from rolloutbus.bus.messages.control import Status
-from rolloutbus.trainer_adapter.link import LINK_LIFE
-from rolloutbus.trainer_adapter.requests import REQUEST_LIFE, Ask, OpenRequest
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.bus.wire.errors import LocalProtocolError, SettingsError
+from rolloutbus.bus.wire.messages.control import Status
+from rolloutbus.trainer_adapter.client.core.link import LINK_LIFE
+from rolloutbus.trainer_adapter.client.core.requests import REQUEST_LIFE, Ask, OpenRequest
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 
 @pytest.mark.parametrize("table", [LINK_LIFE, REQUEST_LIFE])

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from rolloutbus.bus.messages.generation import Generate, Processor, Sampling
-from rolloutbus.trainer_adapter.logit_processors import (
+from rolloutbus.bus.wire.messages.generation import Generate, Processor, Sampling
+from rolloutbus.trainer_adapter.client.logit_processors import (
     action_mask,
     create_rl_logit_processor,
     disallowed_tokens,
     parse_rl_logit_processor,
     temperature_schedule,
 )
-from rolloutbus.trainer_adapter.rollouts import GenerateOptions, ask_of
+from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.trainer_adapter.lora import config_of, factors_of
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.trainer_adapter.publisher.lora import config_of, factors_of
 
 A, B = torch.ones(4, 8), torch.ones(16, 4)
 MODULE = "model.layers.0.mlp.up_proj"

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.trainer_adapter.named_tensors import named_tensors, published_dtype
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.trainer_adapter.publisher.named_tensors import named_tensors, published_dtype
 
 
 class Tied(torch.nn.Module):

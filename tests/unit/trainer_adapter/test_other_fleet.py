@@ -6,24 +6,24 @@ from typing import cast
 import msgspec
 import pytest
 
-from rolloutbus.bus.codec import unpack
-from rolloutbus.bus.entry import Placement
-from rolloutbus.bus.errors import DeadlineExceeded, OtherFleet, RequestCancelled
-from rolloutbus.bus.messages.control import Status
-from rolloutbus.bus.messages.generation import Attach, Generate, Sampling
-from rolloutbus.bus.messages.membership import Lease, Members, Welcome
-from rolloutbus.bus.messages.session import CloseSession, OpenedSession, OpenSession
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Placement
+from rolloutbus.bus.wire.errors import DeadlineExceeded, OtherFleet, RequestCancelled
+from rolloutbus.bus.wire.messages.control import Status
+from rolloutbus.bus.wire.messages.generation import Attach, Generate, Sampling
+from rolloutbus.bus.wire.messages.membership import Lease, Members, Welcome
+from rolloutbus.bus.wire.messages.session import CloseSession, OpenedSession, OpenSession
+from rolloutbus.bus.wire.messages.weights import (
     PublishVersion,
     ReserveVersion,
     RestoreVersion,
     SealVersion,
     SettleVersion,
 )
-from rolloutbus.trainer_adapter.client_core import ClientCore
-from rolloutbus.trainer_adapter.effects import FleetChanged, Stopped, Welcomed
-from rolloutbus.trainer_adapter.requests import Ask
-from rolloutbus.trainer_adapter.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.core import ClientCore
+from rolloutbus.trainer_adapter.client.core.effects import FleetChanged, Stopped, Welcomed
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.unit.trainer_adapter.bench import BOOT, Bench, ints
 
 

@@ -19,10 +19,10 @@ from rolloutbus import (
     connect,
     connect_sync,
 )
-from rolloutbus.bus.errors import ActorStopped, BusError, Refused, SettingsError
-from rolloutbus.bus.messages.generation import Generate, Grammar, Media, Sampling, Want
-from rolloutbus.trainer_adapter.publisher import source_of
-from rolloutbus.trainer_adapter.rollouts import ask_of, group_asks
+from rolloutbus.bus.wire.errors import ActorStopped, BusError, Refused, SettingsError
+from rolloutbus.bus.wire.messages.generation import Generate, Grammar, Media, Sampling, Want
+from rolloutbus.trainer_adapter.client.rollouts import ask_of, group_asks
+from rolloutbus.trainer_adapter.publisher.publisher import source_of
 
 ADDRESS = "tcp://127.0.0.1:1"
 """Never connected to."""

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from rolloutbus.bus.validation import MAX_RID_BYTES, check_rid
+from rolloutbus.bus.wire.validation import MAX_RID_BYTES, check_rid
 from tests.unit.trainer_adapter.bench import Bench
 
 

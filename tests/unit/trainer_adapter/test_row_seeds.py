@@ -4,9 +4,9 @@ from typing import cast
 
 import pytest
 
-from rolloutbus.bus.errors import Refused
-from rolloutbus.bus.messages.generation import Generate, Sampling
-from rolloutbus.trainer_adapter.rollouts import group_asks, row_seed
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.trainer_adapter.client.rollouts import group_asks, row_seed
 
 
 def _seeds(prompts: list[list[int]], n: int, seed: int | None) -> list[int | None]:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.trainer_adapter.shard_plan import Holding, in_buckets, plan_of
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.trainer_adapter.publisher.shard_plan import Holding, in_buckets, plan_of
 
 
 def held(name: str, *shape: int, leads: bool = True) -> Holding:

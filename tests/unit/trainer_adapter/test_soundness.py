@@ -2,10 +2,10 @@
 
 import pytest
 
-from rolloutbus.bus.errors import Refused
-from rolloutbus.bus.manifest import lay_out
-from rolloutbus.trainer_adapter.host_copy import Judgement
-from rolloutbus.trainer_adapter.soundness import Soundness
+from rolloutbus.bus.weights.manifest import lay_out
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.trainer_adapter.publisher.host_copy import Judgement
+from rolloutbus.trainer_adapter.publisher.soundness import Soundness
 
 LAYOUT = lay_out([("a", "F32", (2,)), ("b", "F32", (2,))])
 FINE = Judgement(1, is_finite=True, is_zero=False)

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus.bus.messages.generation import Sampling
-from rolloutbus.trainer_adapter.client import RolloutClient
-from rolloutbus.trainer_adapter.rollout import NO_LOGPROBS, Delta
-from rolloutbus.trainer_adapter.settings import ClientSettings
-from rolloutbus.trainer_adapter.text import TextClient
+from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.rollout import NO_LOGPROBS, Delta
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.text import TextClient
 
 
 class Utf8:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rolloutbus.bus.errors import RemoteProtocolError
-from rolloutbus.bus.messages.generation import Repair, Repaired
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from tests.unit.sizes import sizes
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rolloutbus.bus.errors import Refused
-from rolloutbus.trainer_adapter.rollout import Rollout
-from rolloutbus.trainer_adapter.transcript import Transcript
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.trainer_adapter.client.rollout import Rollout
+from rolloutbus.trainer_adapter.client.transcript import Transcript
 
 EOS = 2
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rolloutbus.bus.messages.weights import UpdateProgress
-from rolloutbus.trainer_adapter.transfer import TransferLog
+from rolloutbus.bus.wire.messages.weights import UpdateProgress
+from rolloutbus.trainer_adapter.publisher.transfer import TransferLog
 
 PROGRESS = UpdateProgress(1, "preparing", n_targets=2, n_prepared=1, update="update-1")
 

@@ -1,6 +1,6 @@
 """A client keeps the router it obeys while that one lives, and says so to a second one."""
 
-from rolloutbus.bus.messages.membership import Hello, Lease, Rejected, Welcome
+from rolloutbus.bus.wire.messages.membership import Hello, Lease, Rejected, Welcome
 from tests.unit.trainer_adapter.bench import Bench
 
 

@@ -1,8 +1,8 @@
 """Workers whose weights are not what they say are told from the others."""
 
-from rolloutbus.bus.errors import PeerLost
-from rolloutbus.bus.messages.weights import CheckedWeights, TensorCheck
-from rolloutbus.trainer_adapter.weights_report import WeightsReport, WorkerWeights, compare
+from rolloutbus.bus.wire.errors import PeerLost
+from rolloutbus.bus.wire.messages.weights import CheckedWeights, TensorCheck
+from rolloutbus.trainer_adapter.client.weights_report import WeightsReport, WorkerWeights, compare
 
 
 def holds(version: int, **digests: int) -> tuple[str, CheckedWeights]:

@@ -10,9 +10,9 @@ from http import HTTPStatus
 
 import torch
 
-from rolloutbus.engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
-from rolloutbus.engine_worker.engines.sglang import upstream
-from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
+from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
 
 
 def draw_one(

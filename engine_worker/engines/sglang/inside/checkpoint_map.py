@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rolloutbus.engine_worker.engines.sglang.orders import CheckpointTensor, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import CheckpointTensor, Rows
 from rolloutbus.engine_worker.engines.sglang.torch_types import TORCH_TYPES, name_of_type
-from rolloutbus.engine_worker.engines.sglang.upstream_types import Model
+from rolloutbus.engine_worker.engines.sglang.upstream.types import Model
 
 _aten = cast("Any", torch.ops).aten  # untyped
 _WRITES = frozenset(

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from rolloutbus.engine_worker.engines.sglang import hooks, upstream
-from rolloutbus.engine_worker.engines.sglang.hooks import Hook
-from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
 
 Call = Callable[..., Any]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.weights.manifest import Bytes
 
 _KEPT = 4
 """Enough for those that a host rotates through."""

@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 import torch
 
-from rolloutbus.bus.cuda_memory import CudaError
 from rolloutbus.bus.packing import runs_within
+from rolloutbus.bus.weights.cuda_memory import CudaError
 from rolloutbus.engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
 from rolloutbus.engine_worker.engines.sglang.inside.mapped_files import MappedFiles
 from rolloutbus.engine_worker.engines.sglang.inside.ranks import Ranks
 from rolloutbus.engine_worker.engines.sglang.inside.staging import NamedTensors, Staging
-from rolloutbus.engine_worker.engines.sglang.orders import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     Answer,
     CheckpointTensor,
     Read,
     Stage,
     Survey,
 )
-from rolloutbus.engine_worker.engines.sglang.upstream_types import ModelRunner
+from rolloutbus.engine_worker.engines.sglang.upstream.types import ModelRunner
 
 BATCH_BYTES = 512 * 1024 * 1024
 """Brought to the GPU at a time, where there was no room for the whole version."""

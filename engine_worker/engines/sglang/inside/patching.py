@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rolloutbus.engine_worker.engines.sglang import presence, upstream
-from rolloutbus.engine_worker.engines.sglang.hooks import Hook, Lack
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream import presence
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook, Lack
 
 Call = Callable[..., Any]
 

@@ -8,10 +8,11 @@ which is still there.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rolloutbus.engine_worker.engines.sglang import hooks, upstream
-from rolloutbus.engine_worker.engines.sglang.hooks import Hook
 from rolloutbus.engine_worker.engines.sglang.inside.version_change import namespace_of
-from rolloutbus.engine_worker.engines.sglang.upstream_types import Scheduler, SglangObject
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook
+from rolloutbus.engine_worker.engines.sglang.upstream.types import Scheduler, SglangObject
 
 Call = Callable[..., Any]
 NAMESPACE_AT = {"block_stored": 8, "block_removed": 3}

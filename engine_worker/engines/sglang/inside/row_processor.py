@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from rolloutbus.engine_worker.engines.penalties import penalised
-from rolloutbus.engine_worker.engines.processors import apply
-from rolloutbus.engine_worker.engines.row_rules import NOTHING_LEFT
-from rolloutbus.engine_worker.engines.sglang import upstream
 from rolloutbus.engine_worker.engines.sglang.inside.row_state import WITHIN, RowState, state_in
-from rolloutbus.engine_worker.engines.sglang.rules import NO_PENALTIES
+from rolloutbus.engine_worker.engines.sglang.schedulers.rules import NO_PENALTIES
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.shared.penalties import penalised
+from rolloutbus.engine_worker.engines.shared.processors import apply
+from rolloutbus.engine_worker.engines.shared.row_rules import NOTHING_LEFT
 
 
 class RowProcessor:

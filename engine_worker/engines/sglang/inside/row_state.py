@@ -11,9 +11,9 @@ from typing import Protocol, cast
 
 import torch
 
-from rolloutbus.engine_worker.engines.processors import LogitProcessor, factory_at
-from rolloutbus.engine_worker.engines.sglang.rules import REQUEST, RULES, Rules, rules_in
-from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang.schedulers.rules import REQUEST, RULES, Rules, rules_in
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
+from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor, factory_at
 
 WITHIN = -1
 """In place of a number of tokens: the step computes a part of what is known, and samples nothing

@@ -13,16 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rolloutbus.engine_worker.engines.sglang import features, hooks, upstream
-from rolloutbus.engine_worker.engines.sglang.hooks import Hook, When
+from rolloutbus.engine_worker.engines.sglang import features
 from rolloutbus.engine_worker.engines.sglang.inside.patching import patch
 from rolloutbus.engine_worker.engines.sglang.inside.prefix_events import PrefixEvents
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_sampling import SchedulerSampling
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import SchedulerWeights
 from rolloutbus.engine_worker.engines.sglang.inside.tap_columns import TapColumns
 from rolloutbus.engine_worker.engines.sglang.inside.version_account import VersionAccount
-from rolloutbus.engine_worker.engines.sglang.presence import lacks_for
-from rolloutbus.engine_worker.engines.sglang.tap_wire import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,
@@ -33,8 +31,12 @@ from rolloutbus.engine_worker.engines.sglang.tap_wire import (
     Pulse,
     framed,
 )
-from rolloutbus.engine_worker.engines.sglang.upstream import run_scheduler_process
-from rolloutbus.engine_worker.engines.sglang.upstream_types import (
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook, When
+from rolloutbus.engine_worker.engines.sglang.upstream.names import run_scheduler_process
+from rolloutbus.engine_worker.engines.sglang.upstream.presence import lacks_for
+from rolloutbus.engine_worker.engines.sglang.upstream.types import (
     OutputStreamer,
     Scheduler,
     SchedulerBatch,

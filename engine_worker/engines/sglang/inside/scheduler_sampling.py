@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 
-from rolloutbus.engine_worker.engines.sglang import hooks, upstream
-from rolloutbus.engine_worker.engines.sglang.hooks import Hook
 from rolloutbus.engine_worker.engines.sglang.inside import grammar_masks
 from rolloutbus.engine_worker.engines.sglang.inside.admission import admit, refuse
 from rolloutbus.engine_worker.engines.sglang.inside.broken_rows import (
@@ -16,7 +14,10 @@ from rolloutbus.engine_worker.engines.sglang.inside.broken_rows import (
 )
 from rolloutbus.engine_worker.engines.sglang.inside.row_state import place_rows
 from rolloutbus.engine_worker.engines.sglang.inside.support import Support, note_support, support_of
-from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
 
 Call = Callable[..., Any]
 

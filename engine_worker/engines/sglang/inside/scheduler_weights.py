@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rolloutbus.engine_worker.engines.sglang import upstream
 from rolloutbus.engine_worker.engines.sglang.inside.model_tensors import ModelTensors
 from rolloutbus.engine_worker.engines.sglang.inside.ranks import Ranks
 from rolloutbus.engine_worker.engines.sglang.inside.version_change import VersionChange
-from rolloutbus.engine_worker.engines.sglang.orders import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     Answer,
     Install,
     Order,
@@ -20,8 +19,9 @@ from rolloutbus.engine_worker.engines.sglang.orders import (
     as_numbers,
     order_of,
 )
-from rolloutbus.engine_worker.engines.sglang.tap_wire import Message, Staged, Swapped
-from rolloutbus.engine_worker.engines.sglang.upstream_types import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Message, Staged, Swapped
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.types import (
     NamedWeightRequest,
     Scheduler,
     SchedulerRequest,

@@ -10,10 +10,15 @@ from math import prod
 
 import torch
 
-from rolloutbus.bus.cuda_memory import CudaMemory, DeviceBytes
-from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.weights.cuda_memory import CudaMemory, DeviceBytes
+from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.engine_worker.engines.sglang.inside.mapped_files import MappedFiles
-from rolloutbus.engine_worker.engines.sglang.orders import CheckpointTensor, Lent, Placed, Stage
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
+    CheckpointTensor,
+    Lent,
+    Placed,
+    Stage,
+)
 from rolloutbus.engine_worker.engines.sglang.torch_types import TORCH_TYPES
 from rolloutbus.engine_worker.weights.device_copies import DeviceCopies
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from rolloutbus.engine_worker.engines.sglang.inside.row_state import state_in
-from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
 
 NOT_MEASURED = float("nan")
 TOP_K_ALL = 1 << 30

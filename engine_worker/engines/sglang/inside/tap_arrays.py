@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from rolloutbus.bus.arrays import AnyArray, array_of
-from rolloutbus.bus.messages.array import Array
-from rolloutbus.bus.messages.generation import Want
+from rolloutbus.bus.wire.arrays import AnyArray, array_of
+from rolloutbus.bus.wire.messages.array import Array
+from rolloutbus.bus.wire.messages.generation import Want
 from rolloutbus.engine_worker.engines.sglang.inside.row_state import state_of
-from rolloutbus.engine_worker.engines.sglang.rules import RULES
-from rolloutbus.engine_worker.engines.sglang.upstream_types import SglangObject
+from rolloutbus.engine_worker.engines.sglang.schedulers.rules import RULES
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
 
 NO_LOGPROB, NO_TOKEN = float("nan"), -1
 LEAST = np.finfo(np.float32).min

@@ -10,12 +10,12 @@ from http import HTTPStatus
 
 import numpy as np
 
-from rolloutbus.bus.messages.array import Array
+from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.engine_worker.engines.sglang.inside.support import NOT_MEASURED, truncates
 from rolloutbus.engine_worker.engines.sglang.inside.tap_arrays import wanted_arrays
 from rolloutbus.engine_worker.engines.sglang.inside.version_account import VersionAccount
-from rolloutbus.engine_worker.engines.sglang.tap_wire import STREAMED, Finish, Rows
-from rolloutbus.engine_worker.engines.sglang.upstream_types import FinishReason, SchedulerRequest
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import STREAMED, Finish, Rows
+from rolloutbus.engine_worker.engines.sglang.upstream.types import FinishReason, SchedulerRequest
 
 
 class TapColumns:

@@ -7,8 +7,8 @@ found another way than ours, so where the two contradict each other neither can 
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rolloutbus.engine_worker.engines.sglang.tap_wire import VersionsChecked
-from rolloutbus.engine_worker.engines.sglang.upstream_types import Run, SchedulerRequest
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import VersionsChecked
+from rolloutbus.engine_worker.engines.sglang.upstream.types import Run, SchedulerRequest
 
 Counted = Callable[[SchedulerRequest, int], Sequence[Run]]
 """SGLang's account of so many tokens of a request."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rolloutbus.engine_worker.engine import InFlight
-from rolloutbus.engine_worker.engines.sglang import upstream
-from rolloutbus.engine_worker.engines.sglang.upstream_types import Scheduler, SchedulerRequest
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.types import Scheduler, SchedulerRequest
 
 
 class Cost(NamedTuple):

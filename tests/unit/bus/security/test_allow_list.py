@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.allow_list import AllowList, edit_allow_list, read_allow_list
 from rolloutbus.bus.security.principals import Principal, by_key
+from rolloutbus.bus.wire.errors import SettingsError
 
 KEYS = [f"{n:064x}" for n in range(10)]
 ANN = Principal(KEYS[0], "ann", "client")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
 from rolloutbus.bus.security.key_files import (
     public_file,
     read_key_pair,
@@ -17,6 +16,7 @@ from rolloutbus.bus.security.key_files import (
 )
 from rolloutbus.bus.security.keys import KeyPair
 from rolloutbus.bus.security.zmq_curve import new_key_pair
+from rolloutbus.bus.wire.errors import SettingsError
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rolloutbus.bus.messages import COMMANDS
 from rolloutbus.bus.security.principals import KINDS_OF, ROLES
+from rolloutbus.bus.wire.messages import COMMANDS
 
 CHANGES = ("load_lora", "unload_lora", "save_weights", "start_profile", "stop_profile")
 

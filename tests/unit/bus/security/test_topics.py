@@ -2,9 +2,9 @@
 
 import pytest
 
-from rolloutbus.bus.codec import topic_of
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.topics import claim_of, granted
+from rolloutbus.bus.wire.codec import topic_of
 
 KEY = "ab" * 32
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.hooks import HOOKS, PARTS, TESTED
-from rolloutbus.engine_worker.engines.sglang.presence import PACKAGE
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import HOOKS, PARTS, TESTED
+from rolloutbus.engine_worker.engines.sglang.upstream.presence import PACKAGE
 
 
 def hook_targets() -> list[str]:

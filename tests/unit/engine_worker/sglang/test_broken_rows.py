@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from rolloutbus.engine_worker.engines.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
-from rolloutbus.engine_worker.engines.sglang import upstream
 from rolloutbus.engine_worker.engines.sglang.inside.broken_rows import (
     draw_one,
     drawable,
     end_broken,
 )
 from rolloutbus.engine_worker.engines.sglang.live import problem_of
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
 
 N_ROWS, VOCAB_SIZE = 64, 500
 NAN = float("nan")

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from rolloutbus.bus.errors import EngineFailed, LocalProtocolError
+from rolloutbus.bus.wire.errors import EngineFailed, LocalProtocolError
 from rolloutbus.engine_worker.engines.sglang.guard import (
     CUDA_GRAPH,
     GATE_LIFE,
@@ -18,7 +18,7 @@ from rolloutbus.engine_worker.engines.sglang.guard import (
     GateState,
     Guard,
 )
-from rolloutbus.engine_worker.engines.step_loop import EngineBusy
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 STATES = get_args(GateState)
 EVENTS = get_args(GateEvent)

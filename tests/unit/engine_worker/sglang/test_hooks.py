@@ -14,24 +14,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang import hooks
-from rolloutbus.engine_worker.engines.sglang.hooks import HOOKS, PARTS, TESTED, Hook, Lack
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler import SchedulerTap, run_scheduler
-from rolloutbus.engine_worker.engines.sglang.presence import (
-    dotted,
-    found,
-    is_wrapped,
-    lacking,
-    lacks_for,
-)
-from rolloutbus.engine_worker.engines.sglang.tap_listener import TapListener
-from rolloutbus.engine_worker.engines.sglang.tap_wire import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_listener import TapListener
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,
     LastWords,
     Looked,
     Message,
+)
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import HOOKS, PARTS, TESTED, Hook, Lack
+from rolloutbus.engine_worker.engines.sglang.upstream.presence import (
+    dotted,
+    found,
+    is_wrapped,
+    lacking,
+    lacks_for,
 )
 from rolloutbus.engine_worker.engines.survey.sglang_probes import probes
 from tests.unit.engine_worker.sglang.sglang_stand_in import (

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from rolloutbus.bus.ids import AttemptKey, RequestId
-from rolloutbus.bus.messages.generation import Sampling
+from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.messages.generation import Sampling
 from rolloutbus.engine_worker.engine import Step, Work
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequests
-from rolloutbus.engine_worker.engines.sglang.tap_wire import Finish, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Finish, Rows
 
 
 def key(name: str) -> AttemptKey:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.orders import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     Answer,
     CheckpointTensor,
     Install,

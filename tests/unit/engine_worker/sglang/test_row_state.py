@@ -19,7 +19,12 @@ from rolloutbus.engine_worker.engines.sglang.inside.row_state import (
     place_rows,
     state_of,
 )
-from rolloutbus.engine_worker.engines.sglang.rules import REQUEST, Penalties, Rules, custom_params
+from rolloutbus.engine_worker.engines.sglang.schedulers.rules import (
+    REQUEST,
+    Penalties,
+    Rules,
+    custom_params,
+)
 
 VOCAB = 12
 PENALISED = Rules(penalties=Penalties(frequency=1.0))
@@ -124,7 +129,10 @@ def test_rows_of_a_batch_each_have_their_own_rules() -> None:
             [1],
             Rules(
                 processors=(
-                    ("rolloutbus.engine_worker.engines.processors:action_mask", {"allowed": [3]}),
+                    (
+                        "rolloutbus.engine_worker.engines.shared.processors:action_mask",
+                        {"allowed": [3]},
+                    ),
                 )
             ),
         ),

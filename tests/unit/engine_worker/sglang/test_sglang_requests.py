@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus.bus.messages.generation import Grammar, Media, Prefix, Processor, Sampling, Want
+from rolloutbus.bus.wire.messages.generation import (
+    Grammar,
+    Media,
+    Prefix,
+    Processor,
+    Sampling,
+    Want,
+)
 from rolloutbus.engine_worker.engine import EngineFacts, Work
-from rolloutbus.engine_worker.engines.processors import Processors
 from rolloutbus.engine_worker.engines.sglang.requests import RequestTerms, Unfit, generate_request
-from rolloutbus.engine_worker.engines.sglang.rules import NO_RULES, Rules, rules_in
+from rolloutbus.engine_worker.engines.sglang.schedulers.rules import NO_RULES, Rules, rules_in
+from rolloutbus.engine_worker.engines.shared.processors import Processors
 from tests.step_log import key
 
 VOCAB = 100
@@ -109,7 +116,7 @@ def test_processors_travel_as_the_path_of_their_factory_and_numbers() -> None:
     mask = Processor("action_mask", {"allowed": [1, 2], "mask_value": float("-inf")})
     rules = rules_in(asked(work(body={"processors": [mask]}))["sampling_params"]["custom_params"])
     ((path, told),) = rules.processors
-    assert path == "rolloutbus.engine_worker.engines.processors:action_mask"
+    assert path == "rolloutbus.engine_worker.engines.shared.processors:action_mask"
     assert told == mask.params
 
 

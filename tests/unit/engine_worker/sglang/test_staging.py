@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.engine_worker.engines.sglang.inside.mapped_files import MappedFiles
 from rolloutbus.engine_worker.engines.sglang.inside.staging import Staging
-from rolloutbus.engine_worker.engines.sglang.orders import CheckpointTensor, Placed, Stage
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
+    CheckpointTensor,
+    Placed,
+    Stage,
+)
 from rolloutbus.engine_worker.weights.shared_memory import Whereabouts, shared_buffer
 
 CPU = torch.device("cpu")

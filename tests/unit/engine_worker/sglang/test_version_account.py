@@ -13,8 +13,12 @@ from rolloutbus.engine_worker.engines.sglang.inside.version_account import (
     VersionAccount,
     contradiction,
 )
-from rolloutbus.engine_worker.engines.sglang.tap_wire import STREAMED, Rows, VersionsChecked
-from rolloutbus.engine_worker.engines.sglang.upstream_types import Run
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
+    STREAMED,
+    Rows,
+    VersionsChecked,
+)
+from rolloutbus.engine_worker.engines.sglang.upstream.types import Run
 
 Lengths = list[tuple[str, int]]
 """Versions, and how many tokens are of each."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rolloutbus.bus.messages.weights import InFlight
+from rolloutbus.bus.wire.messages.weights import InFlight
 from rolloutbus.engine_worker.engines.sglang.inside.version_change import VersionChange
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.messages.generation import Sampling, Want
+from rolloutbus.bus.wire.messages.generation import Sampling, Want
 from rolloutbus.engine_worker.engine import EngineFacts, Work
-from rolloutbus.engine_worker.engines.batch import Batch, BatchLimits
-from rolloutbus.engine_worker.engines.causal_lm import CausalLm
-from rolloutbus.engine_worker.engines.forward import Forward
-from rolloutbus.engine_worker.engines.kv_blocks import KvBlocks
-from rolloutbus.engine_worker.engines.request import Request, open_request
-from rolloutbus.engine_worker.engines.sampler import Sampler
+from rolloutbus.engine_worker.engines.shared.request import Request, open_request
+from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
+from rolloutbus.engine_worker.engines.transformers.causal_lm import CausalLm
+from rolloutbus.engine_worker.engines.transformers.forward import Forward
+from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks
+from rolloutbus.engine_worker.engines.transformers.sampler import Sampler
 from tests.lora_adapters import random_lora
 from tests.step_log import StepLog, key
 from tests.tiny_models import Build, check_fresh, make_model, prompt, work

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rolloutbus.engine_worker.engine import Work
-from rolloutbus.engine_worker.engines.transformers_engine import TransformersEngine
+from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
 from tests.lora_adapters import Lora, random_lora
 from tests.step_log import StepLog
 from tests.tiny_models import Build, check_fresh, make_model, work

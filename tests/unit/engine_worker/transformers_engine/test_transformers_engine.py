@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus.bus.messages.generation import Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Prefix, Sampling
 from rolloutbus.engine_worker.engine import PauseMode, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
-from rolloutbus.engine_worker.engines.step_loop import EngineBusy, EngineDied
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy, EngineDied
 from tests.step_log import DEADLINE_S, StepLog, key
 from tests.tiny_models import (
     CONFIGS,

@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from rolloutbus.bus.messages.generation import Sampling
 from rolloutbus.bus.prefix_marks import marks_of, unpacked
+from rolloutbus.bus.wire.messages.generation import Sampling
 from rolloutbus.engine_worker.engine import Int32s, Work
-from rolloutbus.engine_worker.engines.transformers_engine import TransformersEngine
+from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
 from tests.lora_adapters import random_lora
 from tests.step_log import StepLog, key
 from tests.tiny_models import Build, changed, make_model, prompt

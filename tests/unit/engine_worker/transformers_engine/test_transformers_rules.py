@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rolloutbus.bus.arrays import numpy_of
-from rolloutbus.bus.messages.generation import Processor, Want
+from rolloutbus.bus.wire.arrays import numpy_of
+from rolloutbus.bus.wire.messages.generation import Processor, Want
 from rolloutbus.engine_worker.engine import Work
 from tests.step_log import StepLog, key
 from tests.tiny_models import TOLERANCE, VOCAB, Build, fresh, make_model, work

@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from rolloutbus.bus.messages.generation import Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Prefix, Sampling
 from rolloutbus.engine_worker.engine import Bytes, InFlight, Work
-from rolloutbus.engine_worker.engines.step_loop import EngineBusy
-from rolloutbus.engine_worker.engines.transformers_engine import TransformersEngine
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from tests.step_log import DEADLINE_S, StepLog, key
 from tests.tiny_models import (

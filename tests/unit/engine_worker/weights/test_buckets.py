@@ -1,9 +1,9 @@
 import pytest
 
-from rolloutbus.bus.manifest import lay_out, total_bytes
-from rolloutbus.bus.messages.weights import Bucket, Manifest, Offer
-from rolloutbus.engine_worker.weights.buckets import offer_of
+from rolloutbus.bus.weights.manifest import lay_out, total_bytes
+from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
 from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 
 LAYOUT = lay_out([("a", "U8", (64,)), ("b", "U8", (100,)), ("c", "U8", (10,))])
 

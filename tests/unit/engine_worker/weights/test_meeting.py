@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from rolloutbus.bus.rendezvous import RankReport, done_key, joined_key, read_report
-from rolloutbus.engine_worker.weights.meeting import Meeting
+from rolloutbus.bus.weights.rendezvous import RankReport, done_key, joined_key, read_report
 from rolloutbus.engine_worker.weights.staged import CannotFetch
-from rolloutbus.trainer_adapter.offers.rendezvous import Rendezvous
+from rolloutbus.engine_worker.weights.transports.meeting import Meeting
+from rolloutbus.trainer_adapter.publisher.offers.rendezvous import Rendezvous
 
 PATIENCE_S = 30.0
 

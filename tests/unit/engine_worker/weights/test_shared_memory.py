@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rolloutbus.bus.manifest import Bytes
+from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.engine_worker.weights.shared_memory import FileBytes, Whereabouts, shared_buffer
 
 

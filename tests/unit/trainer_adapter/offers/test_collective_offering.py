@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from rolloutbus.bus.host import host_id
-from rolloutbus.bus.manifest import lay_out
-from rolloutbus.bus.rendezvous import GO, WORLD, RankReport, joined_key, write_report
-from rolloutbus.trainer_adapter.offers.collective import CollectiveOffering
+from rolloutbus.bus.weights.manifest import lay_out
+from rolloutbus.bus.weights.rendezvous import GO, WORLD, RankReport, joined_key, write_report
+from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
 
 LAYOUT = lay_out([("a", "F32", (4,))])
 TENSORS = [torch.arange(4.0)]

@@ -2,8 +2,8 @@
 
 import torch
 
-from rolloutbus.bus.messages.membership import Member
-from rolloutbus.trainer_adapter.offers.devices import gpus_of, is_shared
+from rolloutbus.bus.wire.messages.membership import Member
+from rolloutbus.trainer_adapter.publisher.offers.devices import gpus_of, is_shared
 
 
 def _worker(policy: str, *gpus: str) -> Member:

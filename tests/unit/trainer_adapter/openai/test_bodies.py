@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.bus.errors import Refused
-from rolloutbus.bus.messages.generation import Grammar, Media
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.generation import Grammar, Media
 from rolloutbus.trainer_adapter.openai.bodies import ChatBody, CompletionBody, body_of
 from rolloutbus.trainer_adapter.openai.conversation import conversation_of
 from rolloutbus.trainer_adapter.openai.prompts import chat_prompt, prompts_of

@@ -1,8 +1,8 @@
 """A store core with a shell that succeeds at everything."""
 
-from rolloutbus.bus.manifest import lay_out
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.weights.manifest import lay_out
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.weights import (
     DeltaPart,
     RecordCommit,
     Reserved,

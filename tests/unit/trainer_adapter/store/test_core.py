@@ -1,9 +1,9 @@
 import pytest
 
-from rolloutbus.bus.errors import LocalProtocolError
-from rolloutbus.bus.messages.endings import Done, Problem
-from rolloutbus.bus.messages.limits import CHUNK_BYTES
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.errors import LocalProtocolError
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.weights import (
     Manifest,
     Offer,
     PullChunk,

@@ -1,7 +1,13 @@
 import pytest
 
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.weights import Delta, DeltaPart, PullChunk, PullDelta, RecordCommit
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import (
+    Delta,
+    DeltaPart,
+    PullChunk,
+    PullDelta,
+    RecordCommit,
+)
 from rolloutbus.trainer_adapter.store.askers import BulkAsker
 from rolloutbus.trainer_adapter.store.deltas import IDLE_S, MAX_IN_THE_MAKING
 from rolloutbus.trainer_adapter.store.effects import (

@@ -1,4 +1,4 @@
-from rolloutbus.bus.messages.weights import Manifest, Offer, PullManifest, RecordCommit
+from rolloutbus.bus.wire.messages.weights import Manifest, Offer, PullManifest, RecordCommit
 from rolloutbus.trainer_adapter.store.core import StoreCore
 from rolloutbus.trainer_adapter.store.effects import RemoveFiles, StoreEffect, WriteFiles
 from tests.unit.trainer_adapter.store.desk import Desk, answer_of, released

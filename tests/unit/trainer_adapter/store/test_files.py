@@ -4,10 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolloutbus.bus.errors import Refused
-from rolloutbus.bus.manifest import Bytes, lay_out, total_bytes
 from rolloutbus.bus.paths import WEIGHTS, check_path
-from rolloutbus.bus.tensor_files import MANIFEST, shard_name
+from rolloutbus.bus.weights.manifest import Bytes, lay_out, total_bytes
+from rolloutbus.bus.weights.tensor_files import MANIFEST, shard_name
+from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.trainer_adapter.store.files import WeightFiles, place_of
 
 LAYOUT = lay_out([("a", "F32", (16, 4)), ("b", "BF16", (8,))])

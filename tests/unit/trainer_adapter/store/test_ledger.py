@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.errors import SettingsError
-from rolloutbus.bus.messages.weights import Tensor
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.trainer_adapter.store.ledger import Ledger
 from rolloutbus.trainer_adapter.store.records import (
     Assigned,

@@ -1,5 +1,5 @@
-from rolloutbus.bus.messages.endings import Problem
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import (
     Manifest,
     PullChunk,
     PullManifest,

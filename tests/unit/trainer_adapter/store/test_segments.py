@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.shm import SegmentGone, SegmentReader, SegmentWriter
+from rolloutbus.bus.weights.shm import SegmentGone, SegmentReader, SegmentWriter
 from rolloutbus.trainer_adapter.store.segments import GRAIN_BYTES, SegmentPool, StoreFull, sweep
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -1,6 +1,6 @@
 """What is not committed when it is settled never will be, and its memory is given back."""
 
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.messages.weights import (
     RecordCommit,
     Reserved,
     ReserveVersion,

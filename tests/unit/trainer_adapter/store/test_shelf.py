@@ -6,12 +6,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.manifest import bytes_of, digest_of, first_mismatch, lay_out, total_bytes
-from rolloutbus.bus.messages.weights import Offer
-from rolloutbus.bus.tensor_files import shard_name
+from rolloutbus.bus.weights.manifest import (
+    bytes_of,
+    digest_of,
+    first_mismatch,
+    lay_out,
+    total_bytes,
+)
+from rolloutbus.bus.weights.tensor_files import shard_name
+from rolloutbus.bus.wire.messages.weights import Offer
 from rolloutbus.trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
 from rolloutbus.trainer_adapter.store.segments import SegmentPool
-from rolloutbus.trainer_adapter.store.shelf import Shelf
+from rolloutbus.trainer_adapter.store.startup import Shelf
 
 LAYOUT = lay_out([("a", "F32", (16, 4)), ("b", "BF16", (8,))])
 SIZE_BYTES = total_bytes(LAYOUT)

@@ -1,7 +1,7 @@
 """Zeros that were meant, or were committed once, are no reason to refuse a version."""
 
-from rolloutbus.bus.messages.endings import Done
-from rolloutbus.bus.messages.weights import (
+from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.weights import (
     Manifest,
     PullManifest,
     RecordCommit,

@@ -1,0 +1,143 @@
+"""The loop around a core: events and the time go in, effects come out and are carried out.
+
+Sockets and processes belong to the shell that makes the actor. What raises in here is a bug, and
+ends the actor: whoever waits for it is told, and nothing goes on half done.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, TypeVarTuple, Unpack
+
+from rolloutbus.bus.actor.clock import Clock
+
+EffectT = TypeVar("EffectT")
+Event = TypeVarTuple("Event")
+
+CoreCall = Callable[[float], Sequence[EffectT]]
+"""A core's method that needs nothing but the time, in seconds."""
+
+
+def one_by_one(apply: Callable[[EffectT], None]) -> Callable[[Sequence[EffectT]], None]:
+    """For a shell that carries out each effect by itself."""
+
+    def apply_all(effects: Sequence[EffectT]) -> None:
+        for effect in effects:
+            apply(effect)
+
+    return apply_all
+
+
+def _untold(_: Exception) -> None:
+    """Nobody but those who wait in `stopped` wants to know."""
+
+
+class Actor(Generic[EffectT]):
+    """One core on the running event loop. Ends once: by `stop` or by a crash."""
+
+    def __init__(
+        self,
+        apply_all: Callable[[Sequence[EffectT]], None],
+        *,
+        clock: Clock,
+        tick: CoreCall[EffectT],
+        tick_s: float,
+        flush: CoreCall[EffectT] | None = None,
+        on_crash: Callable[[Exception], None] = _untold,
+    ) -> None:
+        """Make it; it takes events at once, and ticks from `start` on.
+
+        Args:
+            apply_all: carries out effects, in order; see `one_by_one`.
+            clock: the time that the core is told.
+            tick: tells the core that time has passed.
+            tick_s: seconds from one tick to the next.
+            flush: asked once at the end of each loop turn in which something happened: what the
+                core collected meanwhile.
+            on_crash: called at once when core or effects raise, so that callers get their ending.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._apply_all = apply_all
+        self._clock = clock
+        self._tick_core = tick
+        self._tick_s = tick_s
+        self._flush_core = flush
+        self._on_crash = on_crash
+        self._ending: asyncio.Future[str] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_flush_due = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes events."""
+        return not self._ending.done()
+
+    def start(self) -> None:
+        """Tick, now and every `tick_s` seconds until it ends."""
+        self._tick()
+
+    def feed(
+        self, event: Callable[[Unpack[Event], float], Sequence[EffectT]], *what: *Event
+    ) -> None:
+        """Call the core's method with `what` and the time; carry out what it wants.
+
+        An actor that has ended takes no events: they are dropped.
+        """
+        if self._ending.done():
+            return
+        try:
+            effects = event(*what, self._clock.now())
+            # Asked for before anything is sent: what the flush adds then goes out in the same
+            # frame, ahead of the port's own end of the turn.
+            if self._flush_core is not None and not self._is_flush_due:
+                self._is_flush_due = True
+                self._loop.call_soon(self._flush, self._flush_core)
+            self._apply_all(effects)
+        except Exception as error:  # noqa: BLE001 - a crash is the actor's ending
+            self.crash(error)
+
+    def carry_out(self, effects: Sequence[EffectT]) -> None:
+        """Carry out effects of a core's method that its caller had to call itself."""
+        self.feed(lambda _: effects)
+
+    def stop(self, reason: str) -> None:
+        """End it, because of `reason`; effects under way are still carried out."""
+        if not self._ending.done():
+            self._ending.set_result(reason)
+            self._cancel_timer()
+
+    def crash(self, error: Exception) -> None:
+        """End it with an error: its core, its effects or its shell have a bug."""
+        if not self._ending.done():
+            self._ending.set_exception(error)
+            self._cancel_timer()
+            self._on_crash(error)
+
+    async def stopped(self) -> str:
+        """Wait for its end; returns the reason.
+
+        Raises:
+            Exception: what it crashed with.
+        """
+        return await asyncio.shield(self._ending)
+
+    def _flush(self, flush_core: CoreCall[EffectT]) -> None:
+        # Also after `stop`: these are the last words of the turn in which it stopped.
+        if self._ending.done() and self._ending.exception() is not None:
+            return
+        try:
+            effects = flush_core(self._clock.now())
+            if effects:
+                self._apply_all(effects)
+        except Exception as error:  # noqa: BLE001 - a crash is the actor's ending
+            self.crash(error)
+        self._is_flush_due = False
+
+    def _tick(self) -> None:
+        if not self._ending.done():
+            self._timer = self._loop.call_later(self._tick_s, self._tick)
+            self.feed(self._tick_core)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,184 @@
+"""One actor as a process: settings in as JSON, one ready line out, a clean end on a signal."""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from enum import IntEnum, unique
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+import uvloop
+
+from rolloutbus.bus.actor.parent import die_with_parent
+from rolloutbus.bus.actor.resources import WATCH_S, ResourceWatch, provide_fds
+from rolloutbus.bus.wire.errors import BusError, SettingsError
+
+_COMPLAINT = "error: "
+_WARNING = "warning: "
+_LATE_LINES = 4
+EXPECTED_PEERS = 1000
+"""Connections that every actor must be able to hold; more are taken while the system allows."""
+
+
+@unique
+class ActorExit(IntEnum):
+    """Exit status of an actor's process."""
+
+    STOPPED = 0
+    """It was told to leave."""
+    FAILED = 1
+    SETTINGS = 2
+    """Its settings cannot work."""
+    REPLACED = 3
+    """A newer process has taken its name."""
+    ENGINE = 4
+    """Its engine cannot be built, or crashed too often."""
+    FORBIDDEN = 5
+    """Its key does not, or no longer, allow what it is."""
+    REJECTED = 6
+    """It is a second router: another one holds the fleet."""
+
+
+class ActorSettings(Protocol):
+    """What the settings of every actor have."""
+
+    @property
+    def exit_with_parent(self) -> bool:
+        """Leave when the process that started this one dies."""
+        ...
+
+
+SettingsT = TypeVar("SettingsT", bound=ActorSettings)
+
+
+class _ReadyLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    ready: dict[str, str]
+
+
+class _ToldLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    told: str
+
+
+def announce_ready(**endpoints: str) -> None:
+    """Tell whoever started this process that it serves, and where: one JSON line on stdout."""
+    sys.stdout.write(msgspec.json.encode(_ReadyLine(endpoints)).decode() + "\n")
+    # Somebody waits for this line; and if the reader has died meanwhile, this raises.
+    sys.stdout.flush()
+
+
+def read_ready(line: bytes) -> dict[str, str] | None:
+    """The endpoints of a ready line; None for anything else that a process may print."""
+    try:
+        return msgspec.json.decode(line, type=_ReadyLine).ready
+    except msgspec.DecodeError:
+        return None
+
+
+def read_told(line: bytes) -> str:
+    """The sentence of `warn` or `complain` that a line holds; empty for anything else."""
+    try:
+        return msgspec.json.decode(line, type=_ToldLine).told
+    except msgspec.DecodeError:
+        return ""
+
+
+def complain(sentence: str) -> None:
+    """Say why this process ends; see `complaint_in`."""
+    _say(f"{_COMPLAINT}{sentence}")
+
+
+def warn(sentence: str) -> None:
+    """Say what people must know while this process goes on."""
+    _say(f"{_WARNING}{sentence}")
+
+
+def _say(sentence: str) -> None:
+    """On stderr, which is often a file on a disk that is full, and to whoever started us."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(sentence + "\n")
+        sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(msgspec.json.encode(_ToldLine(sentence)).decode() + "\n")
+        sys.stdout.flush()
+
+
+def complaint_in(log: Sequence[str]) -> str:
+    """Why a process ended, as it said at last; empty if it did not.
+
+    What it leaves behind, such as the processes of an engine, may add a few lines.
+    """
+    said = [line for line in log[-_LATE_LINES:] if line.startswith(_COMPLAINT)]
+    return said[-1].removeprefix(_COMPLAINT) if said else ""
+
+
+def on_stop_signal(stop: Callable[[], object]) -> None:
+    """Have SIGTERM and SIGINT call `stop` on the running loop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+def run_actor(
+    name: str,
+    settings_type: type[SettingsT],
+    serve: Callable[[SettingsT], Awaitable[ActorExit]],
+    arguments: Sequence[str] | None = None,
+) -> ActorExit:
+    """The whole `main` of an actor; returns its exit status.
+
+    Args:
+        name: as in `python -m NAME`.
+        settings_type: what `--settings-json` or `--settings-file` holds.
+        serve: runs the actor until a stop signal (see `on_stop_signal`); calls
+            `announce_ready` as soon as others can count on it.
+        arguments: of the command line; None: this process's own.
+    """
+    try:
+        settings = _read_settings(name, settings_type, arguments)
+        if settings.exit_with_parent:
+            die_with_parent()
+        provide_fds(EXPECTED_PEERS)
+        return uvloop.run(_watched(serve(settings)))
+    except (msgspec.DecodeError, OSError, SettingsError) as error:
+        complain(str(error))
+        return ActorExit.SETTINGS
+    except BusError as error:
+        complain(str(error))
+        return ActorExit.FAILED
+
+
+def _read_settings(
+    name: str, settings_type: type[SettingsT], arguments: Sequence[str] | None
+) -> SettingsT:
+    kind = settings_type.__name__
+    parser = argparse.ArgumentParser(prog=f"python -m {name}")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--settings-json", metavar="JSON", help=f"a {kind} as a JSON object")
+    source.add_argument("--settings-file", metavar="PATH", type=Path, help="a file that holds it")
+    options = parser.parse_args(arguments)
+    text = options.settings_json or options.settings_file.read_bytes()
+    return msgspec.json.decode(text, type=settings_type)
+
+
+async def _watched(serving: Awaitable[ActorExit]) -> ActorExit:
+    """Serve, and say on stderr when a limit of the system comes near."""
+    loop = asyncio.get_running_loop()
+    watch = ResourceWatch()
+    timer: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal timer
+        timer = loop.call_later(WATCH_S, look)
+        for sentence in watch.look(loop.time()):
+            warn(sentence)
+
+    look()
+    try:
+        return await serving
+    finally:
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,107 @@
+"""Limits that the system sets on this process: looked at before it serves, and from then on.
+
+A router without descriptors cannot take a connection and cannot refuse it either: libzmq tries
+again at once, for ever, on a whole core. So what will be needed is checked at the start, people are
+told while there is still something left, and the last ones are not for strangers.
+"""
+
+import errno
+import resource
+from pathlib import Path
+
+from rolloutbus.bus.wire.errors import SettingsError
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What the system says when a disk, or a share of it, is full: that may change by itself."""
+RESERVE_FDS = 64
+"""For logs, ledgers and engine hosts, beside one descriptor per peer."""
+ALARM_SHARE = 0.8
+WATCH_S = 5.0
+"""Between two looks."""
+_ALARM_OFF_SHARE = 0.7
+"""An alarm is given again after use has fallen below this share."""
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+_OPEN_FDS = Path("/proc/self/fd")
+
+
+def provide_fds(n_peers: int) -> int:
+    """Let this process open what so many peers need, and the reserve; returns its new limit.
+
+    Raises:
+        SettingsError: the system does not allow so many.
+    """
+    needed = n_peers + RESERVE_FDS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return soft
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise SettingsError(
+            f"{n_peers} peers need {needed} open files, but the system allows {hard}; "
+            f"raise it (`ulimit -Hn {needed}`) or expect fewer peers"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return needed
+
+
+def too_few_fds() -> str:
+    """What to say when no more files can be opened."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"this process may have {soft} open files, and has them; raise that (`ulimit -n 1064` is "
+        "enough for 1000 peers)"
+    )
+
+
+def is_scarce(fd: int) -> bool:
+    """Whether a descriptor that was just opened is one of the reserve.
+
+    The lowest free number is always given first, so a number this high says that about as many are
+    in use.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft != resource.RLIM_INFINITY and fd >= soft - RESERVE_FDS
+
+
+class ResourceWatch:
+    """Tells once when descriptors or memory grow scarce, and once more after they were not."""
+
+    def __init__(self) -> None:
+        self._look_at = 0.0
+        self._scarce: set[str] = set()
+
+    def look(self, now: float) -> list[str]:
+        """A sentence for each limit that has come near since the last look, which may be rare."""
+        if now < self._look_at:
+            return []
+        self._look_at = now + WATCH_S
+        return [
+            sentence
+            for what, used, limit in (_descriptors(), _memory())
+            if (sentence := self._judge(what, used, limit))
+        ]
+
+    def _judge(self, what: str, used: int, limit: int) -> str:
+        share = used / limit if limit > 0 else 0.0
+        if share < _ALARM_OFF_SHARE:
+            self._scarce.discard(what)
+        if share < ALARM_SHARE or what in self._scarce:
+            return ""
+        self._scarce.add(what)
+        return f"{share:.0%} of {what} are in use: {used} of {limit}"
+
+
+def _descriptors() -> tuple[str, int, int]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return "open files", 0, 0
+    return "open files", sum(1 for _ in _OPEN_FDS.iterdir()), soft
+
+
+def _memory() -> tuple[str, int, int]:
+    """Of this control group; without one there is no limit that could be told."""
+    try:
+        limit, used = _CGROUP_LIMIT.read_text().strip(), int(_CGROUP_USED.read_text())
+    except (OSError, ValueError):
+        return "bytes of memory", 0, 0
+    return "bytes of memory", used, int(limit) if limit.isdecimal() else 0

@@ -1,0 +1,269 @@
+"""Keeping processes running: restarts with a limit, readiness, and an end in order.
+
+Each call of `Supervisor.start` is a rank. Ranks end in the reverse order of their start, the
+processes of one rank side by side.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from rolloutbus.bus.actor.child import ChildProcess, ProcessSpec, how_it_ended, last_lines
+from rolloutbus.bus.actor.clock import BootClock, Clock
+from rolloutbus.bus.actor.process import ActorExit, complaint_in
+from rolloutbus.bus.wire.errors import DeadlineExceeded, ProcessFailed
+
+LOG_LINES = 12
+"""Of a failed process's log, shown with its error."""
+
+_HOPELESS = frozenset({ActorExit.SETTINGS, ActorExit.ENGINE})
+"""A process that ends so before it was ever ready would only do it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRule:
+    """How often a process may die."""
+
+    max_deaths: int = 5
+    """More within `window_s` and the supervisor gives up."""
+    window_s: float = 60.0
+    first_s: float = 0.1
+    """Before the first restart; doubles with each death in the window."""
+    max_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEvent:
+    """Something happened to a process; `what` says it in words."""
+
+    name: str
+    kind: Literal["started", "ready", "died", "left", "told"]
+    """`told`: it says something that people must know."""
+    what: str
+
+
+EventHandler = Callable[[ProcessEvent], None]
+
+
+def _ignore(_: ProcessEvent) -> None:
+    """Nobody wants to know."""
+
+
+class SupervisedProcess:
+    """One program, kept running: what is known of its present incarnation."""
+
+    def __init__(
+        self, spec: ProcessSpec, rule: RestartRule, on_event: EventHandler, clock: Clock
+    ) -> None:
+        self.spec = spec
+        """May be replaced; the next incarnation follows it."""
+        self.endpoints: dict[str, str] = {}
+        """Where it serves, as announced by the incarnation that was ready last."""
+        self._rule = rule
+        self._on_event = on_event
+        self._clock = clock
+        self._child: ChildProcess | None = None
+        self._ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._deaths: deque[float] = deque()
+        self._was_ready = False
+        self._complaint = ""
+        """Why the last incarnation ended, as it said."""
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 while it does not run."""
+        return self._child.pid if self._child else 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its present incarnation serves."""
+        return self._ready.is_set()
+
+    async def wait_ready(self) -> None:
+        """Wait until its present or next incarnation serves."""
+        await self._ready.wait()
+
+    def kill(self) -> None:
+        """SIGKILL it and all that it started: a drill. It is started again."""
+        self._ready.clear()
+        if self._child is not None:
+            self._child.kill()
+
+    async def keep_running(self) -> None:
+        """Start it again and again until `stop`, or until it leaves as it may.
+
+        Raises:
+            ProcessFailed: it died too often, or cannot work at all.
+        """
+        while not self._stopping.is_set():
+            status = await self._live()
+            if self._stopping.is_set():
+                return
+            if self._is_final(status):
+                self._tell("left", self._complaint or how_it_ended(status))
+                return
+            await self._rest(self._judge(status))
+
+    async def stop(self) -> None:
+        """End it and do not start it again."""
+        self._stopping.set()
+        if self._child is not None:
+            await self._child.stop()
+
+    async def _live(self) -> int:
+        """One incarnation; returns its exit status."""
+        child = self._child = await ChildProcess.start(
+            self.spec, self._became_ready, self._was_told
+        )
+        self._complaint = ""
+        self._tell("started", f"started as process {child.pid}")
+        late = None
+        if self.spec.ready_timeout_s:
+            loop = asyncio.get_running_loop()
+            late = loop.call_later(self.spec.ready_timeout_s, self._kill_if_late, child)
+        try:
+            if self._stopping.is_set():
+                await child.stop()
+            return await child.wait()
+        finally:
+            self._ready.clear()
+            if late is not None:
+                late.cancel()
+            # Cancelled while it runs: `stop` still has to end it.
+            if child.process.returncode is not None:
+                self._child = None
+
+    def _kill_if_late(self, child: ChildProcess) -> None:
+        if not self.is_ready:
+            self._tell("died", f"was not ready within {self.spec.ready_timeout_s:g} s")
+            child.kill()
+
+    def _became_ready(self, endpoints: dict[str, str]) -> None:
+        self.endpoints = endpoints
+        self._was_ready = True
+        self._ready.set()
+        self._tell("ready", "is ready")
+
+    def _was_told(self, sentence: str) -> None:
+        if complaint := complaint_in([sentence]):
+            self._complaint = complaint  # said with its end
+        else:
+            self._tell("told", sentence)
+
+    def _is_final(self, status: int) -> bool:
+        """Whether it left on purpose, or would only be turned away again."""
+        is_turned_away = status in (ActorExit.REPLACED, ActorExit.FORBIDDEN)
+        return is_turned_away or (status == ActorExit.STOPPED and self.spec.may_leave)
+
+    def _judge(self, status: int) -> float:
+        """Count a death; returns the seconds to rest before the next start."""
+        if status in _HOPELESS and not self._was_ready:
+            raise self._failure(status, "")
+        now = self._clock.now()
+        self._deaths.append(now)
+        while self._deaths[0] < now - self._rule.window_s:
+            self._deaths.popleft()
+        n_deaths = len(self._deaths)
+        if n_deaths > self._rule.max_deaths:
+            raise self._failure(status, f", {n_deaths} times in {self._rule.window_s:g} seconds")
+        delay_s = min(self._rule.first_s * 2 ** (n_deaths - 1), self._rule.max_s)
+        why = how_it_ended(status)
+        if self._complaint:
+            why += f": {self._complaint}"
+        self._tell("died", f"{why}; starting it again in {delay_s:g} s")
+        return delay_s
+
+    def _failure(self, status: int, how_often: str) -> ProcessFailed:
+        lines = last_lines(self.spec.log, LOG_LINES)
+        message = how_it_ended(status) + how_often
+        if complaint := complaint_in(lines) or self._complaint:
+            return ProcessFailed(self.spec.name, f"{complaint}{how_often}")
+        return ProcessFailed(self.spec.name, message, "\n".join(lines))
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    def _tell(self, kind: Literal["started", "ready", "died", "left", "told"], what: str) -> None:
+        self._on_event(ProcessEvent(self.spec.name, kind, what))
+
+
+class Supervisor:
+    """Parent of processes. An async context manager: leaving it ends them all.
+
+    When a process cannot be kept running, the body is cancelled and ProcessFailed comes out.
+    """
+
+    def __init__(
+        self,
+        rule: RestartRule | None = None,
+        on_event: EventHandler = _ignore,
+        clock: Clock | None = None,
+    ) -> None:
+        self._rule = rule or RestartRule()
+        self._on_event = on_event
+        self._clock = clock or BootClock()
+        self._tasks = asyncio.TaskGroup()
+        self._ranks: list[list[SupervisedProcess]] = []
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self._stop_all()
+            # Without the body's error, which goes on by itself and not in a group.
+            await self._tasks.__aexit__(None, None, None)
+        except BaseExceptionGroup as group:
+            failure = _first_failure(group)
+            if failure is None:
+                raise
+            raise failure from None
+        finally:
+            for process in self._processes():
+                process.kill()
+
+    def start(self, *specs: ProcessSpec) -> list[SupervisedProcess]:
+        """Start one rank of processes; see `SupervisedProcess.wait_ready`."""
+        rank = [SupervisedProcess(spec, self._rule, self._on_event, self._clock) for spec in specs]
+        self._ranks.append(rank)
+        for process in rank:
+            self._tasks.create_task(process.keep_running(), name=f"keep {process.spec.name}")
+        return rank
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until every process is ready.
+
+        Raises:
+            DeadlineExceeded: one was not within `timeout_s` seconds; it names those.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                for process in self._processes():
+                    await process.wait_ready()
+        except TimeoutError:
+            late = ", ".join(each.spec.name for each in self._processes() if not each.is_ready)
+            raise DeadlineExceeded(f"not ready within {timeout_s:g} s: {late}") from None
+
+    def _processes(self) -> list[SupervisedProcess]:
+        return [process for rank in self._ranks for process in rank]
+
+    async def _stop_all(self) -> None:
+        for rank in reversed(self._ranks):
+            await asyncio.gather(*(process.stop() for process in rank))
+
+
+def _first_failure(group: BaseExceptionGroup[BaseException]) -> ProcessFailed | None:
+    """The reason why the group ended, unless a bug of ours is among its errors."""
+    failures, others = group.split(ProcessFailed)
+    if failures is None or others is not None:
+        return None
+    first = failures.exceptions[0]
+    return first if isinstance(first, ProcessFailed) else None

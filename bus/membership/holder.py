@@ -1,0 +1,73 @@
+"""The holder's side of a lease: which router it is bound to, and until when it may act.
+
+The lease runs from the moment a beat was SENT, so that the holder gives up before the router
+does, however late the answer comes. Spec: docs/protocol.md, "Membership".
+"""
+
+from rolloutbus.bus.membership.witness import Witness
+from rolloutbus.bus.wire.ids import Epoch
+
+
+def lease_number(epoch: str) -> int:
+    """The n of `<boot>.<n>`: later leases of one process have higher ones; 0 if there is none."""
+    number = epoch.rpartition(".")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+class LeaseHolder:
+    """Epochs, beats under way, the router obeyed."""
+
+    def __init__(self, boot: str, holder_s: float) -> None:
+        self._boot = boot
+        self._holder_s = holder_s
+        self._lease_no = 0
+        self.epoch = Epoch(f"{boot}.0")
+        """`<boot>.<n>`: name of the present lease, held or asked for."""
+        self._witness = Witness()
+        self._beat_seq = 0
+        self._first_seq = 1
+        """Answers to earlier beats do not renew: those were of another epoch."""
+        self._until = 0.0
+        self.router_epoch = 0
+        self.instance = ""
+        """Random name of the router obeyed; empty before the first."""
+
+    def is_held(self, now: float) -> bool:
+        """Whether commands may be executed and endings sent."""
+        return now < self._until
+
+    def renounce(self) -> None:
+        """Give the lease up; the next one has a new epoch."""
+        self._lease_no += 1
+        self.epoch = Epoch(f"{self._boot}.{self._lease_no}")
+        self._until = 0.0
+        self._first_seq = self._beat_seq + 1
+
+    def next_beat(self, now: float) -> int:
+        """Number of the beat that is being sent."""
+        self._beat_seq = self._witness.beat(now)
+        return self._beat_seq
+
+    def bind(self, router_epoch: int, instance: str) -> bool:
+        """Obey this router, unless a newer one is obeyed already: binding only goes upward."""
+        if instance != self.instance:
+            if router_epoch <= self.router_epoch:
+                return False
+            self._witness.rebound()
+            self.instance = instance
+        self.router_epoch = max(router_epoch, self.router_epoch)
+        return True
+
+    def rejects(self, router_epoch: int, instance: str, up_s: float, now: float) -> bool:
+        """Whether a router that welcomes us, `up_s` after its start, is a second one."""
+        if not self.instance or instance == self.instance:
+            return False
+        return router_epoch <= self.router_epoch or self._witness.has_outlived(up_s, now)
+
+    def renew(self, seq: int) -> bool:
+        """The router obeyed answered beat `seq`; False if that was none of this epoch."""
+        sent_at = self._witness.answered(seq)
+        if sent_at is None or seq < self._first_seq:
+            return False
+        self._until = max(self._until, sent_at + self._holder_s)
+        return True

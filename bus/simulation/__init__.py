@@ -1,0 +1,1 @@
+"""Virtual time, and a network in memory with delays and losses."""

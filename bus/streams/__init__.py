@@ -1,0 +1,1 @@
+"""The stream plane: rows of tokens, put together again by whoever listens."""

@@ -1,0 +1,42 @@
+"""The rows of a `deltas` message: its columns, cut at each request.
+
+Spec: docs/protocol.md, "Streams".
+"""
+
+from collections.abc import Iterator
+
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.stream import Deltas
+
+
+def rows_of(deltas: Deltas) -> Iterator[tuple[str, Attempt, Row]]:
+    """(rid, attempt, row) of one engine step's columns.
+
+    Raises:
+        RemoteProtocolError: the columns do not fit together.
+    """
+    n_rows = len(deltas.rids)
+    columns = (deltas.attempts, deltas.seqs, deltas.counts, deltas.versions)
+    n_bytes = TOKEN_BYTES * sum(deltas.counts)
+    behaviour = deltas.behaviour_logprobs
+    if (
+        any(len(column) != n_rows for column in columns)
+        or min(deltas.counts, default=0) < 0
+        or len(deltas.tokens) != n_bytes
+        or len(deltas.logprobs) != n_bytes
+        or len(behaviour) not in (0, n_bytes)
+    ):
+        raise RemoteProtocolError("deltas: columns of unequal length")
+    end = 0
+    for rid, attempt, seq, count, version in zip(deltas.rids, *columns, strict=True):
+        start, end = end, end + TOKEN_BYTES * count
+        row = Row(
+            seq,
+            deltas.tokens[start:end],
+            deltas.logprobs[start:end],
+            [(version, count)],
+            behaviour[start:end],
+        )
+        yield rid, attempt, row

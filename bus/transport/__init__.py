@@ -1,0 +1,1 @@
+"""Ports that carry batches of entries, and the ZeroMQ sockets beneath them."""

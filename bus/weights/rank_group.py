@@ -1,0 +1,131 @@
+"""One broadcast from rank 0 to all others, by gloo or nccl, in a process group of its own.
+
+The program around it may have process groups already, so torch's global default group is never
+touched. `torch.distributed` is given and not imported: the bus does not depend on it.
+Spec: docs/protocol.md, "Collective".
+"""
+
+import os
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from rolloutbus.bus.weights.rendezvous import GROUP
+
+_POLL_S = 0.0005
+_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One rank's place in a group."""
+
+    backend: str
+    """`gloo` or `nccl`."""
+    rank: int
+    world: int
+    address: str
+    """Of this host, as the other ranks reach it: where gloo listens."""
+    timeout_s: float
+    """For the group to come together, and for the broadcast."""
+
+
+class BrokenGroup(Exception):
+    """A rank is missing, has died or is late; the group is of no use any more."""
+
+
+class RankGroup:
+    """Links to the other ranks, from construction to `close`; used by one thread."""
+
+    def __init__(self, distributed: Any, store: Any, seat: Seat) -> None:  # noqa: ANN401
+        """Meet the other ranks in `store`, a store of `distributed`.
+
+        Raises:
+            BrokenGroup: they did not come in time.
+        """
+        own = distributed.PrefixStore(GROUP, store)
+        self._distributed = distributed
+        self._seat = seat
+        build = _gloo if seat.backend == "gloo" else _nccl
+        try:
+            self._group: Any = build(distributed, own, seat)
+        except RuntimeError as error:
+            raise BrokenGroup(first_line(error)) from None
+
+    def broadcast(self, pieces: Sequence[Any]) -> None:
+        """Rank 0's content of each tensor becomes everybody's.
+
+        Raises:
+            BrokenGroup: a rank has died, or is late.
+        """
+        options = self._distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        works = [self._group.broadcast([piece], options) for piece in pieces]
+        problem = _wait(works, self._seat)
+        # Each of them holds the links, and so would an error that remembers this frame.
+        works.clear()
+        if problem:
+            raise BrokenGroup(problem)
+
+    def close(self) -> None:
+        """Cut the links, whatever goes on there: the other ranks' broadcasts end as well."""
+        if self._group is not None and self._seat.backend == "nccl":
+            self._group.abort()
+        self._group = None
+
+
+def _wait(works: Sequence[Any], seat: Seat) -> str:
+    """Until all is done; why it never will be, or nothing."""
+    deadline_at = time.monotonic() + seat.timeout_s
+    try:
+        for work in works:
+            # nccl's own wait looks every 10 ms only, and is as patient as its watchdog.
+            while seat.backend == "nccl" and not work.is_completed():
+                if time.monotonic() > deadline_at:
+                    return f"the broadcast took more than {seat.timeout_s:g} s"
+                time.sleep(_POLL_S)
+            work.wait()
+    except RuntimeError as error:
+        return first_line(error)
+    return ""
+
+
+def first_line(error: BaseException) -> str:
+    """Of its message: torch appends its stack."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def _gloo(distributed: Any, store: Any, seat: Seat) -> Any:  # noqa: ANN401
+    kind = distributed.ProcessGroupGloo
+    options = kind._Options()  # noqa: SLF001 - the only way to say where it listens
+    options._timeout = timedelta(seconds=seat.timeout_s)  # noqa: SLF001
+    options._devices = [kind.create_device(hostname=seat.address)]  # noqa: SLF001
+    return kind(store, seat.rank, seat.world, options)
+
+
+def _nccl(distributed: Any, store: Any, seat: Seat) -> Any:  # noqa: ANN401
+    kind = distributed.ProcessGroupNCCL
+    options = kind.Options()
+    options._timeout = timedelta(seconds=seat.timeout_s)  # noqa: SLF001
+    with _without_watchdog():
+        return kind(store, seat.rank, seat.world, options)
+
+
+@contextmanager
+def _without_watchdog() -> Generator[None]:
+    """Torch's watchdog thread would end the whole process when another rank dies.
+
+    It is switched by a variable of the environment alone, which is read when a group is made.
+    """
+    before = os.environ.get(_BLOCKING_WAIT)
+    os.environ[_BLOCKING_WAIT] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_BLOCKING_WAIT]
+        else:
+            os.environ[_BLOCKING_WAIT] = before

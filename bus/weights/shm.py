@@ -1,0 +1,183 @@
+"""Mapping shared-memory segments that the weight store owns, and pinning them while they are read.
+
+A segment is a file under /dev/shm with a random name, mode 0600. The store reuses its segments,
+because the page faults of a fresh one cost ten times the copy, and gives each reuse a new name. A
+reader pins what it reads with a shared `flock`: the store rewrites a segment only under an
+exclusive one, and the kernel lets go of a dead reader's lock. `multiprocessing.shared_memory` is
+not used: its resource tracker unlinks segments that others still use.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from rolloutbus.bus.host import SHM_DIR
+from rolloutbus.bus.weights.manifest import Bytes
+
+SEGMENT_NAME = re.compile(r"rolloutbus-[0-9a-f]{16}-[0-9a-f]{16}")
+_KEPT_MAPPINGS = 8
+"""Enough for the versions a store rotates through by default."""
+
+
+class SegmentGone(OSError):
+    """No such segment, or it is being rewritten for another version: ask the store again."""
+
+
+class PinnedSegment:
+    """The bytes of one segment; they do not change until `release`."""
+
+    def __init__(self, fd: int, content: Bytes) -> None:
+        self._fd = fd
+        self.content = content
+        """uint8 [size_bytes]."""
+
+    def release(self) -> None:
+        """The store may reuse the segment from now on; idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class _Mappings:
+    """Mappings by inode, kept after use: mapped again, a segment costs no page fault."""
+
+    def __init__(self, access: int, flags: int) -> None:
+        self._access = access
+        self._flags = flags
+        self._kept: dict[tuple[int, int], tuple[int, Bytes]] = {}
+
+    def of(self, fd: int) -> Bytes:
+        """The whole segment behind `fd`, uint8 [its size]."""
+        self._forget_unlinked()
+        status = os.fstat(fd)
+        key = (status.st_dev, status.st_ino)
+        if key not in self._kept:
+            while len(self._kept) >= _KEPT_MAPPINGS:
+                self._forget(next(iter(self._kept)))
+            # Opened anew: a mapping keeps its descriptor's lock, and this one shall have none.
+            own_fd = os.open(f"/proc/self/fd/{fd}", self._flags | os.O_CLOEXEC)
+            mapped = mmap.mmap(own_fd, status.st_size, access=self._access)
+            self._kept[key] = (own_fd, np.frombuffer(mapped, np.uint8))
+        return self._kept[key][1]
+
+    def tidy(self) -> None:
+        """Unmap what its store has given back to the system."""
+        self._forget_unlinked()
+
+    def clear(self) -> None:
+        """Unmap whatever nobody holds an array of."""
+        for key in list(self._kept):
+            self._forget(key)
+
+    def _forget_unlinked(self) -> None:
+        # A mapping keeps the memory of a segment that its store has given back to the system.
+        for key, (fd, _) in list(self._kept.items()):
+            if os.fstat(fd).st_nlink == 0:
+                self._forget(key)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        os.close(self._kept.pop(key)[0])
+
+
+class SegmentReader:
+    """Reads segments in place."""
+
+    def __init__(self, directory: Path = SHM_DIR) -> None:
+        self._directory = directory
+        self._mappings = _Mappings(mmap.ACCESS_COPY, os.O_RDONLY)
+
+    def pin(self, name: str, size_bytes: int) -> PinnedSegment:
+        """Map the segment and keep the store from reusing it.
+
+        The array is a private copy-on-write view: writing to it reaches nobody else.
+
+        Raises:
+            SegmentGone: it is not there any more, or it is too small, or it is not ours.
+        """
+        fd = open_segment(self._directory, name, size_bytes, os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _require_name(self._directory, name, fd)
+            content = self._mappings.of(fd)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise SegmentGone(f"segment {name} is being rewritten") from error
+        except BaseException:
+            os.close(fd)
+            raise
+        return PinnedSegment(fd, content[:size_bytes])
+
+    def forget(self) -> None:
+        """Unmap whatever nobody holds an array of."""
+        self._mappings.clear()
+
+
+class SegmentWriter:
+    """Writes into reserved segments."""
+
+    def __init__(self, directory: Path = SHM_DIR) -> None:
+        self._directory = directory
+        self._mappings = _Mappings(mmap.ACCESS_WRITE, os.O_RDWR)
+
+    def content(self, name: str, size_bytes: int) -> Bytes:
+        """Writable bytes of the segment, uint8 [size_bytes].
+
+        Raises:
+            SegmentGone: the reservation has lapsed.
+        """
+        fd = open_segment(self._directory, name, size_bytes, os.O_RDWR)
+        try:
+            return self._mappings.of(fd)[:size_bytes]
+        finally:
+            os.close(fd)
+
+    def tidy(self) -> None:
+        """Let go of segments that the store has given up, or their memory would stay taken."""
+        self._mappings.tidy()
+
+    def forget(self) -> None:
+        """Unmap whatever nobody holds an array of."""
+        self._mappings.clear()
+
+
+def open_segment(directory: Path, name: str, size_bytes: int, flags: int) -> int:
+    """Descriptor of a segment that is a private file of this user and large enough.
+
+    Raises:
+        SegmentGone: it is not.
+    """
+    if SEGMENT_NAME.fullmatch(name) is None:
+        raise SegmentGone(f"{name[:80]!r} is not the name of a segment")
+    try:
+        fd = os.open(directory / name, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise SegmentGone(f"segment {name} cannot be opened: {error.strerror}") from error
+    status = os.fstat(fd)
+    is_private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    if not (stat.S_ISREG(status.st_mode) and is_private and status.st_size >= size_bytes):
+        os.close(fd)
+        raise SegmentGone(f"segment {name} is not a private file of {size_bytes} bytes")
+    return fd
+
+
+def _require_name(directory: Path, name: str, fd: int) -> None:
+    """Check that `name` still means this file: a reused segment has a new name.
+
+    Raises:
+        SegmentGone: it does not.
+    """
+    try:
+        named = (directory / name).stat(follow_symlinks=False)
+    except FileNotFoundError as error:
+        raise SegmentGone(f"segment {name} was reused") from error
+    opened = os.fstat(fd)
+    if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
+        raise SegmentGone(f"segment {name} was reused")

@@ -1,0 +1,97 @@
+"""The safetensors format: the header that says where each tensor lies in a file.
+
+Eight bytes of length, that much JSON, then the tensors without gaps. Written here rather than by
+the safetensors package, which is not always installed and would want all bytes in one piece.
+Source: https://github.com/huggingface/safetensors#format
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rolloutbus.bus.packing import runs_within
+from rolloutbus.bus.weights.manifest import DTYPE_BYTES
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.weights import Tensor
+
+MAX_SHARD_BYTES = 2 * 1024**3
+"""A file holds more only if one tensor does."""
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+LENGTH_BYTES = 8
+MANIFEST = "manifest.json"
+_ALIGN_BYTES = 8
+
+
+class FileRange(NamedTuple):
+    """Where a tensor lies in a file, and as what."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """First byte, within the file."""
+    size_bytes: int
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def shard_name(number: int) -> str:
+    """Name of the file with this number; they count from 1."""
+    return f"model-{number:05d}.safetensors"
+
+
+def shards(tensors: Sequence[Tensor], max_bytes: int = MAX_SHARD_BYTES) -> list[list[Tensor]]:
+    """The tensors of each file, in order."""
+    return runs_within(max_bytes, tensors, lambda each: each.size_bytes)
+
+
+def header_of(tensors: Sequence[Tensor]) -> bytes:
+    """What stands in a file before the bytes of these tensors, one after another."""
+    ends = list(accumulate(each.size_bytes for each in tensors))
+    entries = {
+        each.name: _Entry(each.dtype, each.shape, (end - each.size_bytes, end))
+        for each, end in zip(tensors, ends, strict=True)
+    }
+    text = msgspec.json.encode(entries)
+    text += b" " * (-len(text) % _ALIGN_BYTES)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def header_bytes(length: bytes) -> int:
+    """Size of the JSON, from the first eight bytes of a file.
+
+    Raises:
+        RemoteProtocolError: no header is so long.
+    """
+    size_bytes = int.from_bytes(length, "little")
+    if len(length) != LENGTH_BYTES or not 0 < size_bytes <= MAX_HEADER_BYTES:
+        raise RemoteProtocolError("this is no safetensors file: its header has no possible length")
+    return size_bytes
+
+
+def parse_header(text: bytes, file_bytes: int) -> Mapping[str, FileRange]:
+    """Where each tensor lies in a file of `file_bytes`, by name.
+
+    Raises:
+        RemoteProtocolError: it is no header, or points outside of the file.
+    """
+    try:
+        entries = msgspec.json.decode(text, type=dict[str, Any])
+        entries.pop("__metadata__", None)
+        known = msgspec.convert(entries, dict[str, _Entry])
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"this is no safetensors file: {error}") from error
+    first = LENGTH_BYTES + len(text)
+    ranges: dict[str, FileRange] = {}
+    for name, entry in known.items():
+        start, end = entry.data_offsets
+        if not 0 <= start <= end <= file_bytes - first or entry.dtype not in DTYPE_BYTES:
+            raise RemoteProtocolError(f"tensor {name[:80]!r} does not lie in its file")
+        ranges[name] = FileRange(entry.dtype, entry.shape, first + start, end - start)
+    return ranges

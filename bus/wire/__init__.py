@@ -1,0 +1,1 @@
+"""What is said on the bus, as types and as bytes: entries, messages, limits, errors, versions."""

@@ -1,0 +1,197 @@
+"""Entries and bodies to bytes and back: the only caller of MessagePack on the bus.
+
+Spec: docs/protocol.md, "Frames".
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import xxhash
+from msgspec import Raw
+
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
+from rolloutbus.bus.wire.limits import MAX_BATCH_ENTRIES
+from rolloutbus.bus.wire.messages import KINDS, RESULTS
+from rolloutbus.bus.wire.messages.control import FleetOutcome
+
+PROTOCOL_VERSION = 1
+SIGNATURE = b"RB" + bytes([PROTOCOL_VERSION])
+DETACH_ABOVE_BYTES = 16 * 1024
+"""Larger bodies travel in a frame of their own, uncopied by the router."""
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+MAX_COMPLAINT_CHARS = 240
+
+MAX_ARRAY_ITEMS = 1 << 20
+"""Of an array of numpy's that stands where a list belongs."""
+
+
+def _plain(value: object) -> object:
+    """What stands for a value that MessagePack does not know: callers' and engines' numbers.
+
+    Raises:
+        TypeError: nothing does.
+    """
+    match value:
+        case np.bool():
+            return bool(value)
+        case np.integer() | np.floating() | np.str_() | np.bytes_():
+            plain = value.item()
+            return float(plain) if isinstance(plain, np.floating) else plain  # a longdouble's
+        case np.ndarray() if value.dtype.kind in "biuf" and value.size <= MAX_ARRAY_ITEMS:
+            return value.tolist()
+        case str():
+            return str.__str__(value)
+        case bytes():
+            return bytes.__getitem__(value, slice(None))
+        case int():
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
+        case _:
+            pass
+    raise TypeError(f"MessagePack has no form for {type(value).__name__}")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_any_batch = msgspec.msgpack.Decoder(list[Entry]).decode
+_wire_batch = msgspec.msgpack.Decoder(
+    Annotated[list[Entry], msgspec.Meta(max_length=MAX_BATCH_ENTRIES)]
+).decode
+_body_decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in KINDS.items()}
+_result_decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in RESULTS.items()}
+
+_fleet_decoder = msgspec.msgpack.Decoder(FleetOutcome)
+
+COMPLAINTS = (msgspec.DecodeError, ValueError, RecursionError)
+"""What a decoder raises."""
+
+
+def encode_batch(entries: Sequence[Entry]) -> bytes:
+    """One batch frame: signature, protocol version, MessagePack list of entries."""
+    return SIGNATURE + _encode(entries)
+
+
+def decode_batch(frame: bytes | memoryview, *, is_trusted: bool = False) -> list[Entry]:
+    """Entries of a batch frame.
+
+    Args:
+        frame: as received.
+        is_trusted: it comes from our own process or child, which need not cut its batches.
+
+    Raises:
+        RemoteProtocolError: not our protocol, not our version, too large, or not well formed.
+    """
+    if frame[:3] != SIGNATURE:
+        if bytes(frame[:2]) == SIGNATURE[:2]:
+            msg = f"protocol version {bytes(frame[2:3])!r} is not spoken here"
+            raise RemoteProtocolError(msg)
+        msg = "frame does not begin with the bus signature"
+        raise RemoteProtocolError(msg)
+    if is_trusted:
+        decode = _any_batch
+    elif len(frame) > MAX_BATCH_BYTES:
+        msg = f"a batch of {len(frame)} bytes; at most {MAX_BATCH_BYTES} are allowed"
+        raise RemoteProtocolError(msg)
+    else:
+        decode = _wire_batch
+    try:
+        return decode(memoryview(frame)[3:])
+    except COMPLAINTS as error:
+        raise RemoteProtocolError(f"malformed batch: {complaint(error)}") from error
+
+
+def frames_of(entries: list[Entry]) -> list[list[Entry]]:
+    """Cut into frames: at most MAX_BATCH_ENTRIES and MAX_BATCH_BYTES, large bodies alone."""
+    if len(entries) <= MAX_BATCH_ENTRIES:
+        for entry in entries:  # twice as fast as any()
+            if len(entry.body) > DETACH_ABOVE_BYTES:
+                break
+        else:
+            return [entries]
+    batches: list[list[Entry]] = [[]]
+    size_bytes = 0
+    for entry in entries:
+        is_large = len(entry.body) > DETACH_ABOVE_BYTES
+        is_full = len(batches[-1]) >= MAX_BATCH_ENTRIES or size_bytes > MAX_BATCH_BYTES // 2
+        if batches[-1] and (is_large or is_full):
+            batches.append([])
+            size_bytes = 0
+        batches[-1].append(entry)
+        size_bytes += len(entry.body)
+        if is_large:
+            batches.append([])
+            size_bytes = 0
+    return batches if batches[-1] else batches[:-1]
+
+
+def pack(body: msgspec.Struct) -> Raw:
+    """A body as bytes, to be put into an entry."""
+    return Raw(_encode(body))
+
+
+def unpack(entry: Entry) -> msgspec.Struct:
+    """The typed body of an entry.
+
+    Raises:
+        RemoteProtocolError: unknown kind, or the body breaks its type; the message names the field.
+    """
+    decoder = _body_decoders.get(entry.kind)
+    if decoder is None:
+        msg = f"unknown message kind {entry.kind[:32]!r}"
+        raise RemoteProtocolError(msg)
+    try:  # as in `_decode`: this is called for nearly every entry
+        return decoder.decode(entry.body)
+    except COMPLAINTS as error:
+        raise RemoteProtocolError(f"{entry.kind[:32]}: {complaint(error)}") from error
+
+
+def unpack_result(command: str, entry: Entry) -> msgspec.Struct:
+    """The typed body of a `finished` or `cancelled` that ends `command`.
+
+    Raises:
+        RemoteProtocolError: the body breaks its type.
+    """
+    decoder = _result_decoders.get(command)
+    if decoder is None:
+        msg = f"{command!r} is not a command"
+        raise LocalProtocolError(msg)
+    return _decode(decoder, entry)
+
+
+def unpack_fleet(entry: Entry) -> FleetOutcome:
+    """The body of a `finished` that ends a command sent to members through the router.
+
+    Raises:
+        RemoteProtocolError: the body breaks its type.
+    """
+    try:
+        return _fleet_decoder.decode(entry.body)
+    except COMPLAINTS as error:
+        raise RemoteProtocolError(f"{entry.kind[:32]}: {complaint(error)}") from error
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[msgspec.Struct]", entry: Entry) -> msgspec.Struct:
+    try:
+        return decoder.decode(entry.body)
+    except COMPLAINTS as error:
+        raise RemoteProtocolError(f"{entry.kind[:32]}: {complaint(error)}") from error
+
+
+def complaint(error: Exception) -> str:
+    """What a decoder complains of: it quotes names that the peer made up, whatever their length.
+
+    The end is kept, because the field stands there.
+    """
+    text = str(error)
+    if len(text) <= MAX_COMPLAINT_CHARS:
+        return text
+    half = MAX_COMPLAINT_CHARS // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
+def topic_of(client: str) -> bytes:
+    """Stream topic of a client: fixed width, so no topic is a prefix of another. 16 bytes."""
+    return xxhash.xxh3_128_digest(client.encode())

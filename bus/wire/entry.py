@@ -1,0 +1,62 @@
+"""The entry: one message inside a batch frame, its header readable without its body.
+
+A batch frame is a list of entries. The router reads headers only; a body passes it untouched.
+Spec: docs/protocol.md, "Frames".
+"""
+
+import msgspec
+
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.limits import AttemptId, HeaderText, Marks, Milliseconds, Natural, Rid
+
+NO_BODY = msgspec.Raw(b"\x80")
+
+
+class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """What the router must know to choose a worker for a `generate`."""
+
+    policy: HeaderText
+    """Name of the policy whose weights are asked for."""
+    versions: HeaderText = "any"
+    """`any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`, judged when it is dispatched."""
+    session: HeaderText = ""
+    """Sticky key: requests of one session go to one worker; empty for none."""
+    group: HeaderText = ""
+    """Affinity key of the samples of one prompt; empty for none."""
+    cost: int = 0
+    """Tokens that it can take, prompt + max_new_tokens: what placement balances and turns are
+    charged with. The worker checks it; 0: the router counts in the body."""
+    priority: int = 0
+    """Higher goes first among queued requests; -100..100, within the range of the client's key."""
+    resend: bool = False
+    """This request may already be running somewhere: a recovering router must not place it yet."""
+    crashes: Natural = 0
+    """Not read: what clients say of themselves makes nobody a suspect. Its place is kept."""
+    outlives_client: bool = False
+    """Detached: it goes on when its client is gone, and the ending waits for that name."""
+    marks: Marks = b""
+    """Of the prompt, see `bus.prefix_marks`: uint64 [k] little endian, the shortest first."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """One message: a positional header and an opaque body."""
+
+    kind: HeaderText
+    """Literal name of the body's type; see `bus.messages.KINDS`."""
+    rid: Rid = ""
+    """The command this belongs to; empty outside of commands and their replies."""
+    attempt: AttemptId = NO_ATTEMPT
+    """The execution this belongs to; set by the router, echoed by the worker."""
+    epoch: HeaderText = ""
+    """The worker's lease that the attempt was placed under; a mismatch is fenced."""
+    route: HeaderText = ""
+    """To the router: the target (`fleet`, `store`, `worker:NAME`, or empty = place it).
+    To a worker: the client's name. To a client: the worker's name."""
+    deadline_ms: Milliseconds = 0
+    """Milliseconds left when this was sent; 0 on anything but a command."""
+    place: Placement | None = None
+    """Only on a `generate` from a client."""
+    body: msgspec.Raw = NO_BODY
+    """MessagePack map; empty here and in a frame of its own when `detached`."""
+    detached: bool = False
+    """The body follows as the message's second frame (bodies above 16 KiB)."""

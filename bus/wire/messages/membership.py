@@ -1,0 +1,248 @@
+"""Joining the bus and staying on it: hello, welcome, beats, leases, goodbye.
+
+Spec: docs/protocol.md, "Membership".
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from rolloutbus.bus.wire.limits import (
+    MAX_MEMBERS,
+    AttemptList,
+    Backlogs,
+    Claims,
+    Count,
+    Counters,
+    DetachedRids,
+    EosTokenIds,
+    HeaderText,
+    KindNames,
+    Natural,
+    Rids,
+    RouterEpoch,
+    Sentence,
+    Short,
+    Suspects,
+    VersionsByPolicy,
+    WavesByPolicy,
+)
+from rolloutbus.bus.wire.messages.control import Paused, PausesByWorker
+
+Role = Literal["client", "worker", "store"]
+
+
+class WorkerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a worker offers for as long as this lease lasts."""
+
+    policy: Short
+    """Name of the policy whose weights it serves."""
+    stream: HeaderText
+    """Endpoint of its PUB socket."""
+    slots: Count
+    """Requests that its engine runs side by side."""
+    max_context: Natural
+    vocab_size: Natural
+    engine: Short
+    """`transformers`, `sglang` or `fake`."""
+    capabilities: KindNames
+    """Command kinds its engine can do."""
+    eos_token_ids: EosTokenIds = msgspec.field(default_factory=list[int])
+    pid: Natural = 0
+    host: HeaderText = ""
+    """Identity of its host: whoever has the same one can share memory with it."""
+    gpus: KindNames = msgspec.field(default_factory=list[str])
+    """UUIDs of the GPUs that hold its weights."""
+    bulk: HeaderText = ""
+    """Endpoint that serves weight versions it has verified; empty: it serves none."""
+    transports: KindNames = msgspec.field(default_factory=list[str])
+    """Ways by which it can take weights."""
+    adapters: Counters = msgspec.field(default_factory=dict[str, int])
+    """Name -> version of those that it has when it says this."""
+
+
+class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a weight store offers: where its bytes are pulled, what is committed."""
+
+    bulk: HeaderText
+    """Endpoint that serves manifests and chunks."""
+    committed: VersionsByPolicy = msgspec.field(default_factory=dict[str, int])
+    """Last committed version of each policy, from its durable record."""
+    host: HeaderText = ""
+    """Identity of its host."""
+    has_files: bool = False
+    """It writes versions to files as well, for workers that see the same disk."""
+    waves: WavesByPolicy = msgspec.field(default_factory=dict[str, tuple[int, int]])
+    """Policies whose last commit is not at all workers yet -> (version committed before it, workers
+    that have to serve meanwhile)."""
+    adapters: VersionsByPolicy = msgspec.field(default_factory=dict[str, int])
+    """`<policy>.<adapter>` -> version that all workers of the policy are to have."""
+
+
+class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the fleet is to be, as the router says; members keep a copy for the next router."""
+
+    stamp: tuple[RouterEpoch, Natural] = (0, 0)
+    """(router epoch, n) of the last change; later intents compare greater."""
+    fleet: Short = ""
+    """Random identity of the fleet; empty: nobody has named it yet."""
+    pause: Paused = ""
+    """Mode in which every worker is paused; empty: none is."""
+    workers: PausesByWorker = msgspec.field(default_factory=dict[str, Paused])
+    """Name -> the same for single workers, before `pause`; empty: it goes on all the same."""
+
+    def pause_of(self, worker: str) -> Paused:
+        """Mode in which this worker is to be paused; empty if it is not."""
+        return self.workers.get(worker, self.pause)
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """First message on a new connection; the name's older connection, if any, is dismissed."""
+
+    role: Role
+    name: Short
+    boot: Short
+    """Random 128-bit hex name of this process: two processes with one name show."""
+    epoch: Short = ""
+    """A member's new lease, `<boot>.<n>` with n higher than before."""
+    router_epoch: RouterEpoch = 0
+    """The highest router epoch this peer has obeyed."""
+    router_instance: Short = ""
+    """The router process that epoch belonged to; empty before the first welcome."""
+    protocol: tuple[int, int] = (1, 1)
+    """Lowest and highest protocol version spoken."""
+    worker: WorkerFacts | None = None
+    store: StoreFacts | None = None
+    intent: Intent | None = None
+    """Of a member: what a router told it last, or what its record says."""
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One worker as the router sees it."""
+
+    name: Short
+    epoch: Short
+    stream: HeaderText
+    state: Short
+    """See the worker life cycle in docs/protocol.md."""
+    version: Natural
+    policy: Short
+    gpus: KindNames = msgspec.field(default_factory=list[str])
+    """UUIDs of the GPUs that hold its weights."""
+
+
+MemberList = Annotated[list[Member], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The router's answer to a hello."""
+
+    router_epoch: Natural
+    instance: Short
+    """Random name of this router process."""
+    protocol: int
+    """The version both will speak."""
+    members: MemberList
+    """To clients: every live worker, so that they can subscribe. Empty to others."""
+    bulk: HeaderText = ""
+    """To clients and workers: where the weight store serves bytes; empty while none is here."""
+    up_ms: Natural = 0
+    """How long this router has been running: whoever was answered by another one since knows
+    that there are two."""
+    tap: HeaderText = ""
+    """To clients: where the router publishes what it routes; empty: nowhere."""
+    marks: bool = False
+    """To clients: put marks into the placements; workers tell what they have cached."""
+    fleet: Short = ""
+    """Identity of the fleet; empty while a restarted router waits for who knows it."""
+
+
+class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """To clients: the whole list again, whenever membership changes."""
+
+    members: MemberList
+    bulk: HeaderText = ""
+    marks: bool = False
+    fleet: Short = ""
+
+
+class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The router will not serve this connection (again)."""
+
+    code: Short
+    """`unknown-peer` (say hello again), `replaced`, `protocol`, `bad-hello`, `forbidden`,
+    `other-fleet`, `shutting-down`."""
+    message: Sentence
+
+
+class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Every 0.5 s from a worker or store: renews the lease, corrects the router's table."""
+
+    seq: Natural
+    version: Natural = 0
+    """Weights that the engine attests to have active."""
+    state: Short = "ready"
+    """`starting`, `ready`, `paused`, `updating`, `torn`, `asleep`, `draining`, `frozen` or
+    `broken`."""
+    steps: Natural = 0
+    """Engine steps so far: progress."""
+    free: Natural = 0
+    """Requests it would start or queue now: credit."""
+    running: Claims = msgspec.field(default_factory=list[tuple[str, tuple[int, int], str]])
+    """(rid, attempt, client) of everything started and not ended."""
+    outbox: Claims = msgspec.field(default_factory=list[tuple[str, tuple[int, int], str]])
+    """(rid, attempt, client) of endings not yet acknowledged by their client: those that came
+    since the beat `follows`; all of them if that is 0."""
+    n_tokens: Natural = 0
+    """Tokens sampled since the process started."""
+    stalled_ms: float = 0.0
+    """Generation stall of the last weight update."""
+    detached: DetachedRids = msgspec.field(default_factory=list[tuple[str, str]])
+    """(rid, group) of those in `running` and `outbox` that go on without their client."""
+    over: Rids = msgspec.field(default_factory=list[str])
+    """After a hello only: detached requests that have ended for their caller, as clients said."""
+    suspects: Suspects = msgspec.field(default_factory=list[tuple[str, int, int]])
+    """After a hello only: (rid, n, k) of requests under which this worker's engine died n times,
+    k of them while nothing else ran."""
+    intent: tuple[RouterEpoch, Natural] = (0, 0)
+    """Stamp of the intent that it knows."""
+    follows: Natural = 0
+    """Number of the beat whose news `outbox` and `acked` continue; 0: what was told before is
+    void."""
+    acked: AttemptList = msgspec.field(default_factory=list[tuple[str, tuple[int, int]]])
+    """Endings that were told of and wait no more."""
+    n_outbox: Natural | None = None
+    """Endings that wait in all; more than was told of if there are too many for one beat. None:
+    `outbox` has them all."""
+    backlog: Backlogs = msgspec.field(default_factory=list[tuple[str, int, int]])
+    """(client, endings, bytes) of clients that have not acknowledged much."""
+
+
+class ClientBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every 0.5 s from a client: keeps its requests alive."""
+
+    seq: Natural
+
+
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Answer to a beat: the sender's lease runs on from the moment it SENT beat `seq`."""
+
+    router_epoch: Natural
+    instance: Short
+    seq: Natural
+    is_behind: bool = False
+    """To a member: beats were missed; tell of all endings again."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sender leaves in good order; its lease ends now."""
+
+    reason: Sentence = ""
+
+
+class Rejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Peer to a second router: the sender obeys another one, which lives. The receiver exits."""
+
+    router_epoch: RouterEpoch
+    instance: Short
+    """Of the router obeyed."""

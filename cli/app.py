@@ -1,0 +1,91 @@
+"""All commands under one name, each imported when it is asked for."""
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+from rolloutbus.bus.wire.near_names import nearest
+from rolloutbus.cli.interrupts import leaving_at_once
+from rolloutbus.launcher.version import DISTRIBUTION, installed_version
+
+HELP = """A message bus between RL trainers and inference engines.
+
+Exit status: 0 done, 1 failed, 2 usage, 3 no router answers, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{DISTRIBUTION} {installed_version()}")
+        raise typer.Exit
+
+
+MODULES = {
+    "up": "up",
+    "ls": "ls",
+    "status": "status",
+    "generate": "generate",
+    "pause": "control",
+    "resume": "control",
+    "weights": "weights",
+    "router": "actors",
+    "store": "actors",
+    "worker": "actors",
+    "keys": "keys",
+    "record": "record",
+    "replay": "replay",
+    "export": "export",
+    "inspect": "inspect",
+    "doctor": "doctor",
+    "tail": "tail",
+    "forward": "forward",
+    "timeline": "timeline",
+    "top": "top",
+    "demo": "demo",
+}
+"""Command -> its module in `commands/`. All but `--help` import only the one that is asked for."""
+
+
+class Commands(TyperGroup):
+    """All of MODULES."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - click's, as typer has it
+        """Their names, in the order of the help."""
+        del ctx
+        return list(MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - as above
+        """The command of this name; None: there is none."""
+        module = MODULES.get(cmd_name)
+        if module is None:
+            if near := nearest(cmd_name, MODULES):
+                ctx.fail(f"No such command {cmd_name!r}. Did you mean {near!r}?")
+            return None
+        with leaving_at_once():
+            app = importlib.import_module(f"rolloutbus.cli.commands.{module}").app
+        return get_group(app).get_command(ctx, cmd_name)
+
+
+app = typer.Typer(
+    name=DISTRIBUTION,
+    cls=Commands,
+    help=HELP,
+    epilog="Example: rolloutbus up -n 2 --engine fake",
+    no_args_is_help=True,
+    add_completion=False,
+    # Errors of ours are one line; a traceback is a bug, and is shown as Python shows it.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _top(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    """See HELP."""

@@ -1,0 +1,190 @@
+"""`rolloutbus router | store | worker`: one actor in the foreground, to build a fleet by hand."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from rolloutbus.bus.security.key_files import router_key_beside
+from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.cli.options import (
+    AllowFile,
+    DeadLetters,
+    EngineOptions,
+    KeyFile,
+    ProfileDir,
+    RouterJournal,
+    SaveTargets,
+    SessionsPerSlot,
+    WeightsRoot,
+    example,
+    parse_save_targets,
+)
+from rolloutbus.cli.sglang_options import ANY_MORE, MORE_HELP, KeepText, TensorParallel
+from rolloutbus.cli.sglang_options import engine_options as told_options
+from rolloutbus.cli.terminal import checked
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher.journaled_router import JournaledRouterSettings
+from rolloutbus.launcher.plan import environment, python
+from rolloutbus.launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
+from rolloutbus.router.settings import RouterSettings
+from rolloutbus.trainer_adapter.store.settings import StoreSettings
+
+BACKEND = "tcp://127.0.0.1:7778"
+
+Router = Annotated[
+    str, typer.Option("--router", "-r", metavar="ENDPOINT", help="The router's backend.")
+]
+RelayEndpoint = Annotated[
+    str,
+    typer.Option(
+        "--relay",
+        metavar="ENDPOINT",
+        help="Where other workers pull weights from this one. Default: beside --stream if that "
+        "is beyond this machine, otherwise nowhere.",
+    ),
+]
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus router --frontend tcp://127.0.0.1:7777"))
+def router(
+    *,
+    frontend: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where it listens for clients.")
+    ] = "tcp://127.0.0.1:7777",
+    backend: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where it listens for workers and the store.")
+    ] = BACKEND,
+    queue_limit: Annotated[
+        int, typer.Option(help="Requests that may wait; more are refused.")
+    ] = 10_000,
+    sessions_per_slot: SessionsPerSlot = 2.0,
+    dead_letters: DeadLetters = "",
+    tap: Annotated[
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where everything that is routed is published, for `record`. Default: nowhere.",
+        ),
+    ] = "",
+    journal: RouterJournal = "",
+    key: KeyFile = "",
+    allow_list: AllowFile = "",
+) -> None:
+    """Run a router. Prints one JSON line with its endpoints when it is ready."""
+    settings = checked(
+        lambda: RouterSettings(
+            frontend=frontend,
+            backend=backend,
+            queue_limit=queue_limit,
+            sessions_per_slot=sessions_per_slot,
+            security=_security(key, allow_list),
+            dead_letters=dead_letters and str(Path(dead_letters).absolute()),
+            tap=tap,
+        )
+    )
+    if journal:
+        kept = JournaledRouterSettings(settings, str(Path(journal).absolute()))
+        _become("rolloutbus.launcher.journaled_router", kept)
+    _become("rolloutbus.router", settings)
+
+
+@app.command(epilog=example("rolloutbus store --directory ./versions"))
+def store(
+    *,
+    directory: Annotated[
+        Path, typer.Option(help="Holds the durable record of versions; one store at a time.")
+    ],
+    router: Router = BACKEND,
+    bulk: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where weights are pulled from.")
+    ] = "tcp://127.0.0.1:0",
+    disk: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Also write every version to files below this directory."),
+    ] = "",
+    key: KeyFile = "",
+    allow_list: AllowFile = "",
+) -> None:
+    """Run a weight store. Prints one JSON line with its endpoint when it is ready."""
+    settings = checked(
+        lambda: StoreSettings(
+            router=router,
+            directory=str(directory.absolute()),
+            bulk=bulk,
+            disk=disk and str(Path(disk).absolute()),
+            security=_security(key, allow_list),
+        )
+    )
+    _become("rolloutbus.trainer_adapter.store", settings)
+
+
+@app.command(
+    help=f"Run a worker with its engine. Prints one JSON line when it has joined.{MORE_HELP}",
+    epilog=example("rolloutbus worker --name w7 --engine sglang --model ./model --tp 2"),
+    context_settings=ANY_MORE,
+)
+def worker(
+    context: typer.Context,
+    *,
+    name: Annotated[str, typer.Option(help="Unique in the fleet; kept over restarts.")],
+    model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
+    router: Router = BACKEND,
+    engine: Annotated[EngineKind, typer.Option(help="The engine that samples.")] = "transformers",
+    engine_option: EngineOptions = None,
+    tp: TensorParallel = 1,
+    text: KeepText = False,
+    policy: Annotated[str, typer.Option(help="Whose weights it serves.")] = "default",
+    stream: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where tokens are published.")
+    ] = "tcp://127.0.0.1:0",
+    relay: RelayEndpoint = "",
+    weights_root: WeightsRoot = "",
+    save_target: SaveTargets = None,
+    profile_dir: ProfileDir = "",
+    key: KeyFile = "",
+    allow_list: AllowFile = "",
+) -> None:
+    """See `help`."""
+    save_targets = parse_save_targets(save_target)
+    own_options = told_options(context, engine, engine_option, tp=tp, text=text)
+
+    def settings() -> WorkerSettings:
+        alone = FleetSettings(model=model, workers=1, engine=engine, engine_options=own_options)
+        return WorkerSettings(
+            name=name,
+            router=router,
+            policy=policy,
+            stream=stream,
+            relay=relay,
+            weights_root=weights_root and str(Path(weights_root).absolute()),
+            save_targets=absolute_targets(save_targets),
+            profile_dir=profile_dir and str(Path(profile_dir).absolute()),
+            engine=engine,
+            engine_options=engine_options(alone),
+            security=_security(key, allow_list),
+        )
+
+    _become("rolloutbus.engine_worker", checked(settings))
+
+
+def _security(key: str, allow_list: str) -> SecuritySettings | None:
+    if not key and not allow_list:
+        return None
+    absolute = [str(Path(each).absolute()) if each else "" for each in (key, allow_list)]
+    return SecuritySettings(
+        key_file=absolute[0],
+        server_key_file=router_key_beside(absolute[0]) if key else "",
+        allow_list=absolute[1],
+    )
+
+
+def _become(module: str, settings: msgspec.Struct) -> None:
+    """Turn this process into the actor: signals and exit status are its own from here on."""
+    argv = [*python(module), "--settings-json", msgspec.json.encode(settings).decode()]
+    os.execve(sys.executable, argv, environment())  # noqa: S606 - no shell

@@ -1,0 +1,69 @@
+"""`rolloutbus export`: the rollouts of a journal as a table."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
+from rolloutbus.cli.options import AsJson, example
+from rolloutbus.cli.terminal import checked
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.rollouts.trajectories import Trajectories, Trajectory
+from rolloutbus.replay.rollouts.trajectory_files import write
+from rolloutbus.trainer_adapter.client.tokenizer_file import TokenizerFile, load_tokenizer
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus export ./journal --to trajectories.parquet"))
+def export(
+    journal: Annotated[Path, typer.Argument(help="A directory that `record` has written.")],
+    *,
+    to: Annotated[Path, typer.Option(metavar="FILE", help="Ends with .parquet or .jsonl.")],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="tokenizer.json, or the model directory with it: adds texts."),
+    ] = None,
+    allow_gaps: AllowGaps = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write one row for each finished rollout of a journal, and say what of it is missing.
+
+    The journal must have been recorded with the router's tap (`up --tap`).
+    """
+    loaded = checked(partial(load_tokenizer, tokenizer)) if tokenizer else None
+    try:
+        source = Journal(journal, skip=allow_gaps)
+        found = Trajectories(source)
+        n_rows = checked(lambda: write(to, _texted(found, loaded) if loaded else found))
+    except (JournalError, OSError) as error:
+        fail_reading(error)
+    told = {
+        "rows": n_rows,
+        "unfinished": found.n_unfinished,
+        "open": found.n_open,
+        "headless": found.n_headless,
+        "malformed": found.n_malformed,
+        **gaps_told(source),
+    }
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    else:
+        notes = [f"{told[name]} {name}" for name in ("unfinished", "open", "headless", "malformed")]
+        sys.stdout.write(f"{n_rows} rows in {to} ({', '.join(notes)})\n")
+    tell_gaps(source)
+    # Results hold all their tokens: nothing of a row comes from streams.
+    refuse_gaps(source, are_allowed=allow_gaps, harmless=["lost_stream"])
+
+
+def _texted(rows: Iterable[Trajectory], tokenizer: TokenizerFile) -> Iterator[Trajectory]:
+    for row in rows:
+        row.prompt_text = tokenizer.decode(row.prompt_ids.tolist(), skip_special_tokens=False)
+        row.output_text = tokenizer.decode(row.output_ids.tolist(), skip_special_tokens=False)
+        yield row

@@ -1,0 +1,67 @@
+"""`rolloutbus forward`: the streams of a fleet at one address."""
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from rolloutbus.bus.actor.process import announce_ready
+from rolloutbus.bus.transport.zmq_topics import MAX_UNREAD
+from rolloutbus.bus.wire.errors import PeerLost
+from rolloutbus.cli.options import Address, AllowFile, YourKey, example
+from rolloutbus.cli.terminal import ExitStatus, Unreachable, client_settings, run
+from rolloutbus.replay.forwarder import Forwarder
+
+LOOK_S = 1.0
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus forward --bind tcp://127.0.0.1:7790"))
+def forward(
+    *,
+    bind: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where readers connect. Port 0: a free one.")
+    ] = "tcp://127.0.0.1:7790",
+    address: Address = "",
+    key: YourKey = "",
+    allow_list: AllowFile = "",
+) -> None:
+    """Publish the streams of all workers at one address, until Ctrl-C.
+
+    For readers who cannot reach every worker: `tail --via`, `rolloutbus.subscribe(via=…)`. Beyond
+    this machine it needs the key of a subscriber, and the workers' allow-list: nobody reads here
+    what they may not read there. Prints one JSON line with its endpoint when it is ready.
+    """
+    run(_forward(bind, address, key, allow_list), terminated=ExitStatus.OK)
+
+
+async def _forward(bind: str, address: str, key: str, allow_list: str) -> None:
+    settings = client_settings(address, key, "forwarder")
+    forwarder = Forwarder(settings, bind, allow_list)
+    try:
+        await forwarder.__aenter__()
+    except PeerLost as error:
+        raise Unreachable(f"no router answers at {settings.router}") from error
+    try:
+        announce_ready(stream=forwarder.endpoint)
+        await _watch(forwarder)
+    finally:
+        await forwarder.__aexit__(None, None, None)
+
+
+async def _watch(forwarder: Forwarder) -> None:
+    """Say when it falls behind, until it ends."""
+    ended = asyncio.ensure_future(forwarder.stopped())
+    was_behind = False
+    try:
+        while not ended.done():
+            is_behind = forwarder.counters.streak_in >= MAX_UNREAD // 2
+            if is_behind and not was_behind:
+                sys.stderr.write("warning: it reads too slowly: what it misses, all here miss\n")
+            was_behind = is_behind
+            await asyncio.wait([ended], timeout=LOOK_S)
+        ended.result()
+    finally:
+        ended.cancel()

@@ -1,0 +1,138 @@
+"""`rolloutbus generate`: one prompt from the command line."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.cli.options import Address, Deadline, YourKey, example
+from rolloutbus.cli.terminal import ExitStatus, checked, connected, fail, run
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.rollout import Rollout
+from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
+from rolloutbus.trainer_adapter.client.tokenizer_file import TokenizerFile, load_tokenizer
+
+app = typer.Typer()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to sample and how to show it."""
+
+    prompt: list[int]
+    sampling: Sampling
+    options: GenerateOptions
+    tokenizer: TokenizerFile | None
+    n: int
+    as_json: bool
+
+
+@app.command(epilog=example("rolloutbus generate --prompt-ids 1,2,3 --max-new-tokens 16 --stream"))
+def generate(
+    *,
+    address: Address = "",
+    key: YourKey = "",
+    prompt_ids: Annotated[
+        str, typer.Option(metavar="IDS", help="Token ids, separated by commas.")
+    ] = "",
+    text: Annotated[str, typer.Option(help="Text instead; needs --tokenizer.")] = "",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json, or the model directory with it.")
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come.")] = False,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Samples of the prompt.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Sample i draws with seed + i.")] = None,
+    versions: Annotated[
+        str, typer.Option(help="any, latest, min:V, exact:V or max-staleness:K.")
+    ] = "any",
+    policy: Annotated[str, typer.Option(help="Whose weights.")] = "default",
+    session: Annotated[str, typer.Option(help="Stay on the worker of this session.")] = "",
+    deadline: Deadline = 60.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per sample, with logprobs.")
+    ] = False,
+) -> None:
+    """Sample continuations of a prompt. Tokens go to stdout, one line per sample."""
+    if stream and (n > 1 or as_json):
+        fail("--stream shows one sample as it comes: leave out --n and --json", ExitStatus.USAGE)
+    loaded = checked(partial(load_tokenizer, tokenizer)) if tokenizer else None
+    job = Job(
+        prompt=_prompt(prompt_ids, text, loaded),
+        sampling=Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed),
+        options=GenerateOptions(
+            versions=versions, policy=policy, session=session, deadline_s=deadline
+        ),
+        tokenizer=loaded,
+        n=n,
+        as_json=as_json,
+    )
+    run(_generate(address, key, job, is_stream=stream))
+
+
+def _prompt(prompt_ids: str, text: str, tokenizer: TokenizerFile | None) -> list[int]:
+    if bool(prompt_ids) == bool(text):
+        fail("give either --prompt-ids or --text", ExitStatus.USAGE)
+    if prompt_ids:
+        try:
+            return [int(each) for each in prompt_ids.split(",")]
+        except ValueError:
+            fail(f"--prompt-ids: {prompt_ids!r} is not like 1,2,3", ExitStatus.USAGE)
+    if tokenizer is None:
+        fail("--text needs --tokenizer", ExitStatus.USAGE)
+    return tokenizer.encode(text, add_special_tokens=True)
+
+
+async def _generate(address: str, key: str, job: Job, *, is_stream: bool) -> None:
+    async with connected(address, key) as client:
+        if is_stream:
+            await _stream(client, job)
+            return
+        groups = await client.generate_batch([job.prompt], job.sampling, n=job.n, **job.options)
+        for rollout in groups[0]:
+            sys.stdout.write(
+                _as_json(rollout) if job.as_json else _shown(job, rollout.tokens.tolist())
+            )
+            sys.stdout.write("\n")
+
+
+async def _stream(client: RolloutClient, job: Job) -> None:
+    tokens: list[int] = []
+    said = ""
+    async for delta in client.stream(job.prompt, job.sampling, **job.options):
+        tokens[delta.start :] = delta.tokens.tolist()
+        now = _shown(job, tokens)
+        is_whole = delta.finish_reason is not None or not now.endswith("\N{REPLACEMENT CHARACTER}")
+        if is_whole and len(now) > len(said):
+            sys.stdout.write(now[len(said) :])
+            sys.stdout.flush()
+            said = now
+    sys.stdout.write("\n")
+
+
+def _shown(job: Job, tokens: Sequence[int]) -> str:
+    if job.tokenizer is not None:
+        return job.tokenizer.decode(tokens, skip_special_tokens=True)
+    return ",".join(map(str, tokens))
+
+
+def _as_json(rollout: Rollout) -> str:
+    shown = {
+        "rid": rollout.rid,
+        "tokens": rollout.tokens.tolist(),
+        "logprobs": rollout.logprobs.tolist(),
+        "versions": rollout.versions,
+        "lora": rollout.lora,
+        "finish_reason": rollout.finish_reason,
+        "worker": rollout.worker,
+        "n_attempts": rollout.n_attempts,
+        "n_resumed": rollout.n_resumed,
+    }
+    return msgspec.json.encode(shown).decode()

@@ -1,0 +1,180 @@
+"""`rolloutbus keys`: make key pairs, look at them, and say who may come in."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from rolloutbus.bus.security.allow_list import edit_allow_list, read_allow_list
+from rolloutbus.bus.security.key_files import public_file, read_key_pair, write_key_pair
+from rolloutbus.bus.security.keys import check_public_key, is_public_key
+from rolloutbus.bus.security.principals import Principal, Role
+from rolloutbus.bus.security.zmq_curve import new_key_pair
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.cli.options import AsJson, example
+from rolloutbus.cli.terminal import ExitStatus, checked, fail
+
+app = typer.Typer()
+keys = typer.Typer(
+    no_args_is_help=True, help="Make keys, and say who may connect.", rich_markup_mode=None
+)
+app.add_typer(keys, name="keys")
+
+List = Annotated[
+    Path, typer.Option("--allow-list", "-l", metavar="PATH", help="Who may connect; a JSON file.")
+]
+KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="A key file, `NAME.key`.")]
+DEFAULT_LIST = Path("allow.json")
+
+
+@keys.command(epilog=example("rolloutbus keys new trainer-a --dir ~/keys"))
+def new(
+    name: Annotated[str, typer.Argument(help="Whose it will be.")],
+    directory: Annotated[
+        Path, typer.Option("--dir", metavar="PATH", help="Where the two files go.")
+    ] = Path(),
+) -> None:
+    """Make a key pair: NAME.key, for its owner's eyes only, and NAME.pub. Prints the public key."""
+    pair = new_key_pair(name)
+    checked(lambda: write_key_pair(directory / f"{name}.key", pair))
+    _say(pair.public)
+
+
+@keys.command(epilog=example("rolloutbus keys show trainer-a.key"))
+def show(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A key file; left out: the allow-list.")
+    ] = None,
+    allow_list: List = DEFAULT_LIST,
+    as_json: AsJson = False,
+) -> None:
+    """Print the public half of a key file, or who may connect. Secrets are never printed."""
+    if file is not None:
+        pair = checked(lambda: read_key_pair(file))
+        _say(msgspec.json.encode({"name": pair.name, "key": pair.public}).decode())
+        return
+    for each in checked(lambda: read_allow_list(allow_list)):
+        if as_json:
+            _say(msgspec.json.encode(each).decode())
+        else:
+            sessions = f", sessions {' '.join(each.sessions)}" if each.sessions else ""
+            actors = " ".join(each.actor_patterns)
+            low, high = each.priorities
+            priorities = f", priorities {low} to {high}" if low or high else ""
+            _say(f"{each.key} {each.role} {each.name}: may be {actors}{sessions}{priorities}")
+
+
+@keys.command(epilog=example("rolloutbus keys allow trainer-a.pub --name trainer-a --role trainer"))
+def allow(
+    key: Annotated[str, typer.Argument(help="A public key, or a file NAME.pub or NAME.key.")],
+    role: Annotated[Role, typer.Option(help="What it may do.")],
+    name: Annotated[str, typer.Option(help="Whose it is.")],
+    allow_list: List = DEFAULT_LIST,
+    actor: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="A name it may take on the bus, `*` at the end for anything. "
+            "Default: NAME and NAME-*.",
+        ),
+    ] = None,
+    session: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="A session it may use. Default: any")
+    ] = None,
+    *,
+    priorities: Annotated[
+        tuple[int, int],
+        typer.Option(
+            metavar="LOW HIGH",
+            help="Priorities that its requests may have: those of a high one go before "
+            "everybody else's.",
+        ),
+    ] = (0, 0),
+) -> None:
+    """Let a key in. Running actors see it within a second."""
+
+    def add(known: Sequence[Principal]) -> list[Principal]:
+        key_ = _public(key)
+        return [*known, Principal(key_, name, role, actor or [], session or [], priorities)]
+
+    checked(lambda: edit_allow_list(allow_list, add))
+
+
+@keys.command(epilog=example("rolloutbus keys revoke trainer-a"))
+def revoke(
+    who: Annotated[str, typer.Argument(metavar="NAME|KEY", help="A name, or one public key.")],
+    allow_list: List = DEFAULT_LIST,
+) -> None:
+    """Let a key, or all keys of a name, in no more. Open connections end within a second."""
+
+    def remove(known: Sequence[Principal]) -> list[Principal]:
+        left = [each for each in known if who not in (each.key, each.name)]
+        if len(left) == len(known):
+            raise SettingsError(f"{allow_list}: nobody has the name or key {who[:64]!r}")
+        return left
+
+    if not allow_list.exists():
+        fail(f"cannot read {allow_list}: there is no such file", ExitStatus.USAGE)
+    checked(lambda: edit_allow_list(allow_list, remove))
+
+
+@keys.command(epilog=example("rolloutbus keys rotate trainer-a.key"))
+def rotate(
+    file: KeyFile,
+    allow_list: Annotated[
+        Path | None,
+        typer.Option(
+            "--allow-list",
+            "-l",
+            metavar="PATH",
+            help="Who may connect. Default: allow.json beside FILE.",
+        ),
+    ] = None,
+) -> None:
+    """Put a fresh pair in a key file. Both keys are let in until the old one is revoked.
+
+    The old pair is kept beside it as NAME.old.key. An actor uses the new one when it is started
+    again. A router's own key stands in no allow-list: those who connect to it find it in the file
+    NAME.pub, if their security.server_key_file says so, as in a fleet of `up --secure`; give it to
+    all others (security.server_keys) before the router is started again.
+    """
+    old = checked(lambda: read_key_pair(file))
+    fresh = new_key_pair(old.name)
+    kept = file.with_name(f"{file.name.removesuffix('.key')}.old.key")
+    draft = file.with_name(f"{file.name}.new")
+    listed = allow_list or file.with_name(DEFAULT_LIST.name)
+    if kept.exists():
+        fail(f"{kept} exists: the last rotation is not over; remove it", ExitStatus.USAGE)
+    checked(lambda: write_key_pair(draft, fresh))
+
+    def add(known: Sequence[Principal]) -> list[Principal]:
+        mine = [each for each in known if each.key == old.public]
+        return [*known, *(msgspec.structs.replace(each, key=fresh.public) for each in mine)]
+
+    if listed.exists():
+        checked(lambda: edit_allow_list(listed, add))
+    public_file(draft).replace(public_file(file))
+    kept.hardlink_to(file)
+    draft.replace(file)
+    _say(msgspec.json.encode({"old": old.public, "new": fresh.public}).decode())
+
+
+def _public(text: str) -> str:
+    """The public key that an argument means."""
+    if is_public_key(text):
+        return text
+    path = Path(text)
+    if path.suffix == ".key":
+        return read_key_pair(path).public
+    try:
+        content = path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{text[:200]!r} is neither a public key nor a file of one") from error
+    return check_public_key(content.strip())
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

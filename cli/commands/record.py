@@ -1,0 +1,137 @@
+"""`rolloutbus record`: a fleet's streams and commands, written down as they happen."""
+
+import asyncio
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from rolloutbus.bus.wire.errors import PeerLost
+from rolloutbus.cli.options import AsJson, YourKey, example
+from rolloutbus.cli.terminal import ExitStatus, Unreachable, checked, client_settings, fail, run
+from rolloutbus.replay.journal.settings import MIB, JournalSettings
+from rolloutbus.replay.recorder import Progress, Recorder
+from rolloutbus.replay.recording.choice import Filter, filter_in
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
+
+PROGRESS_EVERY_S = 1.0
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus record ./journal --filter session=s1,policy=actor"))
+def record(
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="A directory; the journal that is there goes on."),
+    ],
+    *,
+    wanted: Annotated[
+        str,
+        typer.Option(
+            "--filter",
+            metavar="NAME=VALUE,…",
+            help="Only requests of this client, session or policy; of one name twice, either.",
+        ),
+    ] = "",
+    router: Annotated[
+        str,
+        typer.Option(
+            "--name",
+            "--address",
+            "-a",
+            "--router",
+            "-r",
+            metavar="NAME|ENDPOINT",
+            help="Which fleet: its name (see `rolloutbus ls`), or where its router listens for "
+            "clients. Default: the only fleet that runs here.",
+        ),
+    ] = "",
+    key: YourKey = "",
+    segment_mib: Annotated[int, typer.Option(min=1, help="Size of one file.")] = 64,
+    segment_s: Annotated[float, typer.Option(min=1.0, help="Age of one file.")] = 600.0,
+    keep_mib: Annotated[
+        int, typer.Option(min=0, help="Delete the oldest files beyond; 0: keep all.")
+    ] = 0,
+    keep_s: Annotated[
+        float, typer.Option(min=0.0, help="Delete files older than that; 0: keep all.")
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Record what a fleet says, until Ctrl-C.
+
+    That is every token and, if its router has a tap (`up --tap`), every command and reply. The
+    journal is for its owner only: it holds prompts and results in the clear.
+    """
+    chosen = checked(partial(filter_in, wanted))
+    settings = checked(
+        lambda: JournalSettings(
+            segment_bytes=segment_mib * MIB,
+            segment_s=segment_s,
+            keep_bytes=keep_mib * MIB,
+            keep_s=keep_s,
+        )
+    )
+    work = _record(_client(router, key), out.absolute(), chosen, settings, as_json=as_json)
+    problem = run(work, terminated=ExitStatus.OK, interrupted=ExitStatus.OK)
+    fail(f"recording has ended: {problem}", ExitStatus.FAILED)
+
+
+def _client(router: str, key_file: str) -> ClientSettings:
+    return checked(lambda: client_settings(router, key_file, "recorder"))
+
+
+async def _record(
+    client: ClientSettings, out: Path, wanted: Filter, settings: JournalSettings, *, as_json: bool
+) -> str:
+    """Until something ends it; returns what."""
+    recorder = Recorder(client, out, wanted, settings)
+    try:
+        await recorder.__aenter__()
+    except PeerLost as error:
+        raise Unreachable(f"no router answers at {client.router}") from error
+    try:
+        streams_only = "" if recorder.has_tap else ": streams only, the router has no tap"
+        sys.stderr.write(f"recording to {out}{streams_only}\n")
+        sys.stderr.flush()
+        return await _watch(recorder)
+    finally:
+        await recorder.__aexit__(None, None, None)
+        told = recorder.progress
+        sys.stderr.write(f"\n{line_of(told)}\n")
+        if as_json:
+            sys.stdout.write(msgspec.json.encode(told._asdict()).decode() + "\n")
+
+
+async def _watch(recorder: Recorder) -> str:
+    """Show how it goes until it can go no further."""
+    ended = asyncio.ensure_future(recorder.stopped())
+    is_terminal = sys.stderr.isatty()
+    try:
+        while not ended.done():
+            if is_terminal:
+                sys.stderr.write(f"\r\x1b[K{line_of(recorder.progress)}")
+                sys.stderr.flush()
+            await asyncio.wait([ended], timeout=PROGRESS_EVERY_S)
+        return ended.result()
+    finally:
+        ended.cancel()
+
+
+def line_of(told: Progress) -> str:
+    """`1,204 records, durable to 1,204 | tap 800, streams 404 messages | nothing lost`."""
+    heard = told.heard
+    losses = {
+        "messages of the tap": heard.lost_tap,
+        "tokens": heard.lost_tokens,
+        "messages for want of room": told.n_dropped,
+        "malformed messages": heard.malformed,
+    }
+    lost = ", ".join(f"{n:,} {what}" for what, n in losses.items() if n)
+    return (
+        f"{told.n_records:,} records, durable to {told.durable:,} | tap {heard.tap:,}, "
+        f"streams {heard.stream:,} messages | {f'lost: {lost}' if lost else 'nothing lost'}"
+    )

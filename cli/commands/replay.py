@@ -1,0 +1,173 @@
+"""`rolloutbus replay`: a recording, heard again by whoever listens or asked of a fleet again."""
+
+import asyncio
+import math
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from rolloutbus.cli.core_replay import Changes, Core, replay_core
+from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
+from rolloutbus.cli.options import AsJson, YourKey, example
+from rolloutbus.cli.regenerate import Regeneration, regenerate
+from rolloutbus.cli.replay_options import (
+    Bind,
+    Concurrency,
+    DeadlineEach,
+    LiveFleet,
+    Regenerates,
+    Requests,
+    Scores,
+    Speed,
+    Stay,
+    Tolerance,
+    VersionRule,
+    Wait,
+)
+from rolloutbus.cli.terminal import ExitStatus, checked, fail, run
+from rolloutbus.launcher.run_dir import RunDirectory
+from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.reader import Journal
+from rolloutbus.replay.player import Playback, Player, PlayerSettings
+from rolloutbus.replay.regenerating.differences import LOGPROB_TOLERANCE
+
+PROGRESS_EVERY_S = 0.5
+MAX_SPEED = "max"
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus replay ./journal --speed 10 --wait 2"))
+def replay(
+    journal: Annotated[Path, typer.Argument(help="A directory that `record` has written.")],
+    *,
+    speed: Speed = "1",
+    request: Requests = None,
+    bind: Bind = "",
+    wait: Wait = 1,
+    stay: Stay = False,
+    again: Regenerates = False,
+    score: Scores = False,
+    router: LiveFleet = "",
+    key: YourKey = "",
+    version: VersionRule = "any",
+    deadline: DeadlineEach = 600.0,
+    concurrency: Concurrency = 64,
+    tolerance: Tolerance = LOGPROB_TOLERANCE,
+    allow_gaps: AllowGaps = False,
+    core: Core = False,
+    change: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish the streams of a journal again, byte for byte, for any subscriber.
+
+    Give subscribers the address that it prints, as that of a router. No message is lost: a slow
+    subscriber holds the replay up. The exit status of --regenerate and --core says whether all is
+    equal.
+    """
+    if core:
+        replay_core(journal, change or [], allow_gaps=allow_gaps, as_json=as_json)
+        return
+    rids = frozenset(request or ())
+    try:
+        if again:
+            wanted = Regeneration(
+                journal,
+                allow_gaps,
+                rids,
+                router,
+                key,
+                version,
+                deadline,
+                concurrency,
+                tolerance,
+                score,
+            )
+            is_equal = run(regenerate(wanted, as_json=as_json))
+            raise typer.Exit(ExitStatus.OK if is_equal else ExitStatus.FAILED)
+        source = Journal(journal, skip=allow_gaps)
+        with _place(bind) as endpoint:
+            settings = checked(lambda: PlayerSettings(endpoint, _speed(speed), rids))
+            run(_play(source, settings, wait, is_staying=stay, as_json=as_json))
+        refuse_gaps(source, are_allowed=allow_gaps)
+    except (JournalError, OSError) as error:
+        fail_reading(error)
+
+
+def _speed(text: str) -> float:
+    if text == MAX_SPEED:
+        return math.inf
+    try:
+        return float(text)
+    except ValueError:
+        return fail(f"speed: {text!r} is no number and not {MAX_SPEED!r}", ExitStatus.USAGE)
+
+
+@contextmanager
+def _place(bind: str) -> Generator[str]:
+    """Where to listen: what was asked for, or a directory that only this user can enter."""
+    if bind:
+        yield bind
+        return
+    with RunDirectory() as directory:
+        yield f"ipc://{directory.path / 'replay'}"
+
+
+async def _play(
+    source: Journal, settings: PlayerSettings, n_wanted: int, *, is_staying: bool, as_json: bool
+) -> None:
+    async with Player(source, settings) as player:
+        sys.stderr.write(f"address: {player.address}\n")
+        tell_gaps(source)
+        sys.stderr.flush()
+        watching = asyncio.create_task(_watch(player))
+        try:
+            await player.subscribed(n_wanted)
+            await player.play()
+            if as_json:
+                sys.stdout.write(msgspec.json.encode(_told(player, source)).decode() + "\n")
+                sys.stdout.flush()
+            if is_staying:
+                await asyncio.Event().wait()
+        finally:
+            watching.cancel()
+            sys.stderr.write(f"{_line_start()}{line_of(player.playback)}\n")
+
+
+async def _watch(player: Player) -> None:
+    """Show how it goes."""
+    while sys.stderr.isatty():
+        sys.stderr.write(f"{_line_start()}{line_of(player.playback)}")
+        sys.stderr.flush()
+        await asyncio.sleep(PROGRESS_EVERY_S)
+
+
+def _line_start() -> str:
+    return "\r\x1b[K" if sys.stderr.isatty() else ""
+
+
+def line_of(told: Playback) -> str:
+    """`1,204 of 2,000 messages | 3.1 of 9.0 s | 2 subscriptions, 1 repair`."""
+    waits = ""
+    if not told.n_subscriptions:
+        waits = " | nobody listens to every stream"
+    elif told.is_held_up:
+        waits = " | held up by a slow subscriber"
+    return (
+        f"{told.n_played:,} of {told.n_messages:,} messages | "
+        f"{told.position_s:.1f} of {told.length_s:.1f} s | "
+        f"{told.n_subscriptions:,} subscriptions, {told.n_repairs:,} repairs{waits}"
+    )
+
+
+def _told(player: Player, source: Journal) -> dict[str, object]:
+    return {
+        **player.playback._asdict(),
+        "workers": player.workers,
+        **gaps_told(source),
+    }

@@ -1,0 +1,127 @@
+"""`rolloutbus status`: what the router knows, as a table or as JSON."""
+
+import asyncio
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rolloutbus.bus.wire.messages.control import FleetStatus
+from rolloutbus.cli.options import Address, AsJson, YourKey, example
+from rolloutbus.cli.terminal import ExitStatus, connected, fail, run
+
+STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
+"""Any other state is red."""
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus status --watch"))
+def status(
+    context: typer.Context,
+    address: Address = "",
+    key: YourKey = "",
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds, with --watch.")] = 1.0,
+) -> None:
+    """Show the workers, their weights and what they do."""
+    source = context.get_parameter_source("interval")
+    if not watch and source is not None and source.name == "COMMANDLINE":
+        fail("--interval needs --watch: without it the status is shown once", ExitStatus.USAGE)
+    if as_json:
+        run(_print_json(address, key, interval if watch else 0.0))
+    else:
+        run(_print_table(address, key, interval if watch else 0.0))
+
+
+async def _print_json(address: str, key: str, interval_s: float) -> None:
+    async with connected(address, key) as client:
+        while True:
+            found = await client.status()
+            sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+            sys.stdout.flush()
+            if not interval_s:
+                return
+            await asyncio.sleep(interval_s)
+
+
+async def _print_table(address: str, key: str, interval_s: float) -> None:
+    console = Console()
+    async with connected(address, key) as client:
+        if not interval_s:
+            console.print(report(await client.status()))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                live.update(report(await client.status()), refresh=True)
+                await asyncio.sleep(interval_s)
+
+
+def report(found: FleetStatus) -> Group:
+    """The table of workers, what is going on and what is wrong, and a line about the router."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("worker", "state", "policy", "engine"):
+        table.add_column(name)
+    for name in ("version", "running", "tokens", "beat age", "stall", "pid"):
+        table.add_column(name, justify="right")
+    # w10 comes after w9.
+    for each in sorted(found.workers, key=lambda each: (len(each.name), each.name)):
+        table.add_row(
+            each.name,
+            Text(each.state, STATE_STYLES.get(each.state, "red")),
+            each.policy,
+            each.engine,
+            str(each.version),
+            f"{each.n_running}/{each.slots}",
+            f"{each.n_tokens:,}",
+            f"{each.beat_age_ms} ms",
+            f"{each.stalled_ms:.1f} ms",
+            str(each.pid),
+        )
+    notes = [*_update_lines(found), *_quarantine_lines(found), *_trouble_lines(found)]
+    return Group(table, *notes, _router_line(found))
+
+
+def _update_lines(found: FleetStatus) -> list[Text]:
+    return [
+        Text(
+            f"{each.policy} v{each.version} is {each.phase}"
+            f"{' (catching up)' if each.is_catch_up else ''} for {each.age_ms / 1000:.1f} s: "
+            f"{each.n_prepared} of {each.n_targets} prepared, {each.n_active} active",
+            "cyan",
+        )
+        for each in found.updates
+    ]
+
+
+def _quarantine_lines(found: FleetStatus) -> list[Text]:
+    return [
+        Text(f"{each.name} gets no work until it has caught up: {each.problem}", "red")
+        for each in sorted(found.workers, key=lambda each: (len(each.name), each.name))
+        if each.problem
+    ]
+
+
+def _trouble_lines(found: FleetStatus) -> list[Text]:
+    return [
+        Text(f"{name} gets no work: {why}", "red") for name, why in sorted(found.troubled.items())
+    ]
+
+
+def _router_line(found: FleetStatus) -> Text:
+    committed = ", ".join(f"{policy} v{version}" for policy, version in found.committed.items())
+    parts = [
+        f"router epoch {found.router_epoch}" + (", recovering" if found.recovering else ""),
+        f"committed: {committed or 'nothing yet'}",
+        f"{found.n_running} running",
+        f"{found.n_queued} queued",
+        f"{found.n_clients} clients",
+        f"{sum(found.sessions.values())} sessions",
+    ]
+    return Text(" | ".join(parts), "dim")

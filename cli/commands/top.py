@@ -1,0 +1,145 @@
+"""`rolloutbus top`: a fleet as it is now, again and again, in a terminal."""
+
+import asyncio
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.wire.errors import BusError, Refused
+from rolloutbus.cli.keyboard import keys
+from rolloutbus.cli.options import Address, YourKey, example
+from rolloutbus.cli.terminal import connected, run
+from rolloutbus.cli.top import Gauges, TopFrame, TopHistory, loads_of
+from rolloutbus.cli.top_view import framed, view_of
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+
+QUIT = frozenset("qQ\x04")
+HINT = "q: quit"
+STATUS_S = 3.0
+"""How long the router may take to answer."""
+GAUGES_S = 1.0
+"""How long engines may take; who has not answered by then has none in this frame."""
+MANY = 64
+OTHER_LINES = 14
+"""Of a screen, for all that is no row of the table."""
+
+app = typer.Typer()
+
+
+@app.command(epilog=example("rolloutbus top --interval 2"))
+def top(
+    address: Address = "",
+    key: YourKey = "",
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between frames.")] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one frame, after one interval, and end.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per frame instead.")
+    ] = False,
+    gauges: Annotated[
+        bool,
+        typer.Option("--gauges/--no-gauges", help="Ask the engines for their gauges, too."),
+    ] = True,
+) -> None:
+    """Watch workers, weights, sessions, tokens per second, the queue and stalls; q ends it."""
+    run(Watch(interval, with_gauges=gauges).run(address, key, once=once, as_json=as_json))
+
+
+class Watch:
+    """Asks again and again, and shows what comes."""
+
+    def __init__(self, interval_s: float, *, with_gauges: bool) -> None:
+        self._interval_s = interval_s
+        self._with_gauges = with_gauges
+        self._gauges: Gauges = {}
+        self._n_frames = 0
+        self._history = TopHistory()
+        self._clock = BootClock()
+
+    async def run(self, address: str, key: str, *, once: bool, as_json: bool) -> None:
+        """Until it is over.
+
+        Raises:
+            Unreachable: no router answers at first; later that is shown.
+        """
+        async with connected(address, key) as client:
+            if once:
+                await self._frame(client)  # rates need two
+                await asyncio.sleep(self._interval_s)
+                self._print(await self._frame(client), as_json=as_json)
+            elif as_json or not sys.stdout.isatty():
+                await self._print_all(client, as_json=as_json)
+            else:
+                await self._live(client)
+
+    async def _print_all(self, client: RolloutClient, *, as_json: bool) -> None:
+        """One frame after the other: for scripts, and where there is no screen to be redrawn."""
+        while True:
+            try:
+                self._print(await self._frame(client), as_json=as_json)
+            except BusError as error:  # the client goes on looking for its router
+                sys.stderr.write(f"no answer: {error}\n")
+            await asyncio.sleep(self._interval_s)
+
+    async def _live(self, client: RolloutClient) -> None:
+        """Frames on a screen of their own, which is gone afterwards."""
+        console = Console()
+        is_over = asyncio.Event()
+
+        def pressed(some: str) -> None:
+            if not QUIT.isdisjoint(some):
+                is_over.set()
+
+        frame = await self._frame(client)
+        with (
+            Live(console=console, auto_refresh=False, screen=True) as live,
+            keys(pressed),
+        ):
+            async with asyncio.TaskGroup() as tasks:
+                showing = tasks.create_task(self._show(client, live, frame))
+                await is_over.wait()
+                showing.cancel()
+
+    async def _show(self, client: RolloutClient, live: Live, frame: TopFrame) -> None:
+        stale = ""
+        while True:
+            n_rows = max(1, live.console.size.height - OTHER_LINES)
+            view = view_of(frame, list(self._history.totals), stale=stale, max_rows=n_rows)
+            live.update(framed(view, hint=HINT), refresh=True)
+            await asyncio.sleep(self._interval_s)
+            try:
+                frame, stale = await self._frame(client), ""
+            except BusError as error:
+                stale = str(error)
+
+    async def _frame(self, client: RolloutClient) -> TopFrame:
+        status = await client.status(deadline_s=STATUS_S)
+        at_s = self._clock.now()
+        # Each worker is asked on its own: of a large fleet not in every frame.
+        if self._with_gauges and self._n_frames % (1 + len(status.workers) // MANY) == 0:
+            await self._ask_for_gauges(client)
+        self._n_frames += 1
+        return self._history.frame(status, self._gauges, at_s)
+
+    async def _ask_for_gauges(self, client: RolloutClient) -> None:
+        try:
+            self._gauges = loads_of(await client.get_load(deadline_s=GAUGES_S, check=False))
+        except Refused as refused:
+            self._gauges = {}
+            self._with_gauges = refused.code != "forbidden"
+        except BusError:
+            self._gauges = {}
+
+    def _print(self, frame: TopFrame, *, as_json: bool) -> None:
+        if as_json:
+            sys.stdout.write(msgspec.json.encode(frame).decode() + "\n")
+            sys.stdout.flush()
+        else:
+            Console().print(view_of(frame, list(self._history.totals)))
+            sys.stdout.flush()

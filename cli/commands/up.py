@@ -1,0 +1,171 @@
+"""`rolloutbus up`: a whole fleet in the foreground, until Ctrl-C."""
+
+import asyncio
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from rolloutbus.bus.actor.supervisor import ProcessEvent
+from rolloutbus.bus.wire.errors import BusError
+from rolloutbus.bus.wire.messages.control import FleetStatus
+from rolloutbus.cli.options import (
+    DeadLetters,
+    EngineOptions,
+    KeysDir,
+    OwnAddress,
+    ProfileDir,
+    RouterJournal,
+    RunDir,
+    SaveTargets,
+    SessionsPerSlot,
+    WeightsDir,
+    WithTap,
+    example,
+    not_empty,
+    parse_save_targets,
+)
+from rolloutbus.cli.sglang_options import (
+    ANY_MORE,
+    MORE_HELP,
+    KeepText,
+    TensorParallel,
+    engine_options,
+)
+from rolloutbus.cli.terminal import ExitStatus, checked, connected, run
+from rolloutbus.launcher.fleet import Fleet, up
+from rolloutbus.launcher.settings import EngineKind, Transport, UpOptions
+
+STATUS_EVERY_S = 1.0
+
+app = typer.Typer()
+
+
+HELP = f"""Run a router, a weight store and workers here; restart what dies; end all on Ctrl-C.
+
+Other commands (status, generate, pause, …) find the only fleet by themselves; with several, say
+`--name`. `rolloutbus ls` lists them.{MORE_HELP}"""
+
+
+@app.command(
+    "up",
+    help=HELP,
+    epilog=example("rolloutbus up --name exp-1 -n 2 --model ./model"),
+    context_settings=ANY_MORE,
+)
+def up_command(
+    context: typer.Context,
+    *,
+    name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            callback=not_empty,
+            help="Unique among your fleets here. Default: `default`, or `default-2` and so on.",
+        ),
+    ] = "",
+    model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
+    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="How many.")] = 2,
+    engine: Annotated[EngineKind, typer.Option(help="`fake` needs no model.")] = "transformers",
+    engine_option: EngineOptions = None,
+    engine_python: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Interpreter of workers and engines, or its environment's directory, such as "
+            "./.venv-sglang. Default: this one.",
+        ),
+    ] = "",
+    tp: TensorParallel = 1,
+    text: KeepText = False,
+    policy: Annotated[str, typer.Option(help="Whose weights are served.")] = "default",
+    store: Annotated[bool, typer.Option(help="Run a weight store, for updates.")] = True,
+    weights_dir: WeightsDir = "",
+    save_target: SaveTargets = None,
+    profile_dir: ProfileDir = "",
+    transport: Annotated[Transport, typer.Option(help="How the processes talk.")] = "ipc",
+    address: OwnAddress = "",
+    run_dir: RunDir = "",
+    keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave the logs behind.")] = False,
+    secure: KeysDir = "",
+    dead_letters: DeadLetters = "",
+    sessions_per_slot: SessionsPerSlot = 2.0,
+    tap: WithTap = False,
+    journal: RouterJournal = "",
+) -> None:
+    """See HELP."""
+    options = UpOptions(
+        name=name,
+        model=model,
+        workers=workers,
+        engine=engine,
+        engine_options=engine_options(context, engine, engine_option, tp=tp, text=text),
+        python=engine_python,
+        policy=policy,
+        store=store,
+        weights_dir=weights_dir,
+        save_targets=parse_save_targets(save_target),
+        profile_dir=profile_dir,
+        transport=transport,
+        address=address,
+        run_dir=run_dir or None,
+        keep_logs=keep_logs,
+        secure=secure or None,
+        dead_letters=dead_letters,
+        sessions_per_slot=sessions_per_slot,
+        tap=tap,
+        journal=journal,
+    )
+    console = Console()
+    fleet = checked(lambda: up(partial(_tell, console), **options))
+    run(_stay_up(fleet, console), terminated=ExitStatus.OK)
+
+
+def _tell(console: Console, event: ProcessEvent) -> None:
+    if event.kind == "told":
+        sys.stderr.write(f"{event.name}: {event.what}\n")
+        sys.stderr.flush()
+    elif event.kind != "started":
+        console.print(f"{event.name} {event.what}", highlight=False, markup=False)
+
+
+async def _stay_up(fleet: Fleet, console: Console) -> None:
+    async with fleet:
+        console.print(f"name: {fleet.name}", soft_wrap=True, highlight=False)
+        console.print(f"address: {fleet.address}", soft_wrap=True, highlight=False)
+        console.print(f"logs: {fleet.run_dir / 'logs'}", soft_wrap=True, highlight=False)
+        console.print("Stop with Ctrl-C.")
+        # What is waiting for this line reads it through a pipe.
+        sys.stdout.flush()
+        if console.is_terminal:
+            await _show_state(fleet, console)
+        else:
+            await asyncio.Event().wait()
+
+
+async def _show_state(fleet: Fleet, console: Console) -> None:
+    """One line, for ever."""
+    line = Text("")
+    async with connected(fleet.address, fleet.key_file) as client:
+        with Live(line, console=console, auto_refresh=False, transient=True) as live:
+            while True:
+                try:
+                    line = state_line(await client.status(deadline_s=STATUS_EVERY_S))
+                except BusError:
+                    line = Text("the router does not answer", "yellow")
+                live.update(line, refresh=True)
+                await asyncio.sleep(STATUS_EVERY_S)
+
+
+def state_line(status: FleetStatus) -> Text:
+    """`w0 ready v3 2/32 | w1 … | 4 running, 0 queued`."""
+    workers = [
+        f"{each.name} {each.state} v{each.version} {each.n_running}/{each.slots}"
+        for each in sorted(status.workers, key=lambda each: (len(each.name), each.name))
+    ]
+    totals = f"{status.n_running} running, {status.n_queued} queued, {status.n_clients} clients"
+    return Text(" | ".join([*workers, totals]), overflow="ellipsis", no_wrap=True)

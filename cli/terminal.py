@@ -1,0 +1,180 @@
+"""How a command ends: one line on stderr for what went wrong, and an exit status that says which.
+
+0    done
+1    failed: the command was understood, and could not be done
+2    usage: an argument or a setting is wrong
+3    unreachable: no router answers
+130  Ctrl-C (`record` takes it as its end, and ends with 0)
+143  SIGTERM (`up` and the actors take it as the order to stop, and end with 0)
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from enum import IntEnum, unique
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import msgspec
+import typer
+import uvloop
+
+from rolloutbus.bus.wire.errors import BusError, PeerLost, ProcessFailed, SettingsError
+from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
+
+if TYPE_CHECKING:
+    from rolloutbus.trainer_adapter.client.client import RolloutClient
+    from rolloutbus.trainer_adapter.client.settings import ClientSettings
+
+CONNECT_TIMEOUT_S = 3.0
+
+T = TypeVar("T")
+
+
+@unique
+class ExitStatus(IntEnum):
+    """What a command leaves behind for scripts."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class Unreachable(BusError):
+    """No router answers; nothing was asked."""
+
+    default_outcome = "not_started"
+
+
+def checked(build: Callable[[], T]) -> T:
+    """What `build` makes; ends the program with one line if a setting is wrong."""
+    try:
+        return build()
+    except Unreachable as error:
+        fail(str(error), ExitStatus.UNREACHABLE)
+    except SettingsError as error:
+        fail(str(error), ExitStatus.USAGE)
+
+
+def run(
+    work: Coroutine[Any, Any, T],
+    *,
+    terminated: ExitStatus = ExitStatus.TERMINATED,
+    interrupted: ExitStatus = ExitStatus.INTERRUPTED,
+) -> T:
+    """Run the work of a command to its end; errors of ours end the program with one line.
+
+    Args:
+        work: what to do; SIGINT, SIGTERM and SIGHUP cancel it, so that it can clean up.
+        terminated: exit status after the latter two.
+        interrupted: exit status after SIGINT, which is Ctrl-C.
+    """
+    try:
+        return uvloop.run(_until_signal(work))
+    except _StoppedError as stopped:
+        is_interrupt = stopped.number == signal.SIGINT
+        raise typer.Exit(interrupted if is_interrupt else terminated) from None
+    except ProcessFailed as error:
+        if error.log:
+            sys.stderr.write(f"--- the last lines of {error.name}'s log\n{error.log}\n---\n")
+        fail(str(error), ExitStatus.FAILED)
+    except Unreachable as error:
+        fail(str(error), ExitStatus.UNREACHABLE)
+    except SettingsError as error:
+        fail(str(error), ExitStatus.USAGE)
+    except BusError as error:
+        fail(str(error), ExitStatus.FAILED)
+
+
+def fail(message: str, status: ExitStatus) -> NoReturn:
+    """End the program with one line."""
+    sys.stderr.write(f"error: {message}\n")
+    raise typer.Exit(status)
+
+
+def client_settings(address: str, key_file: str = "", name: str = "cli") -> "ClientSettings":
+    """Settings of a command that is a client; see `connected`. A key gives it its own name.
+
+    Args:
+        address: an endpoint, or a fleet's name; empty: the only fleet that runs here.
+        key_file: your key; empty: the fleet's own one, if it is found by name.
+        name: of the client.
+
+    Raises:
+        Unreachable: no such fleet runs here.
+        SettingsError: several do, and none was named; the address needs a key, or the key file
+            cannot be used.
+    """
+    from rolloutbus.trainer_adapter.client.client import settings_for  # noqa: PLC0415 - as in `connected`
+
+    endpoint = address
+    if "://" not in address:
+        if ":" in address:
+            raise SettingsError(
+                f"{address[:80]!r} is neither a fleet's name nor an endpoint: an endpoint begins "
+                f"with its transport, e.g. tcp://{address[:80]}"
+            )
+        try:
+            fleet = find_fleet(address)
+        except NoSuchFleet as error:
+            raise Unreachable(str(error)) from error
+        endpoint, key_file = fleet.address, key_file or fleet.key_file
+    settings = settings_for(endpoint, "" if key_file else f"{name}-{os.getpid()}", key_file)
+    return msgspec.structs.replace(settings, connect_timeout_s=CONNECT_TIMEOUT_S)
+
+
+@asynccontextmanager
+async def connected(address: str, key_file: str = "") -> "AsyncGenerator[RolloutClient]":
+    """A client of the router at `address`, which may be a fleet's name; see `client_settings`.
+
+    Raises:
+        Unreachable: no router answers there, or no such fleet runs here.
+        SettingsError: the address needs a key, or the key file cannot be used.
+    """
+    # Usage and help come without what only a client needs.
+    from rolloutbus.trainer_adapter.client.client import RolloutClient  # noqa: PLC0415
+
+    settings = client_settings(address, key_file)
+    client = RolloutClient(settings)
+    try:
+        await client.__aenter__()
+    except PeerLost as error:
+        raise Unreachable(str(error).partition(";")[0]) from error
+    try:
+        yield client
+    finally:
+        await client.__aexit__(None, None, None)
+
+
+class _StoppedError(Exception):
+    """A signal came that orders us to stop."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work; a signal cancels it, and a second one cancels its cleaning up."""
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if received:
+            raise _StoppedError(received[0]) from None
+        raise

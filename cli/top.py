@@ -1,0 +1,183 @@
+"""What `rolloutbus top` shows: rows and totals out of two answers of a router, with rates. Pure.
+
+The numbers of a worker are those of its last beat, which comes every half second: rates are taken
+between beats, not between questions.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.wire.messages.engine import Load
+from rolloutbus.bus.wire.messages.weights import UpdateStatus
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
+
+STILL_S = 2.0
+"""A worker that has not beaten for so long is shown to sample nothing."""
+MIN_APART_S = 0.1
+"""Ages of beats are rounded and answers take time: closer ones are the same beat."""
+KEPT = 120
+"""Frames whose totals are remembered."""
+Gauges = Mapping[str, Mapping[str, float]]
+"""Worker -> its engine's gauges, by the engine's own names."""
+
+
+class TopRow(msgspec.Struct, frozen=True):
+    """One worker."""
+
+    name: str
+    state: str
+    policy: str
+    engine: str
+    version: int
+    n_behind: int
+    """Versions that were committed since the one that it has."""
+    n_running: int
+    slots: int
+    n_sessions: int
+    tokens_per_s: float | None
+    """None until two beats were seen."""
+    n_tokens: int
+    """Since its process began."""
+    stalled_ms: float
+    """Generation stall of its last update."""
+    n_updates: int
+    """Versions that it changed to while it was watched."""
+    beat_age_ms: int
+    cache_used: float | None
+    """Share of the engine's key-value cache; None: it does not say."""
+    gauges: dict[str, float]
+    problem: str
+    """Why it gets no work; empty: it does, or its state says it."""
+
+
+class TopFrame(msgspec.Struct, frozen=True):
+    """Everything at one moment."""
+
+    at_s: float
+    """Of the clock that the caller reads."""
+    router_epoch: int
+    is_recovering: bool
+    committed: dict[str, int]
+    n_clients: int
+    n_sessions: int
+    n_queued: int
+    n_running: int
+    n_slots: int
+    tokens_per_s: float
+    updates: list[UpdateStatus]
+    troubled: dict[str, str]
+    """Workers that fail too much, gone ones too -> what failed last."""
+    counted: dict[str, int]
+    """What the router counted since the frame before."""
+    rows: list[TopRow]
+
+
+class _Seen(NamedTuple):
+    """What was known of a worker after its last beat."""
+
+    boot: str
+    at_s: float
+    n_tokens: int
+    per_s: float | None
+    version: int
+    n_updates: int
+
+
+class TopHistory:
+    """Remembers what rates need."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self._counters: dict[str, int] | None = None
+        self._instance = ""
+        self.totals: deque[float] = deque(maxlen=KEPT)
+        """Tokens per second of the frames so far."""
+
+    def frame(self, status: FleetStatus, gauges: Gauges, now_s: float) -> TopFrame:
+        """One frame more."""
+        if status.instance != self._instance:
+            self._instance, self._counters = status.instance, None
+        workers = sorted(status.workers, key=lambda each: (len(each.name), each.name))
+        rows = [self._row(each, status, gauges.get(each.name, {}), now_s) for each in workers]
+        self._seen = {each.name: self._seen[each.name] for each in workers}
+        total = sum(each.tokens_per_s or 0.0 for each in rows)
+        self.totals.append(total)
+        before, self._counters = self._counters, status.counters
+        return TopFrame(
+            now_s,
+            status.router_epoch,
+            status.recovering,
+            dict(status.committed),
+            status.n_clients,
+            sum(status.sessions.values()),
+            status.n_queued,
+            status.n_running,
+            sum(each.slots for each in workers),
+            total,
+            list(status.updates),
+            dict(status.troubled),
+            {} if before is None else _grown(before, status.counters),
+            rows,
+        )
+
+    def _row(
+        self, worker: WorkerStatus, status: FleetStatus, gauges: Mapping[str, float], now_s: float
+    ) -> TopRow:
+        seen = self._look(worker, now_s)
+        self._seen[worker.name] = seen
+        is_still = worker.beat_age_ms > STILL_S * 1000
+        committed = status.committed.get(worker.policy, worker.version)
+        return TopRow(
+            worker.name,
+            worker.state,
+            worker.policy,
+            worker.engine,
+            worker.version,
+            max(0, committed - worker.version),
+            worker.n_running,
+            worker.slots,
+            status.sessions.get(worker.name, 0),
+            0.0 if is_still and seen.per_s is not None else seen.per_s,
+            worker.n_tokens,
+            worker.stalled_ms,
+            seen.n_updates,
+            worker.beat_age_ms,
+            cache_used(gauges),
+            dict(gauges),
+            worker.problem or status.troubled.get(worker.name, ""),
+        )
+
+    def _look(self, worker: WorkerStatus, now_s: float) -> _Seen:
+        boot = worker.epoch.partition(".")[0]
+        beat_s = now_s - worker.beat_age_ms / 1000
+        known = self._seen.get(worker.name)
+        if known is None or known.boot != boot or worker.n_tokens < known.n_tokens:
+            return _Seen(boot, beat_s, worker.n_tokens, None, worker.version, 0)
+        n_updates = known.n_updates + (worker.version != known.version)
+        passed_s = beat_s - known.at_s
+        if passed_s < MIN_APART_S:  # the same beat: nothing is known since
+            return known._replace(version=worker.version, n_updates=n_updates)
+        per_s = (worker.n_tokens - known.n_tokens) / passed_s
+        return _Seen(boot, beat_s, worker.n_tokens, per_s, worker.version, n_updates)
+
+
+def cache_used(gauges: Mapping[str, float]) -> float | None:
+    """Share of the key-value cache that is in use, by the names of the engines that we know."""
+    used = gauges.get("n_kv_blocks_used")
+    if used is not None:
+        whole = used + gauges.get("n_kv_blocks_idle", 0.0) + gauges.get("n_kv_blocks_free", 0.0)
+        return used / whole if whole else None
+    return gauges.get("token_usage")
+
+
+def loads_of(result: FleetResult) -> Gauges:
+    """The gauges of those that answered with some."""
+    return {name: each.gauges for name, each in result.by_worker.items() if isinstance(each, Load)}
+
+
+def _grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    return {name: n - before.get(name, 0) for name, n in now.items() if n > before.get(name, 0)}

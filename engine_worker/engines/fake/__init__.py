@@ -1,0 +1,1 @@
+"""An engine without a model, for faults and scale."""

@@ -1,0 +1,275 @@
+"""An engine without a model: known tokens, chosen costs, faults on demand.
+
+For tests, simulations and benchmarks of everything around an engine. It says nothing about how a
+real engine behaves.
+"""
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.messages.generation import FinishReason
+from rolloutbus.bus.wire.option_checks import truncates
+from rolloutbus.engine_worker.engine import (
+    EngineFacts,
+    EngineStats,
+    MemoryFreed,
+    PauseMode,
+    Step,
+    StepSink,
+    Work,
+)
+from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
+from rolloutbus.engine_worker.engines.fake.tokens import (
+    FAKE_EOS,
+    FAKE_VOCAB_SIZE,
+    fake_logprob,
+    prompt_digest,
+    token_after,
+)
+from rolloutbus.engine_worker.engines.fake.weights import FakeWeights
+from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights, Updatable
+from rolloutbus.engine_worker.engines.shared.request import Request, open_request
+from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
+
+MAX_CACHED = 100_000
+"""Prompts remembered; the oldest are forgotten first."""
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A running request."""
+
+    request: Request
+    digest: bytes
+    n_to_prefill: int
+
+
+class FakeBatch:
+    """Implements `Stepper`: every request gets one token per step."""
+
+    def __init__(self, settings: FakeSettings) -> None:
+        self._settings = settings
+        self._rows: dict[AttemptKey, _Row] = {}
+        self._cached: dict[bytes, int] = {}
+        """Digests of known prompts and how many tokens each has."""
+        self._n_steps = 0
+        self._version = 0
+
+    @property
+    def n_running(self) -> int:
+        """See `Stepper`."""
+        return len(self._rows)
+
+    @property
+    def n_kv_tokens(self) -> int:
+        """See `Stepper`."""
+        return sum(row.request.n_tokens for row in list(self._rows.values()))
+
+    @property
+    def version(self) -> int:
+        """See `Stepper`."""
+        return self._version
+
+    def start(self) -> None:
+        """See `Stepper`."""
+
+    def change_weights(self, version: int) -> None:
+        """From now on steps are of `version`."""
+        self._version = version
+        self._cached.clear()
+
+    def flush(self) -> int:
+        """Forget cached prompts; returns how many tokens they had."""
+        n_tokens = sum(self._cached.values())
+        self._cached.clear()
+        return n_tokens
+
+    def admit(self, waiting: deque[Request]) -> None:
+        """See `Stepper`."""
+        while waiting and len(self._rows) < self._settings.slots:
+            request = waiting.popleft()
+            digest = prompt_digest(request.prompt.tobytes())
+            n_known = self._cached.get(digest, 0)
+            self._rows[request.key] = _Row(request, digest, request.n_tokens - n_known)
+            self._cached[digest] = len(request.prompt)
+            if len(self._cached) > MAX_CACHED:
+                del self._cached[next(iter(self._cached))]
+
+    def compute(self) -> None:
+        """See `Stepper`."""
+        settings = self._settings
+        self._n_steps += 1
+        self._misbehave()
+        cost_s = settings.step_s + settings.step_s_per_request * len(self._rows)
+        if settings.prefill_s_per_token:
+            n_prefill = sum(row.n_to_prefill for row in self._rows.values())
+            cost_s += settings.prefill_s_per_token * n_prefill
+        if settings.slow_after_steps and self._n_steps >= settings.slow_after_steps:
+            cost_s *= settings.slow_factor
+        if cost_s > 0.0:
+            time.sleep(cost_s)
+
+    def accept(self, dropped: AbstractSet[AttemptKey]) -> Step:
+        """See `Stepper`."""
+        limit = self._token_limit()
+        rows = [
+            row
+            for row in self._rows.values()
+            if row.request.key not in dropped and len(row.request.tokens) < limit
+        ]
+        finishes: list[tuple[int, FinishReason]] = []
+        tokens: list[int] = []
+        for i, row in enumerate(rows):
+            request = row.request
+            token = token_after(row.digest, request.seed, len(request.tokens), self._version)
+            request.tokens.append(token)
+            tokens.append(token)
+            row.n_to_prefill = 0
+            if (reason := request.ending()) is not None:
+                finishes.append((i, reason))
+                del self._rows[request.key]
+        logprobs = np.array([fake_logprob(token) for token in tokens], np.float32)
+        return Step(
+            keys=[row.request.key for row in rows],
+            counts=[1] * len(rows),
+            tokens=np.array(tokens, np.int32),
+            logprobs=logprobs,
+            version=self._version,
+            finishes=finishes,
+            # Truncation would leave everything.
+            behaviour_logprobs=logprobs if any(map(_truncates, rows)) else None,
+        )
+
+    def release(self, keys: Collection[AttemptKey]) -> None:
+        """See `Stepper`."""
+        for key in keys:
+            self._rows.pop(key, None)
+
+    def retract(self, *, without_tokens_only: bool = False) -> list[Request]:
+        """See `Stepper`. A fake prefill is never half done."""
+        if without_tokens_only:
+            return []
+        rows, self._rows = list(self._rows.values()), {}
+        return [row.request for row in rows]
+
+    def _token_limit(self) -> int:
+        """How many tokens a request may have at this moment."""
+        if self._settings.hold_file:
+            try:
+                return int(Path(self._settings.hold_file).read_text())
+            except FileNotFoundError:
+                return sys.maxsize
+        return sys.maxsize
+
+    def _misbehave(self) -> None:
+        settings = self._settings
+        if self._n_steps == settings.hang_after_steps:
+            threading.Event().wait()
+        if self._n_steps == settings.fail_after_steps:
+            raise RuntimeError(f"asked to fail at step {self._n_steps}")
+        if self._n_steps == settings.exit_after_steps:
+            os._exit(settings.exit_code)
+        if self._n_steps == settings.hold_gil_after_steps:
+            ctypes.PyDLL(None).pause()  # unlike CDLL, it keeps the lock of the interpreter
+        poison = settings.poison_token
+        if poison is not None and any(r.request.prompt[0] == poison for r in self._rows.values()):
+            os.abort()
+
+
+def _truncates(row: _Row) -> bool:
+    return truncates(row.request.sampling)
+
+
+class FakeEngine(Updatable):
+    """Implements `Engine`, `MemoryTiers` and `PrefixCache`.
+
+    Once it hangs on request, `pause`, `install` and `close` hang with it, as they would with a
+    stuck device.
+    """
+
+    def __init__(self, settings: FakeSettings, sink: StepSink) -> None:
+        self._facts = EngineFacts(
+            kind="fake",
+            vocab_size=FAKE_VOCAB_SIZE,
+            max_context=settings.max_context,
+            slots=settings.slots,
+            eos_token_ids=(FAKE_EOS,),
+            features=frozenset({"min_new_tokens", "seed"}),
+        )
+        self._asleep: set[str] = set()
+        self._batch = FakeBatch(settings)
+        self._loop = StepLoop(self._batch, sink, "fake-engine")
+        self._weights = FakeWeights()
+        super().__init__(LiveWeights(self._weights, self._batch, self._loop))
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `Engine`."""
+        return self._facts
+
+    def generate(self, work: Sequence[Work]) -> None:
+        """See `Engine`. A request without a seed has seed 0."""
+        self._loop.submit([open_request(w, self._facts, 0) for w in work])
+
+    def abort(self, keys: Sequence[AttemptKey]) -> int:
+        """See `Engine`."""
+        return self._loop.abort(keys)
+
+    def pause(self, mode: PauseMode) -> None:
+        """See `Engine`."""
+        self._loop.pause(mode)
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._loop.resume()
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        return self._loop.stats()
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._loop.close()
+
+    @property
+    def weights(self) -> Mapping[str, bytes]:
+        """What was installed last, zeros before."""
+        return self._weights.content
+
+    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        return self._loop.call(lambda: self._sleep(tags))
+
+    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        return self._loop.call(lambda: self._wake_up(tags))
+
+    def flush_cache(self) -> int:
+        """See `PrefixCache`."""
+        return self._loop.call(self._batch.flush)
+
+    def _sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        self._loop.retract()
+        fresh = set(tags) - self._asleep
+        self._asleep |= fresh
+        for tag in fresh:
+            self._loop.halt(tag)
+        return MemoryFreed(dict.fromkeys(sorted(fresh), 0))
+
+    def _wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        woken = set(tags) & self._asleep
+        self._asleep -= woken
+        for tag in woken:
+            self._loop.lift(tag)
+        return MemoryFreed(dict.fromkeys(sorted(woken), 0))

@@ -1,0 +1,342 @@
+"""The SGLang engine: its real scheduler, cache and kernels behind the worker's protocols.
+
+Requests go in through SGLang's tokenizer manager. Tokens come out through taps in its scheduler
+processes, one message per step (see `engine_worker.engines.sglang.inside.scheduler`).
+"""
+
+import asyncio
+import os
+import random
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.engine_worker.engine import EngineFacts, EngineStats, PauseMode, StepSink, Work
+from rolloutbus.engine_worker.engines.sglang import features
+from rolloutbus.engine_worker.engines.sglang.adapted import Adapted
+from rolloutbus.engine_worker.engines.sglang.death import cause_of
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.facts import abilities_of, facts_of
+from rolloutbus.engine_worker.engines.sglang.guard import Guard
+from rolloutbus.engine_worker.engines.sglang.inside.scheduler import run_scheduler
+from rolloutbus.engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem_of
+from rolloutbus.engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits, full_name
+from rolloutbus.engine_worker.engines.sglang.operated import Operated, Operations
+from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
+from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed, ReportsPrefixes
+from rolloutbus.engine_worker.engines.sglang.reading import Reading, Reads
+from rolloutbus.engine_worker.engines.sglang.requests import (
+    RequestTerms,
+    Unfit,
+    generate_request,
+    n_kept,
+)
+from rolloutbus.engine_worker.engines.sglang.schedulers.calls import Schedulers
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_listener import TapListener
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
+    COARSE_VARIABLE,
+    PATH_VARIABLE,
+    PREFIX_VARIABLE,
+    Flushed,
+    LastWords,
+    Looked,
+    Message,
+    Pulse,
+    Rows,
+    Staged,
+    Swapped,
+    VersionsChecked,
+)
+from rolloutbus.engine_worker.engines.sglang.session_labels import (
+    PER_SLOT,
+    UNIFIED_TREE_VARIABLE,
+    SessionLabels,
+)
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
+from rolloutbus.engine_worker.engines.sglang.updatable import Updatable
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks, presence
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_arguments
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Lack
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle
+from rolloutbus.engine_worker.engines.sglang.weights import SglangWeights
+from rolloutbus.engine_worker.engines.shared.processors import Processors
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineDied
+
+LAST_ROW_S = 5.0
+"""SGLang has ended a request: its last row of the tap comes within this time."""
+LAST_WORDS_S = 5.0
+"""A scheduler that was seen to end has said why within this time, if at all."""
+NEVER = 1_000_000_000
+
+
+class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
+    """Implements `Engine`. EngineDied, from any call: SGLang is dead; only a new engine helps."""
+
+    def __init__(self, settings: SglangSettings, sink: StepSink) -> None:
+        """Start SGLang's processes and wait until the model is loaded.
+
+        Raises:
+            ValueError: a setting is of no use; names it.
+            EngineDied: SGLang did not start; says why.
+        """
+        self._timeout_s = settings.control_timeout_s
+        self._live = LiveRequests(sink)
+        self._pulse = Pulse(0, 0, 0, 0)
+        self._checked = VersionsChecked(0, 0)
+        self._last_words = ""
+        self._gone = threading.Event()
+        self._looked: SimpleQueue[Sequence[Lack]] = SimpleQueue()
+        """What each scheduler lacks of what is declared in `hooks`."""
+        self._thread: EngineThread | None = None
+        processors = Processors(settings.processors)
+        known = upstream.server_argument_types()
+        arguments = server_arguments(settings, known)
+        self._taps = TapListener(self._hear, self._scheduler_gone)
+        os.environ[PATH_VARIABLE] = self._taps.path
+        self._prefixes = None
+        if settings.report_prefixes:
+            self._prefixes = PrefixFeed.among(arguments, Path(self._taps.path).parent)
+            os.environ[PREFIX_VARIABLE] = "1"
+        os.environ[COARSE_VARIABLE] = str(settings.coarse_tokens)
+        # Tokens come through the taps: nothing but the end of a request need come the other way.
+        os.environ["SGLANG_FORCE_STREAM_INTERVAL"] = str(NEVER)
+        if arguments.get("enable_memory_saver"):
+            # Without it the tag `cuda_graph` would free nothing.
+            os.environ.setdefault("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "1")
+        if arguments.get("enable_session_radix_cache"):
+            os.environ.setdefault(UNIFIED_TREE_VARIABLE, "1")
+        self._thread = self._started(arguments)
+        self._manager = self._thread.engine.tokenizer_manager
+        lacks = [*presence.lacks_for("host"), *self._lacks_of_schedulers()]
+        _warn(hooks.untested(upstream.version()), *map(_loss, lacks))
+        self._terms = _terms(self._thread.engine, settings, processors, lacks)
+        self._labels = SessionLabels(self._thread, PER_SLOT * self._terms.facts.slots)
+        resolved = upstream.resolved_arguments(self._thread.engine)
+        guard = Guard(abilities_of(resolved))
+        self._pausing = Pausing(self._thread, self._manager, self._live, guard, self._timeout_s)
+        self._schedulers = Schedulers(self._thread, self._manager, self._timeout_s)
+        is_whole = not {"load_format", "quantization"} & settings.arguments.keys()
+        model = Path(settings.model)
+        super().__init__(SglangWeights(self._schedulers, self._pausing, model, is_whole=is_whole))
+        self._operations = Operations.of(
+            self._thread, self._pausing, self._weights, resolved, self._timeout_s
+        )
+        if self._prefixes is None:
+            self._taps.hide()
+        else:  # whose feed may have to connect again, in the same directory
+            self._prefixes.meet(self._operations.caches.flush)
+        limits = LoraLimits.of(resolved)
+        self._lora = LoraAdapters(self._thread, self.weight_specs(), limits, self._timeout_s)
+        kind = upstream.model_kind(self._thread.engine)
+        self._reading = Reading(self._thread, self._live, kind, has_text=settings.text)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `Engine`."""
+        return self._terms.facts
+
+    def generate(self, work: Sequence[Work]) -> None:
+        """See `Engine`. ValueError: a key is in use; it and what follows was not queued."""
+        for each in work:
+            live = self._live.add(each)
+            if n_kept(each) >= each.sampling.max_new_tokens:
+                self._live.end(live.rid, "length")
+                continue
+            try:
+                self._reading.check_writes()
+                adapter = self._lora.begin(live.rid, each.lora)
+                if adapter:
+                    self._live.began_with(live, full_name(adapter))
+                request = generate_request(each, live.rid, upstream.request, self._terms, adapter)
+            except Unfit as error:
+                self._lora.end(live.rid)
+                self._live.end(live.rid, problem=error.problem)
+                continue
+            if each.session and self._terms.has_sessions:
+                self._labels.use(each.session)
+            self._alive().begin(lambda request=request, live=live: self._run(request, live))
+
+    def abort(self, keys: Sequence[AttemptKey]) -> int:
+        """See `Engine`."""
+        found = self._live.find(keys)
+        self._pausing.abort(found)
+        return len(found)
+
+    def pause(self, mode: PauseMode) -> None:
+        """See `Engine`."""
+        self._pausing.pause(mode)
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._pausing.resume()
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        self._alive().check()
+        pulse = self._pulse
+        return EngineStats(
+            steps=pulse.n_forwards,
+            n_running=pulse.n_running,
+            n_waiting=max(0, len(self._live) - pulse.n_running),
+            n_kv_tokens=pulse.n_kv_tokens,
+            version=self._weights.version,
+            n_calls=self._pausing.n_calls + self._weights.n_calls,
+            is_torn=self._pausing.guard.is_torn,
+        )
+
+    def load(self) -> Mapping[str, float]:
+        """See `LoadMeter`; and how many requests had their versions checked, where they are."""
+        gauges = super().load()
+        if hooks.VERSION_CHECK not in self.facts.features:
+            return gauges
+        checked = self._checked
+        return {
+            **gauges,
+            "versions_checked": float(checked.n_requests),
+            "versions_contradicted": float(checked.n_contradicted),
+        }
+
+    def close(self) -> None:
+        """See `Engine`."""
+        thread = self._alive()
+        thread.close(thread.engine.shutdown)
+        if self._prefixes is not None:
+            self._prefixes.close()
+        self._taps.close()
+
+    def _started(self, arguments: dict[str, object]) -> EngineThread:
+        try:
+            return EngineThread(lambda: _built(arguments), "sglang-engine")
+        except EngineDied:
+            raise
+        except RuntimeError as error:
+            # It only knows that a scheduler has ended; the scheduler knew why.
+            self._gone.wait(LAST_WORDS_S)
+            raise EngineDied(cause_of(self._last_words or str(error))) from error
+
+    def _lacks_of_schedulers(self) -> Sequence[Lack]:
+        """The same of every one; told before they were built."""
+        try:
+            return self._looked.get(timeout=LAST_WORDS_S)
+        except Empty:
+            why = "no scheduler of SGLang's has told whether it is hooked"
+            raise EngineDied(why) from None
+
+    def _alive(self) -> EngineThread:
+        assert self._thread is not None, "it is built"
+        return self._thread
+
+    async def _run(self, request: object, live: LiveRequest) -> None:
+        try:
+            if live.is_aborted:
+                self._live.end(live.rid)
+                return
+            live.task = asyncio.current_task()
+            await self._watch(request, live)
+        finally:
+            self._lora.end(live.rid)
+
+    async def _watch(self, request: object, live: LiveRequest) -> None:
+        """Keep one request in SGLang until it ends there."""
+        reason: Mapping[str, Any] = {}
+        try:
+            async with aclosing(self._manager.generate_request(request, None)) as outputs:
+                async for output in outputs:
+                    reason = output["meta_info"]["finish_reason"] or {}
+        except ValueError as error:
+            if live.is_aborted:
+                self._live.end(live.rid)
+            else:
+                self._live.end(live.rid, problem=problem_of(str(error), 400))
+            return
+        # Whatever SGLang raises, the request has ended there; media are read by many packages.
+        except Exception as error:  # noqa: BLE001
+            status = upstream.http_status(error) or (415 if live.has_media else 500)
+            why = f"{type(error).__name__}: {error}"
+            self._live.end(live.rid, problem=problem_of(why, status))
+            return
+        if reason.get("type") == "abort" and not live.n_told:
+            status = reason.get("status_code")
+            why = str(reason.get("message", ""))
+            self._live.end(live.rid, problem=problem_of(why, status) if status else None)
+        elif self._live.has(live.rid):
+            loop = self._alive().loop
+            loop.call_later(LAST_ROW_S, self._live.end, live.rid)
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Rows():
+                given_up = self._live.tell(message)
+                if given_up:
+                    self._pausing.abort(given_up)
+            case Pulse():
+                self._pulse = message
+            case VersionsChecked():
+                self._checked = message
+            case Looked(lacks):
+                self._looked.put(lacks)
+            case Staged() | Swapped():
+                self._schedulers.hear(message)
+            case Flushed():
+                self._operations.caches.heard(message)
+            case LastWords(text):
+                self._last_words = text
+                # Its process may take its time to end, and SGLang's other signs say less.
+                if self._thread is not None:
+                    self._thread.die(cause_of(text))
+
+    def _scheduler_gone(self) -> None:
+        self._gone.set()
+        if self._thread is not None:
+            self._thread.die(cause_of(self._last_words))
+
+
+def _built(arguments: Mapping[str, object]) -> SglangHandle:
+    """SGLang's engine; EngineDied: this SGLang has not what is needed of it."""
+    problem = hooks.refusal(upstream.version(), presence.lacks_for("host"))
+    if problem:
+        raise EngineDied(problem)
+    return upstream.build_engine(run_scheduler, arguments)
+
+
+def _loss(lack: Lack) -> str:
+    lost = ", ".join(lack.loses or ()) or "nothing that a request asks for"
+    return f"{lack.what} (it carries: {lack.carries}); this worker does without: {lost}"
+
+
+def _warn(*sentences: str) -> None:
+    """For the worker's log."""
+    for sentence in filter(None, sentences):
+        sys.stderr.write(f"warning: {sentence}\n")
+
+
+def _terms(
+    engine: SglangHandle,
+    settings: SglangSettings,
+    processors: Processors,
+    lacks: Sequence[Lack],
+) -> RequestTerms:
+    model = engine.tokenizer_manager.model_config
+    arguments = engine.tokenizer_manager.server_args
+    able = features.features_of(settings, arguments, model, processors.names)
+    able = hooks.remaining(able, lacks)
+    facts = replace(
+        facts_of(engine, settings, upstream.resolved_arguments(engine), able),
+        lost=hooks.lost(upstream.version(), lacks),
+    )
+    return RequestTerms(
+        facts=facts,
+        processors=processors,
+        chance=random.Random(),  # noqa: S311 - sampling, not secrets
+        has_seeds=features.has_seeds(arguments),
+        has_priorities="priority" in able,
+        has_sessions=features.has_sessions(arguments),
+        is_speculative=features.is_speculative(arguments),
+    )

@@ -1,0 +1,1 @@
+"""What the engine host and SGLang's scheduler processes tell each other."""

@@ -1,0 +1,1 @@
+"""What is used of the `sglang` package: its names, its types, its arguments, its hooks."""

@@ -1,0 +1,1 @@
+"""What several engines are built from."""

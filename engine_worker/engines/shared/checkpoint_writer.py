@@ -1,0 +1,77 @@
+"""A checkpoint of an engine's active weights, as Hugging Face reads it."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rolloutbus.bus.weights.manifest import lay_out
+from rolloutbus.bus.weights.tensor_files import header_of, shard_name, shards
+from rolloutbus.bus.wire.messages.weights import Tensor
+from rolloutbus.engine_worker.engine import Bytes, TensorRange, TensorSpec
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+
+INDEX = "model.safetensors.index.json"
+PIECE_BYTES = 64 * 1024 * 1024
+"""Read at a time; the engine makes no steps meanwhile."""
+BESIDE_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model")
+"""Files of a model's directory that say what it is and how its text is cut into tokens."""
+
+
+class Readable(Protocol):
+    """The part of an engine that is read from."""
+
+    def weight_specs(self) -> Sequence[TensorSpec]:
+        """See `WeightSink`."""
+        ...
+
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        """See `WeightSource`."""
+        ...
+
+
+def write_checkpoint(engine: Readable, model: Path, folder: Path) -> None:
+    """Write all weights, of one version, and what else belongs to a checkpoint.
+
+    Args:
+        engine: may go on generating.
+        model: directory that it was loaded from.
+        folder: empty; holds a part of the checkpoint if this raises.
+
+    Raises:
+        EngineBusy: the version changed on the way, or the weights are torn.
+    """
+    tensors = lay_out((each.name, each.dtype, each.shape) for each in engine.weight_specs())
+    files: dict[str, str] = {}
+    versions: set[int] = set()
+    for number, shard in enumerate(shards(tensors), start=1):
+        name = shard_name(number)
+        with (folder / name).open("wb") as file:
+            file.write(header_of(shard))
+            for piece in _pieces(shard):
+                version, found = engine.read_ranges([piece])
+                versions.add(version)
+                if len(versions) > 1:
+                    raise EngineBusy("the weights have changed on the way; save them again")
+                file.write(found[0].data)
+        files |= dict.fromkeys((each.name for each in shard), name)
+    size_bytes = sum(each.size_bytes for each in tensors)
+    index = {"metadata": {"total_size": size_bytes}, "weight_map": files}
+    (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    copy_description(model, folder)
+
+
+def copy_description(model: Path, folder: Path) -> None:
+    """What makes weights in `folder` a model: the configuration and the tokenizer."""
+    for pattern in BESIDE_WEIGHTS:
+        for path in model.glob(pattern):
+            if path.is_file() and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, folder / path.name)
+
+
+def _pieces(tensors: Sequence[Tensor]) -> Iterator[TensorRange]:
+    for tensor in tensors:
+        for start in range(0, tensor.size_bytes, PIECE_BYTES):
+            size_bytes = min(PIECE_BYTES, tensor.size_bytes - start)
+            yield TensorRange(tensor.name, start, size_bytes)

@@ -1,0 +1,276 @@
+"""The weights that an engine samples with: replaced, read and overwritten between its steps.
+
+How a kind of engine keeps its tensors is left to a `WeightMemory`.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
+from rolloutbus.engine_worker.engines.shared.step_loop import TORN, EngineBusy, StepLoop
+from rolloutbus.engine_worker.engines.shared.stepper import Stepper
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+
+
+class WeightMemory(Protocol):
+    """Tensors by name. Only the loop's thread calls it, or any while the loop is torn."""
+
+    @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """All tensors."""
+        ...
+
+    @property
+    def are_aside(self) -> bool:
+        """Whether they are where no step can use them."""
+        ...
+
+    def check(self, tensors: Mapping[str, RawTensor]) -> None:
+        """Judge all tensors of a version without touching anything; any thread may.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        ...
+
+    def write(self, name: str, offset: int, raw: RawTensor) -> None:
+        """Overwrite a tensor's bytes from `offset` on."""
+        ...
+
+    def read(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """Copy of a tensor's bytes, uint8 [size_bytes]."""
+        ...
+
+    def settle(self) -> None:
+        """Return when all that was written is there, on a device too."""
+        ...
+
+
+class VersionedStepper(Stepper, Protocol):
+    """A stepper whose weights change under it."""
+
+    def change_weights(self, version: int) -> None:
+        """From now on steps are of `version`, and no new request shares KV of older weights."""
+        ...
+
+
+class Copies(Protocol):
+    """Versions beside the active one, near to it."""
+
+    def stage(self, version: int, tensors: Mapping[str, Bytes]) -> None:
+        """Copy a version there, if there is room."""
+        ...
+
+    def of(self, version: int) -> Mapping[str, RawTensor]:
+        """What is there of it."""
+        ...
+
+    def drop(self, version: int) -> None:
+        """Nobody needs it any more. Idempotent."""
+        ...
+
+
+class LiveWeights:
+    """Implements `WeightSink`, `WeightSource`, `InPlaceSink` and `Stages`."""
+
+    def __init__(
+        self,
+        memory: WeightMemory,
+        batch: VersionedStepper,
+        loop: StepLoop,
+        copies: Copies | None = None,
+    ) -> None:
+        """`copies`: where versions are put that are staged, if that is of use."""
+        self._copies = copies
+        self._installing: set[int] = set()
+        """Versions whose copies are read soon."""
+        self._memory = memory
+        self._batch = batch
+        self._loop = loop
+        self._sizes = {spec.name: spec.size_bytes for spec in memory.specs}
+        self._torn_at = 0.0
+        """When steps stopped for the overwriting under way."""
+        self._cost = (0, 0)
+        """Requests retracted and aborted for it."""
+
+    def weight_specs(self) -> Sequence[TensorSpec]:
+        """See `WeightSink`."""
+        return self._memory.specs
+
+    def install(
+        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
+    ) -> WeightSwap:
+        """See `WeightSink`.
+
+        `abort` ends running requests and leaves queued ones, which start on the new weights.
+
+        Raises:
+            ValueError: tensors do not fit, by name; nothing was touched.
+            EngineBusy: the weights are asleep, or `finish_old` was asked for while halted with
+                requests running, which would never end.
+        """
+        self._memory.check(tensors)
+        nearest = dict(tensors)
+        if self._copies is not None:
+            nearest |= self._copies.of(version)
+        self._installing.add(version)
+        try:
+            return self._loop.call(
+                lambda: self._swap(version, nearest, in_flight), when_idle=in_flight == "finish_old"
+            )
+        finally:
+            self._installing.discard(version)
+            self.unstage(version)
+
+    def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
+        """See `Stages`."""
+        self._memory.check(tensors)
+        if self._copies is not None:
+            far = {name: raw for name, raw in tensors.items() if isinstance(raw, np.ndarray)}
+            self._copies.stage(version, far)
+
+    def unstage(self, version: int) -> None:
+        """See `Stages`. An install that has begun to wait goes on."""
+        if self._copies is not None and version not in self._installing:
+            self._copies.drop(version)
+
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        """See `WeightSource`."""
+        for each in ranges:
+            self._require(each)
+        return self._loop.call(
+            lambda: (self._whole_version(), [self._memory.read(*each) for each in ranges])
+        )
+
+    def begin_overwrite(self, in_flight: InFlight) -> None:
+        """See `InPlaceSink`.
+
+        Raises:
+            EngineBusy: as of `install`; the weights are whole.
+        """
+        self._loop.call(lambda: self._tear(in_flight), when_idle=in_flight == "finish_old")
+
+    def overwrite(self, name: str, offset: int, raw: RawTensor) -> None:
+        """See `InPlaceSink`."""
+        self._require(TensorRange(name, offset, raw.nbytes))
+        self._memory.write(name, offset, raw)
+
+    def overwritten(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """See `InPlaceSink`."""
+        self._require(TensorRange(name, offset, size_bytes))
+        return self._memory.read(name, offset, size_bytes)
+
+    def end_overwrite(self, version: int) -> WeightSwap:
+        """See `InPlaceSink`."""
+        return self._loop.call(lambda: self._mend(version, self._torn_at, *self._cost))
+
+    def _swap(
+        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
+    ) -> WeightSwap:
+        began = time.perf_counter()
+        cost = self._make_way(in_flight)
+        for name, raw in tensors.items():
+            self._memory.write(name, 0, raw)
+        return self._mend(version, began, *cost)
+
+    def _tear(self, in_flight: InFlight) -> None:
+        began = time.perf_counter()
+        self._cost = self._make_way(in_flight)
+        self._torn_at = began
+        self._loop.halt(TORN)
+
+    def _mend(self, version: int, began: float, n_retracted: int, n_aborted: int) -> WeightSwap:
+        self._memory.settle()
+        self._batch.change_weights(version)
+        self._loop.lift(TORN)
+        stall_ms = (time.perf_counter() - began) * 1e3
+        return WeightSwap(version, stall_ms, n_retracted, n_aborted)
+
+    def _make_way(self, in_flight: InFlight) -> tuple[int, int]:
+        """Do with running requests as asked; how many were retracted and aborted."""
+        if self._memory.are_aside:
+            raise EngineBusy("the weights are asleep: wake them up before an update")
+        match in_flight:
+            case "abort":
+                return 0, self._loop.end_running()
+            case "retract":
+                return self._loop.retract(), 0
+            case "in_place":
+                # A request's first run of tokens tells which weights its prompt's KV is of, so
+                # a prompt that is half computed starts again.
+                self._loop.retract(without_tokens_only=True)
+            case "finish_old":
+                if self._batch.n_running:
+                    raise EngineBusy("halted with requests running: finish_old would never end")
+        return 0, 0
+
+    def require_usable(self) -> None:
+        """Whether a forward pass may use them now; on the loop only.
+
+        Raises:
+            EngineBusy: it may not.
+        """
+        self._whole_version()
+        if self._memory.are_aside:
+            raise EngineBusy("the weights are asleep: wake them up first")
+
+    def _whole_version(self) -> int:
+        if self._loop.is_torn:
+            raise EngineBusy("the weights are half overwritten: they are of no version")
+        return self._batch.version
+
+    def _require(self, asked: TensorRange) -> None:
+        name, offset, size_bytes = asked
+        if name not in self._sizes:
+            raise ValueError(f"there is no tensor {name!r}")
+        held = self._sizes[name]
+        if not 0 <= offset <= offset + size_bytes <= held:
+            raise ValueError(f"tensor {name!r} has {held} bytes, not {offset} + {size_bytes}")
+
+
+class Updatable:
+    """What an engine inherits so that its weights can be replaced, read and overwritten."""
+
+    def __init__(self, live: LiveWeights) -> None:
+        self._live = live
+
+    def weight_specs(self) -> Sequence[TensorSpec]:
+        """See `WeightSink`."""
+        return self._live.weight_specs()
+
+    def install(
+        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
+    ) -> WeightSwap:
+        """See `WeightSink`; what it raises: `LiveWeights.install`."""
+        return self._live.install(version, tensors, in_flight)
+
+    def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
+        """See `Stages`; ValueError as of `install`."""
+        self._live.stage(version, tensors)
+
+    def unstage(self, version: int) -> None:
+        """See `Stages`."""
+        self._live.unstage(version)
+
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        """See `WeightSource`."""
+        return self._live.read_ranges(ranges)
+
+    def begin_overwrite(self, in_flight: InFlight) -> None:
+        """See `InPlaceSink`; what it raises: `LiveWeights.begin_overwrite`."""
+        self._live.begin_overwrite(in_flight)
+
+    def overwrite(self, name: str, offset: int, raw: RawTensor) -> None:
+        """See `InPlaceSink`."""
+        self._live.overwrite(name, offset, raw)
+
+    def overwritten(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """See `InPlaceSink`."""
+        return self._live.overwritten(name, offset, size_bytes)
+
+    def end_overwrite(self, version: int) -> WeightSwap:
+        """See `InPlaceSink`."""
+        return self._live.end_overwrite(version)

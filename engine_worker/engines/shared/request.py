@@ -1,0 +1,114 @@
+"""The running state of one request: what it was asked, what it has so far, when it ends."""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, FinishReason, Sampling
+from rolloutbus.engine_worker.engine import EngineFacts, Int32s, Step, Work
+from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor
+from rolloutbus.engine_worker.engines.shared.wanted import WantedTokens
+from rolloutbus.engine_worker.engines.transformers.lora_layers import LoadedAdapter
+
+EndsText = Callable[[Sequence[int]], bool]
+"""Whether the last of these generated tokens completes a stop text."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request inside an engine; lives until the step that carries its finish."""
+
+    key: AttemptKey
+    prompt: Int32s
+    """int32 [n_prompt_tokens]."""
+    sampling: Sampling
+    tokens: list[int]
+    """Generated so far, the resumed prefix first."""
+    seed: int
+    """uint64; token i is drawn from (seed, i)."""
+    end_ids: frozenset[int]
+    """Tokens that end it: its stop ids, and the model's unless they are ignored."""
+    processors: Sequence[LogitProcessor] = ()
+    wanted: WantedTokens | None = None
+    """What to tell of each token; None: nothing more."""
+    ends_text: EndsText | None = None
+    adapter: LoadedAdapter | None = None
+
+    @property
+    def kv_root(self) -> bytes:
+        """Where the chain of its KV blocks begins."""
+        return b"" if self.adapter is None else self.adapter.kv_root
+
+    @property
+    def n_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def n_tokens_at_most(self) -> int:
+        """Prompt and generated tokens when it runs to its limit."""
+        return len(self.prompt) + max(len(self.tokens), self.sampling.max_new_tokens)
+
+    def all_tokens(self) -> Int32s:
+        """Prompt and generated tokens, int32 [n_tokens]."""
+        return np.concatenate([self.prompt, np.asarray(self.tokens, dtype=np.int32)])
+
+    def ending(self) -> FinishReason | None:
+        """Why it is complete, None while it is not."""
+        n = len(self.tokens)
+        # Up to min_new_tokens the ending ids are banned, so one found there is a leftover of a
+        # prefix sampled under other rules and ends nothing.
+        if n > self.sampling.min_new_tokens and self._is_stopped():
+            return "stop"
+        return "length" if n >= self.sampling.max_new_tokens else None
+
+    def _is_stopped(self) -> bool:
+        if self.tokens[-1] in self.end_ids:
+            return True
+        return self.ends_text is not None and self.ends_text(self.tokens)
+
+
+def open_request(work: Work, facts: EngineFacts, seed: int) -> Request:
+    """The state of `work` before its first step.
+
+    Args:
+        work: what was asked.
+        facts: of the engine that will run it.
+        seed: uint64, used when the request names none.
+
+    Raises:
+        ValueError: the request does not fit the engine; nothing was queued.
+    """
+    sampling = work.sampling
+    eos = () if sampling.ignore_eos else facts.eos_token_ids
+    prefix = b"" if work.prefix is None else work.prefix.tokens
+    request = Request(
+        key=work.key,
+        prompt=np.ascontiguousarray(work.prompt, dtype=np.int32),
+        sampling=sampling,
+        tokens=list(struct.unpack(f"<{len(prefix) // 4}i", prefix)),
+        seed=(seed if sampling.seed is None else sampling.seed) & 0xFFFF_FFFF_FFFF_FFFF,
+        end_ids=frozenset({*eos, *sampling.stop_token_ids}),
+        wanted=None if work.want == NOTHING_MORE else WantedTokens(work.want),
+    )
+    if len(request.prompt) == 0:
+        raise ValueError(f"{work.key}: the prompt is empty")
+    if request.n_tokens_at_most > facts.max_context:
+        raise ValueError(
+            f"{work.key}: prompt and max_new_tokens need {request.n_tokens_at_most} tokens, "
+            f"max_context is {facts.max_context}"
+        )
+    known = request.all_tokens()
+    if known.min() < 0 or known.max() >= facts.vocab_size:
+        raise ValueError(f"{work.key}: a token id is outside of [0, {facts.vocab_size})")
+    return request
+
+
+def refusal(key: AttemptKey, problem: Problem) -> Step:
+    """The only step of a request that is not run."""
+    nothing, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return Step([key], [0], nothing, no_logprobs, version=0, problems=((0, problem),))

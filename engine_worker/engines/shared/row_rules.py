@@ -1,0 +1,139 @@
+"""Rules of single requests in a batch: bias, processors, and what they want to be told."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Want
+from rolloutbus.engine_worker.engine import Int32s
+from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor, apply
+from rolloutbus.engine_worker.engines.shared.request import Request
+from rolloutbus.engine_worker.engines.shared.wanted import NO_FLOATS, NO_IDS, Wanted
+
+Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
+NOTHING_LEFT = "its processors leave no token to sample"
+
+
+class RowRules:
+    """By slot, for the few requests that have any."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._processors: dict[int, Sequence[LogitProcessor]] = {}
+        self._wants: dict[int, Want] = {}
+        self._guarded: set[int] = set()
+        """Slots whose rules can leave no token."""
+        self._greedy: set[int] = set()
+
+    def enter(self, slot: int, request: Request) -> None:
+        """Set `slot` up for `request`."""
+        self._leave(slot)
+        if bias := request.sampling.logit_bias:
+            ids = torch.tensor(list(bias), dtype=torch.int64, device=self._device)
+            values = torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device)
+            self._bias[slot] = ids, values
+        if request.processors:
+            self._processors[slot] = request.processors
+        if request.processors or request.sampling.min_new_tokens:
+            self._guarded.add(slot)
+        if request.wanted is not None:
+            self._wants[slot] = request.wanted.want
+        if request.sampling.temperature == 0.0:
+            self._greedy.add(slot)
+
+    def bias(self, scores: torch.Tensor, slots: Slots) -> None:
+        """Add the bias of each row to its scores, float32 [n, vocab]."""
+        for row in _rows_in(self._bias, slots):
+            ids, values = self._bias[int(slots[row])]
+            scores[row, ids] += values
+
+    def process(
+        self, scores: torch.Tensor, slots: Slots, n_generated: Slots
+    ) -> Mapping[int, Problem]:
+        """Apply the processors of each row; row -> why it failed.
+
+        A failed row is left such that a draw from it does no harm.
+
+        Args:
+            scores: float32 [n, vocab], overwritten.
+            slots: int64 [n].
+            n_generated: int64 [n_slots].
+        """
+        failed: dict[int, Problem] = {}
+        for row in _rows_in(self._guarded, slots):
+            slot = int(slots[row])
+            if bool(scores[row].isnan().any()):
+                continue  # the model's doing, not the request's
+            done = apply(self._processors.get(slot, ()), scores[row], int(n_generated[slot]))
+            if not isinstance(done, str) and bool(done.max().isfinite()):
+                scores[row] = done
+                continue
+            failed[row] = cannot_sample(done if isinstance(done, str) else NOTHING_LEFT)
+            scores[row] = 0.0
+        return failed
+
+    def wanted(
+        self, logprobs: torch.Tensor, probs: torch.Tensor | None, tokens: Int32s, slots: Slots
+    ) -> Mapping[int, Wanted]:
+        """What the rows that want it are told of their token.
+
+        Args:
+            logprobs: float32 [n, vocab].
+            probs: [n, vocab], 0 outside of the support; None: each row took the likeliest.
+            tokens: int32 [n].
+            slots: int64 [n].
+        """
+        found: dict[int, Wanted] = {}
+        for row in _rows_in(self._wants, slots):
+            slot = int(slots[row])
+            support = None if probs is None or slot in self._greedy else probs[row]
+            found[row] = _wanted(self._wants[slot], logprobs[row], support, int(tokens[row]))
+        return found
+
+    def _leave(self, slot: int) -> None:
+        self._bias.pop(slot, None)
+        self._processors.pop(slot, None)
+        self._wants.pop(slot, None)
+        self._guarded.discard(slot)
+        self._greedy.discard(slot)
+
+
+BROKEN_WEIGHTS = Problem(
+    "broken_weights",
+    "The logits are no numbers: these weights overflow, or are broken; publish others.",
+    "failed",
+)
+"""The end of a request whose next token has no distribution."""
+BROKEN_ADAPTER = Problem(
+    "broken_weights",
+    "The logits are no numbers: this adapter, or the weights below it, overflow or are broken.",
+    "failed",
+    field="lora",
+)
+"""The same of a request with an adapter."""
+
+
+def cannot_sample(why: str) -> Problem:
+    """The end of a request whose rules went wrong."""
+    return Problem("bad_request", f"Nothing can be sampled: {why}.", "failed", field="processors")
+
+
+def _rows_in(rules: "Mapping[int, object] | set[int]", slots: Slots) -> list[int]:
+    return [row for row, slot in enumerate(slots.tolist()) if slot in rules] if rules else []
+
+
+def _wanted(want: Want, logprobs: torch.Tensor, support: torch.Tensor | None, token: int) -> Wanted:
+    top, ids, of, kept = NO_FLOATS, NO_IDS, NO_FLOATS, NO_IDS
+    if want.top_logprobs:
+        best = logprobs.topk(want.top_logprobs)
+        top, ids = best.values.cpu().numpy(), best.indices.cpu().numpy().astype(np.int32)
+    if want.logprobs_of:
+        of = logprobs[torch.tensor(want.logprobs_of, device=logprobs.device)].cpu().numpy()
+    if want.sampling_mask:
+        kept = np.array([token], np.int32)
+        if support is not None:
+            kept = support.nonzero()[:, 0].cpu().numpy().astype(np.int32)
+    return Wanted(top, ids, of, kept)

@@ -1,0 +1,332 @@
+"""The thread that runs an engine step by step, and the only door to what it owns.
+
+Everything that an engine changes between steps (admission, aborts, pauses, weights) is done by
+this one thread, so no step ever sees half a change. Other threads leave requests and controls
+here and are woken once these took effect. With nothing to do the thread blocks; it never polls.
+What a step computes is left to a `Stepper`.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import numpy as np
+
+from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.messages.generation import FinishReason
+from rolloutbus.engine_worker.engine import EngineStats, PauseMode, Step, StepSink
+from rolloutbus.engine_worker.engines.shared.request import Request
+from rolloutbus.engine_worker.engines.shared.stepper import Stepper
+
+T = TypeVar("T")
+
+PAUSED = "paused"
+"""The halt that `pause` sets and `resume` lifts."""
+TORN = "torn"
+"""The halt while weights are overwritten, or half overwritten."""
+
+
+class EngineDied(RuntimeError):
+    """The engine's thread ended on an error or was closed; only a new engine helps."""
+
+
+class EngineBusy(RuntimeError):
+    """The engine's present state forbids this call; nothing was changed."""
+
+
+@dataclass(slots=True)
+class _Control:
+    """A call that the thread runs between two steps."""
+
+    op: Callable[[], object]
+    when_idle: bool = False
+    """Wait until running requests have ended, admitting no new ones meanwhile."""
+    is_drain: bool = False
+    """A `resume` calls it off."""
+    done: Future[object] = field(default_factory=Future[object])
+
+    def run(self) -> None:
+        """Run it and wake the caller. A refusal is passed on; the rest is a bug and ends us."""
+        try:
+            self.done.set_result(self.op())
+        except EngineBusy as refusal:
+            self.done.set_exception(refusal)
+        except BaseException as bug:
+            self.done.set_exception(EngineDied(f"the engine's thread ended: {bug!r}"))
+            raise
+
+
+@dataclass(slots=True)
+class _Intake:
+    """What other threads left since the last step."""
+
+    requests: list[Request]
+    aborted: list[AttemptKey]
+    controls: list[_Control]
+
+
+class StepLoop:
+    """Runs one `Stepper` on a thread of its own.
+
+    `submit`, `abort`, `call`, `pause`, `resume`, `stats` and `close` are for other threads;
+    `halt`, `lift`, `retract` and `end_running` are for the `op` of a `call`.
+    """
+
+    def __init__(self, stepper: Stepper, sink: StepSink, name: str) -> None:
+        self._stepper = stepper
+        self._sink = sink
+        self._changed = threading.Condition()
+        # Shared, under `_changed`.
+        self._inbox: list[Request] = []
+        self._aborted: dict[AttemptKey, None] = {}
+        self._controls: list[_Control] = []
+        self._live: set[AttemptKey] = set()
+        self._cause: BaseException | None = None
+        self._is_closing = False
+        self._n_steps = 0
+        # The thread's own.
+        self._waiting: deque[Request] = deque()
+        self._due: deque[_Control] = deque()
+        self._when_idle: list[_Control] = []
+        self._halts: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests, all or none.
+
+        Raises:
+            ValueError: a key is in use.
+            EngineDied: the thread has ended.
+        """
+        with self._changed:
+            self._check_alive()
+            keys = {request.key for request in requests}
+            if len(keys) < len(requests) or not keys.isdisjoint(self._live):
+                raise ValueError(f"a key is in use: {sorted(keys & self._live or keys)}")
+            self._live |= keys
+            self._inbox.extend(requests)
+            self._changed.notify()
+
+    def abort(self, keys: Sequence[AttemptKey]) -> int:
+        """Have these requests end with `abort`; returns how many had not ended yet.
+
+        A token that the current step computes for one of them is thrown away.
+        """
+        with self._changed:
+            self._check_alive()
+            found = [k for k in dict.fromkeys(keys) if k in self._live and k not in self._aborted]
+            self._aborted.update(dict.fromkeys(found))
+            self._changed.notify()
+            return len(found)
+
+    def call(self, op: Callable[[], T], *, when_idle: bool = False) -> T:
+        """Run `op` on the thread between two steps and return its result.
+
+        Args:
+            op: may raise `EngineBusy` to refuse; any other exception ends the engine.
+            when_idle: first let running requests end, admitting no new ones. While the loop is
+                halted nothing can end: `op` then runs at once and must judge for itself.
+
+        Raises:
+            EngineBusy: `op` refused.
+            EngineDied: the thread has ended.
+        """
+        return cast("T", self._wait_for(_Control(op, when_idle=when_idle)))
+
+    def pause(self, mode: PauseMode) -> None:
+        """See `Engine.pause`."""
+        match mode:
+            case "abort":
+                self.call(self._pause_abort)
+            case "in_place":
+                self.call(self._pause)
+            case "retract":
+                self.call(self._pause_retract)
+            case "drain":
+                self._wait_for(_Control(self._pause, when_idle=True, is_drain=True))
+
+    def resume(self) -> None:
+        """Lift a pause, or call off one that still drains."""
+        self.call(self._resume)
+
+    def stats(self) -> EngineStats:
+        """Gauges of this moment; raises EngineDied when the thread has ended."""
+        with self._changed:
+            self._check_alive()
+            n_running = self._stepper.n_running
+            return EngineStats(
+                steps=self._n_steps,
+                n_running=n_running,
+                n_waiting=max(0, len(self._live) - n_running),
+                n_kv_tokens=self._stepper.n_kv_tokens,
+                version=self._stepper.version,
+                n_calls=len(self._controls),
+                is_torn=self.is_torn,
+            )
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether no step may use the weights as they are; a gauge."""
+        return TORN in self._halts
+
+    def close(self) -> None:
+        """End the thread after its current step; whoever waits for a control gets EngineDied."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def halt(self, reason: str) -> None:
+        """Take no steps until `lift`; on the thread only."""
+        self._halts.add(reason)
+
+    def lift(self, reason: str) -> None:
+        """End one halt; on the thread only."""
+        self._halts.discard(reason)
+
+    def retract(self, *, without_tokens_only: bool = False) -> int:
+        """Put running requests back to the head of the queue; on the thread only."""
+        retracted = self._stepper.retract(without_tokens_only=without_tokens_only)
+        self._waiting.extendleft(reversed(retracted))
+        return len(retracted)
+
+    def end_running(self) -> int:
+        """End what runs with `abort`; on the thread only. Queued requests stay."""
+        keys = [request.key for request in self._stepper.retract()]
+        self._end(dict.fromkeys(keys, "abort"))
+        return len(keys)
+
+    def _pause(self) -> None:
+        self._halts.add(PAUSED)
+        self._settle_drains()
+
+    def _pause_retract(self) -> None:
+        self.retract()
+        self._pause()
+
+    def _pause_abort(self) -> None:
+        self.end_running()
+        waiting = [request.key for request in self._waiting]
+        self._waiting.clear()
+        self._end(dict.fromkeys(waiting, "abort"))
+        self._pause()
+
+    def _resume(self) -> None:
+        self._halts.discard(PAUSED)
+        self._settle_drains()
+
+    def _settle_drains(self) -> None:
+        """A later pause or resume has decided what these waited for."""
+        for drain in [control for control in self._when_idle if control.is_drain]:
+            self._when_idle.remove(drain)
+            drain.done.set_result(None)
+
+    def _wait_for(self, control: _Control) -> object:
+        with self._changed:
+            self._check_alive()
+            self._controls.append(control)
+            self._changed.notify()
+        return control.done.result()
+
+    def _check_alive(self) -> None:
+        if self._cause is not None:
+            raise EngineDied(f"the engine's thread ended: {self._cause!r}") from self._cause
+        if self._is_closing:
+            raise EngineDied("the engine was closed")
+
+    def _run(self) -> None:
+        cause: BaseException | None = None
+        try:
+            self._stepper.start()
+            while (intake := self._next_intake()) is not None:
+                self._turn(intake)
+        # Whatever ended the loop must reach those who wait for it: stats() then fails, and the
+        # process that hosts the engine ends.
+        except BaseException as error:  # noqa: BLE001
+            cause = error
+        with self._changed:
+            self._cause = cause
+            self._is_closing = True
+            stranded = [*self._due, *self._when_idle, *self._controls]
+        for control in stranded:
+            if not control.done.done():
+                control.done.set_exception(EngineDied(f"the engine's thread ended: {cause!r}"))
+
+    def _next_intake(self) -> _Intake | None:
+        """Block until there is something to do; None when it is time to end."""
+        with self._changed:
+            self._changed.wait_for(self._has_work)
+            if self._is_closing:
+                return None
+            intake = _Intake(self._inbox, list(self._aborted), self._controls)
+            self._inbox, self._controls = [], []
+            return intake
+
+    def _has_work(self) -> bool:
+        asked_for = self._inbox or self._aborted or self._controls or self._is_closing
+        became_idle = self._when_idle and not self._stepper.n_running
+        return bool(asked_for or became_idle) or self._may_step()
+
+    def _turn(self, intake: _Intake) -> None:
+        """Do what was asked for, then one step if there is one to do."""
+        self._waiting.extend(intake.requests)
+        self._end({r.key: end for r in intake.requests if (end := r.ending()) is not None})
+        self._end(dict.fromkeys(intake.aborted, "abort"))
+        self._due.extend(intake.controls)
+        while self._due:
+            control = self._due.popleft()
+            if control.when_idle and self._stepper.n_running and not self._halts:
+                self._when_idle.append(control)
+            else:
+                control.run()
+        if not self._stepper.n_running:
+            while self._when_idle:
+                self._when_idle.pop(0).run()
+        if self._may_step():
+            self._step()
+
+    def _may_step(self) -> bool:
+        may_admit = bool(self._waiting) and not self._when_idle
+        return not self._halts and (self._stepper.n_running > 0 or may_admit)
+
+    def _step(self) -> None:
+        if not self._when_idle:
+            self._stepper.admit(self._waiting)
+            assert self._stepper.n_running, "an idle stepper must admit what was accepted"
+        self._stepper.compute()
+        with self._changed:
+            step = self._stepper.accept(self._aborted.keys())
+            ended = (*step.finishes, *step.problems)
+            self._live.difference_update(step.keys[row] for row, _ in ended)
+            self._n_steps += 1
+        if step.keys:
+            self._sink(step)
+
+    def _end(self, endings: dict[AttemptKey, FinishReason]) -> None:
+        """Emit the last, empty row of these requests, wherever they are."""
+        with self._changed:
+            endings = {key: reason for key, reason in endings.items() if key in self._live}
+            self._live.difference_update(endings)
+            for key in endings:
+                self._aborted.pop(key, None)
+        if not endings:
+            return
+        self._stepper.release(endings)
+        self._waiting = deque(r for r in self._waiting if r.key not in endings)
+        self._sink(_empty_step(endings, self._stepper.version))
+
+
+def _empty_step(endings: dict[AttemptKey, FinishReason], version: int) -> Step:
+    """A step that brings endings and no tokens."""
+    return Step(
+        keys=list(endings),
+        counts=[0] * len(endings),
+        tokens=np.empty(0, np.int32),
+        logprobs=np.empty(0, np.float32),
+        version=version,
+        finishes=list(enumerate(endings.values())),
+    )

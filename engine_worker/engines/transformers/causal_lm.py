@@ -1,0 +1,132 @@
+"""Loading a Hugging Face causal language model from a local directory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
+
+MAX_DEFAULT_KV_TOKENS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class CausalLm:
+    """A model and what its configuration says about running it."""
+
+    model: Any
+    """torch.nn.Module whose forward returns `.logits` [n, q, vocab]."""
+    device: torch.device
+    dtype: torch.dtype
+    n_layers: int
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    windows: Mapping[str, int | None]
+    """Kinds of attention layers: name -> sliding window in tokens, None for full attention.
+
+    The one kind of a uniform model is named `all`.
+    """
+    is_mask_additive: bool
+    """Whether attention adds its mask to the scores, instead of reading it as booleans."""
+
+
+def load_causal_lm(settings: TransformersSettings) -> CausalLm:
+    """Load the model that `settings` names.
+
+    Raises:
+        ValueError: no such directory, no model in it, or one this engine cannot run.
+    """
+    path = Path(settings.model)
+    if not (path / "config.json").is_file():
+        raise ValueError(f"model: {path} is not a directory with a config.json")
+    if not any(path.glob("*.safetensors")):
+        raise ValueError(f"model: {path} has no .safetensors file; other formats are not loaded")
+    transformers_logging.disable_progress_bar()
+    device = _device(settings.device)
+    dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
+    configs, models = cast("Any", AutoConfig), cast("Any", AutoModelForCausalLM)  # untyped
+    config = configs.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    text = config.get_text_config()
+    windows = _windows(text)
+    # The fused kernels cannot cap attention scores; transformers refuses the combination.
+    is_eager = "attn_logit_softcapping" in text.to_dict()
+    model = models.from_pretrained(
+        path,
+        config=config,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        attn_implementation="eager" if is_eager else "sdpa",
+    )
+    model.to(device).eval().requires_grad_(False)  # noqa: FBT003 - torch's own signature
+    return CausalLm(
+        model=model,
+        device=device,
+        dtype=dtype,
+        n_layers=int(text.num_hidden_layers),
+        vocab_size=int(model.get_output_embeddings().weight.shape[0]),
+        max_context=_max_context(settings.max_context, text),
+        eos_token_ids=_eos(model),
+        windows=windows,
+        is_mask_additive=is_eager,
+    )
+
+
+def kv_tokens(settings: TransformersSettings, max_context: int) -> int:
+    """Tokens that the KV cache is to hold.
+
+    Raises:
+        ValueError: one full request would not fit.
+    """
+    if not settings.kv_tokens:
+        return min(settings.slots * max_context, max(max_context, MAX_DEFAULT_KV_TOKENS))
+    if settings.kv_tokens < max_context:
+        raise ValueError(
+            f"kv_tokens: {settings.kv_tokens} cannot hold one request of {max_context} tokens; "
+            "raise it or lower max_context"
+        )
+    return settings.kv_tokens
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: cuda was asked for and torch finds none")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _windows(text: Any) -> dict[str, int | None]:  # noqa: ANN401 - configurations are untyped
+    fields: dict[str, Any] = text.to_dict()
+    window: int | None = fields.get("sliding_window")
+    kinds: list[str] | None = fields.get("layer_types")
+    if kinds is None:
+        return {"all": window}
+    known = {"full_attention": None, "sliding_attention": window}
+    if unknown := set(kinds) - set(known):
+        raise ValueError(f"model: layers of type {sorted(unknown)} have no paged KV cache here")
+    if set(kinds) == {"full_attention"}:
+        return {"all": None}
+    return {kind: known[kind] for kind in known if kind in kinds}
+
+
+def _max_context(asked: int, text: Any) -> int:  # noqa: ANN401
+    built_for = int(text.max_position_embeddings)
+    if asked > built_for:
+        raise ValueError(f"max_context: {asked} is beyond the model's {built_for} positions")
+    return asked or built_for
+
+
+def _eos(model: Any) -> tuple[int, ...]:  # noqa: ANN401
+    eos: int | list[int] | None = model.generation_config.eos_token_id
+    if eos is None:
+        eos = model.config.get_text_config().eos_token_id
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)

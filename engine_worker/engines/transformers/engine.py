@@ -1,0 +1,223 @@
+"""The embedded engine: any Hugging Face causal language model, on a CPU or one GPU.
+
+The model's own forward pass runs in continuous batches over a paged KV cache with prefix sharing.
+Batching, cache and sampling are ours and not `transformers.generation.continuous_batching`,
+which keeps its loop, its cancellations and its one sampler for all requests to itself. Here,
+what an RL trainer relies on is exact: a seed, a penalty or an abort concerns one request, a
+request's tokens do not depend on its neighbours, and weights and KV change between two steps in
+a way that the token versions tell. On a CPU its attention, one mask over the KV of all requests,
+also costs more than a small model's whole step.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.engine_worker.engine import (
+    EngineFacts,
+    EngineStats,
+    MemoryFreed,
+    PauseMode,
+    StepSink,
+    Work,
+    began_with,
+)
+from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
+from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights
+from rolloutbus.engine_worker.engines.shared.processors import Processors
+from rolloutbus.engine_worker.engines.shared.request import Request, open_request, refusal
+from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
+from rolloutbus.engine_worker.engines.transformers.adapted import Adapted
+from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
+from rolloutbus.engine_worker.engines.transformers.causal_lm import kv_tokens, load_causal_lm
+from rolloutbus.engine_worker.engines.transformers.forward import Forward
+from rolloutbus.engine_worker.engines.transformers.inspectable import Inspectable
+from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks
+from rolloutbus.engine_worker.engines.transformers.model_weights import ModelWeights
+from rolloutbus.engine_worker.engines.transformers.sampler import Sampler
+from rolloutbus.engine_worker.engines.transformers.scoring import Scoring
+from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
+from rolloutbus.engine_worker.engines.transformers.stop_text import (
+    Decode,
+    decoder_of,
+    ends_with_text,
+)
+from rolloutbus.engine_worker.weights.device_copies import DeviceCopies
+from rolloutbus.engine_worker.weights.gpu import gpus_of
+
+WEIGHTS = "weights"
+KV_CACHE = "kv_cache"
+
+
+class TransformersEngine(Inspectable, Adapted, Scoring):
+    """Implements `Engine`, `MemoryTiers`, `PrefixCache` and `PrefixReporter`.
+
+    `EngineBusy` says that a call was refused and changed nothing; `EngineDied`, from any call,
+    that the engine's thread has ended.
+    """
+
+    def __init__(self, settings: TransformersSettings, sink: StepSink) -> None:
+        """Load the model and start the thread.
+
+        Raises:
+            ValueError: the model or a setting is of no use; names which.
+        """
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self._processors = Processors(settings.processors)
+        self._decode = decoder_of(Path(settings.model))
+        lm = load_causal_lm(settings)
+        size = settings.block_size
+        limits = BatchLimits(
+            slots=settings.slots,
+            block_size=size,
+            max_blocks_per_request=-(-lm.max_context // size),
+            prefill_tokens=settings.prefill_tokens,
+        )
+        n_blocks = -(-kv_tokens(settings, lm.max_context) // size)
+        self._device = lm.device
+        self._block_size = size
+        self._facts = EngineFacts(
+            kind="transformers",
+            vocab_size=lm.vocab_size,
+            max_context=lm.max_context,
+            slots=settings.slots,
+            eos_token_ids=lm.eos_token_ids,
+            gpus=gpus_of([lm.device]),
+            features=_features(self._processors, self._decode),
+            software={"torch": str(torch.__version__), "transformers": transformers.__version__},
+        )
+        self._chance = random.Random(settings.random_seed)  # noqa: S311 - sampling, not secrets
+        self._weights = ModelWeights(lm.model)
+        self._forward = Forward(lm, n_blocks, size)
+        self._prefixes = CachedPrefixes() if settings.report_prefixes else None
+        self._blocks = KvBlocks(n_blocks, is_sharing=settings.prefix_cache, news=self._prefixes)
+        self._sink = sink
+        sampler = Sampler(settings.slots, lm.vocab_size, lm.device)
+        self._batch = Batch(self._forward, sampler, self._blocks, limits)
+        self._loop = StepLoop(self._batch, sink, "transformers-engine")
+        copies = DeviceCopies(lm.device)
+        live = LiveWeights(self._weights, self._batch, self._loop, copies)
+        Inspectable.__init__(self, live, self._loop, self._blocks, Path(settings.model))
+        Adapted.__init__(self, self._forward.lora, self._loop)
+        Scoring.__init__(self, self._forward, self._loop, live)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `Engine`."""
+        return self._facts
+
+    def generate(self, work: Sequence[Work]) -> None:
+        """See `Engine`. ValueError: a request does not fit or its key is in use; none was queued.
+
+        One whose adapter is not loaded, or whose processors' parameters do not fit, ends with a
+        problem. A request whose prefix is already complete ends with an empty row.
+        """
+        requests: list[Request] = []
+        for each in work:
+            request = open_request(each, self._facts, self._chance.getrandbits(64))
+            problem = self._furnish(request, each)
+            if problem is None:
+                requests.append(request)
+                if request.adapter is not None:
+                    self._sink(began_with(each.key, request.adapter.full_name))
+            else:
+                self._sink(refusal(each.key, problem))
+        self._loop.submit(requests)
+
+    def abort(self, keys: Sequence[AttemptKey]) -> int:
+        """See `Engine`."""
+        return self._loop.abort(keys)
+
+    def pause(self, mode: PauseMode) -> None:
+        """See `Engine`."""
+        self._loop.pause(mode)
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._loop.resume()
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        return self._loop.stats()
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._loop.close()
+
+    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`. Steps stop until all is awake; requests that run are retracted."""
+        known = _known(tags)
+        return self._loop.call(lambda: self._sleep(known))
+
+    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        known = _known(tags)
+        return self._loop.call(lambda: self._wake_up(known))
+
+    def flush_cache(self) -> int:
+        """See `PrefixCache`."""
+        return self._loop.call(self._blocks.evict_idle) * self._block_size
+
+    def take_prefixes(self) -> Prefixes | None:
+        """See `PrefixReporter`."""
+        return self._prefixes.take() if self._prefixes is not None else None
+
+    def _furnish(self, request: Request, work: Work) -> Problem | None:
+        """Give it what it names; why that cannot be had, None if it can."""
+        if texts := work.sampling.stop:
+            assert self._decode is not None, "a feature that is not there"
+            request.ends_text = ends_with_text(self._decode, texts)
+        try:
+            request.processors = self._processors.build(work.processors, self._facts.vocab_size)
+        except ValueError as error:
+            return bad_request("processors", str(error))
+        adapter = self.adapter_for(work.lora)
+        if isinstance(adapter, Problem):
+            return adapter
+        request.adapter = adapter
+        return None
+
+    def _sleep(self, tags: frozenset[str]) -> MemoryFreed:
+        freed: dict[str, int] = {}
+        self._loop.retract()
+        for tag in sorted(tags):
+            self._loop.halt(tag)
+        if KV_CACHE in tags:
+            self._blocks.forget()
+            freed[KV_CACHE] = self._forward.drop()
+        if WEIGHTS in tags:
+            freed[WEIGHTS] = self._weights.put_aside()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return MemoryFreed(freed)
+
+    def _wake_up(self, tags: frozenset[str]) -> MemoryFreed:
+        taken: dict[str, int] = {}
+        if WEIGHTS in tags:
+            taken[WEIGHTS] = self._weights.bring_back(self._device)
+        if KV_CACHE in tags:
+            # Its tensors come back with the first forward pass, which needs the weights.
+            taken[KV_CACHE] = 0 if self._weights.are_aside else self._forward.allocate()
+        for tag in sorted(tags):
+            self._loop.lift(tag)
+        return MemoryFreed(taken)
+
+
+def _features(processors: Processors, decode: Decode | None) -> frozenset[str]:
+    features = {"min_new_tokens", "seed", "logit_bias", "lora"}
+    features |= {"top_logprobs", "logprobs_of", "sampling_mask", "cached_tokens"}
+    features |= {f"processor:{name}" for name in processors.names}
+    return frozenset(features if decode is None else {*features, "stop"})
+
+
+def _known(tags: Sequence[str]) -> frozenset[str]:
+    if unknown := set(tags) - {WEIGHTS, KV_CACHE}:
+        raise ValueError(f"tags: {sorted(unknown)} are neither {WEIGHTS} nor {KV_CACHE}")
+    return frozenset(tags)

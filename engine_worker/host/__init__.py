@@ -1,0 +1,1 @@
+"""The engine host: the child process in which the engine runs, and its commands."""

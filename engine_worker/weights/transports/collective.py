@@ -1,0 +1,60 @@
+"""`collective`: the trainer's broadcast is received together with the other workers.
+
+Spec: docs/protocol.md, "Collective".
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from rolloutbus.bus.actor.daemon_thread import in_daemon_thread
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import Bytes, total_bytes
+from rolloutbus.bus.wire.messages.weights import Manifest, Offer, PrepareUpdate
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.transports.buckets import BucketsVersion, offer_of
+
+
+class Collective:
+    """Receives by gloo into host memory, by nccl into memory of the engine's GPU."""
+
+    def __init__(self, spare: SpareBuffer, gpus: Sequence[str] = ()) -> None:
+        """`gpus`: UUIDs of those that hold the engine's weights."""
+        self._spare = spare
+        self._gpus = gpus
+
+    async def fetch(
+        self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink
+    ) -> BucketsVersion:
+        """Receive and verify; see `Fetcher`."""
+        del store
+        offer = offer_of(manifest, "collective")
+        if not 0 < ask.rank < ask.world:
+            raise CannotFetch(f"rank {ask.rank} of {ask.world}")
+        is_on_gpu = offer.backend == "nccl"
+        content = None if is_on_gpu else self._spare.take(total_bytes(manifest.tensors))
+        call = partial(self._receive, ask, manifest, offer, content)
+        return await in_daemon_thread(call, "rolloutbus-collective")
+
+    def close(self) -> None:
+        """Nothing is kept but the spare buffer, which is its owner's."""
+
+    def _receive(
+        self, ask: PrepareUpdate, manifest: Manifest, offer: Offer, content: Bytes | None
+    ) -> BucketsVersion:
+        """`content` is None on a GPU, which has an allocator of its own."""
+        # Torch takes seconds to import, and other ways do without.
+        from rolloutbus.engine_worker.weights.transports.landing import GpuLanding, HostLanding  # noqa: PLC0415
+        from rolloutbus.engine_worker.weights.transports.receiving import receive  # noqa: PLC0415
+
+        def place() -> HostLanding | GpuLanding:
+            if content is None:
+                return GpuLanding(self._gpus, offer.buckets)
+            return HostLanding(content, manifest, offer.buckets)
+
+        def release() -> None:
+            if content is not None:
+                self._spare.give_back(content)
+
+        landed = receive(offer, (ask.rank, ask.world), place)
+        return BucketsVersion(manifest, "collective", offer.buckets, landed.parts, release)

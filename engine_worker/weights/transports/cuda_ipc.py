@@ -1,0 +1,96 @@
+"""`cuda_ipc`: the trainer's buckets are opened on the GPU that both use, and read in place.
+
+Spec: docs/protocol.md, "Transports".
+"""
+
+import weakref
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+
+from rolloutbus.bus.actor.daemon_thread import in_daemon_thread
+from rolloutbus.bus.host import host_id
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.cuda_handle import BadHandle, unpack_handle
+from rolloutbus.bus.weights.cuda_memory import CudaError, CudaMemory, DeviceBytes
+from rolloutbus.bus.weights.loans import Borrowed, NotLent, borrow
+from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer, PrepareUpdate
+from rolloutbus.engine_worker.weights.gpu import device_of, first_wrong
+from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.transports.buckets import (
+    BucketsVersion,
+    offer_of,
+    wrong_bucket,
+)
+from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
+
+
+class CudaIpc:
+    """Opens offers on one GPU."""
+
+    def __init__(self, gpu: str, book: HandleBook | None = None) -> None:
+        """`gpu`: UUID of the one that holds the engine's weights; `book` hears of what is open."""
+        self._book = book or HandleBook()
+        self._gpu = gpu
+        self._device = device_of(gpu)
+        self._memory: CudaMemory | None = None
+
+    async def fetch(
+        self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink
+    ) -> BucketsVersion:
+        """Open and verify; see `Fetcher`."""
+        del ask, store
+        offer = offer_of(manifest, "cuda_ipc")
+        if offer.host != host_id():
+            raise CannotFetch("the trainer is on another host")
+        if offer.at != self._gpu:
+            raise CannotFetch("the trainer's copy is on another GPU")
+        return await in_daemon_thread(partial(self._open, manifest, offer), "rolloutbus-cuda-ipc")
+
+    def close(self) -> None:
+        """Nothing is kept from version to version."""
+
+    def _open(self, manifest: Manifest, offer: Offer) -> BucketsVersion:
+        with torch.cuda.device(self._device), ExitStack() as undo:
+            try:
+                pieces = [self._open_bucket(bucket, undo) for bucket in offer.buckets]
+            except (BadHandle, NotLent, CudaError) as error:
+                raise CannotFetch(str(error)) from error
+            wrong = first_wrong(pieces, offer.buckets)
+            if wrong is not None:
+                raise wrong_bucket(wrong)
+            release = partial(_release, undo.pop_all(), self._device)
+            return BucketsVersion(manifest, "cuda_ipc", offer.buckets, pieces, release)
+
+    def _open_bucket(self, bucket: Bucket, undo: ExitStack) -> torch.Tensor:
+        handle = unpack_handle(bucket.handle)
+        if self._memory is None:
+            self._memory = CudaMemory()
+        # Borrowed first: the owner must not free what is being opened.
+        borrowed = borrow(handle.pid, handle.loan)
+        try:
+            address = self._memory.open(handle.memory, bucket.size_bytes)
+        except CudaError:
+            borrowed.give_back()
+            raise
+        self._book.opened(address, handle.memory, bucket.size_bytes)
+        raw = DeviceBytes(address, bucket.size_bytes)
+        # A version that nobody releases is closed with the last tensor of it.
+        close = weakref.finalize(raw, _close, self._memory, address, borrowed, self._book)
+        close.atexit = False
+        undo.callback(close)
+        return torch.as_tensor(raw, device=self._device)
+
+
+def _close(memory: CudaMemory, address: int, borrowed: Borrowed, book: HandleBook) -> None:
+    book.closed(address)
+    memory.close(address)
+    borrowed.give_back()
+
+
+def _release(undo: ExitStack, device: torch.device) -> None:
+    """Close everything, once no kernel reads it any more."""
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        undo.close()

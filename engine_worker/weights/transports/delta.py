@@ -1,0 +1,117 @@
+"""`delta`: what changed since the active weights is pulled and applied to a copy of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, first_mismatch, total_bytes
+from rolloutbus.bus.weights.weight_delta import apply, check_parts
+from rolloutbus.bus.wire.errors import EngineFailed, RemoteProtocolError
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.weights import (
+    Delta,
+    Manifest,
+    PrepareUpdate,
+    PullChunk,
+    PullDelta,
+    Tensor,
+)
+from rolloutbus.engine_worker.engine import TensorRange, WeightSource
+from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.weights.asking import ask_chunk
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.pieces import in_batches
+from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
+
+READ_BYTES = 32 * 1024 * 1024
+"""Copied from the engine at a time: steps wait for some milliseconds."""
+
+
+class ChangedSince:
+    """Brings the next version by what it changed."""
+
+    def __init__(
+        self, engine: WeightSource, spare: SpareBuffer, read_bytes: int = READ_BYTES
+    ) -> None:
+        """`read_bytes`: read from the engine at once, at most."""
+        self._engine = engine
+        self._spare = spare
+        self._read_bytes = read_bytes
+
+    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> HeldVersion:
+        """Pull the delta, apply and verify it; see `Fetcher`.
+
+        Whatever is wrong with a delta, or with the weights that it was applied to, the whole
+        version may still be right: it is never the end of the update.
+        """
+        base, _ = await asyncio.to_thread(self._read, [])
+        if not base:
+            raise CannotFetch("the weights that the engine started with are no version")
+        try:
+            delta = await _ask_delta(store, PullDelta(ask.policy, ask.version, base))
+            check_parts(delta.parts, delta.size_bytes, manifest.tensors)
+            changes = np.empty(delta.size_bytes, np.uint8)
+            await store.ask_all(_chunks(store, delta, changes))
+        except (EngineFailed, RemoteProtocolError) as error:
+            raise CannotFetch(str(error)) from error
+        content = self._spare.take(total_bytes(manifest.tensors))
+        try:
+            await asyncio.to_thread(self._make, manifest.tensors, delta, changes, content)
+        except CannotFetch:
+            # Not at a cancellation: then the thread is still at it.
+            self._spare.give_back(content)
+            raise
+        return HeldVersion(
+            manifest, content, self._spare, transport="delta", moved_bytes=delta.size_bytes
+        )
+
+    def close(self) -> None:
+        """Nothing is kept but the spare buffer, which is its owner's."""
+
+    def _read(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        try:
+            return self._engine.read_ranges(ranges)
+        except EngineBusy as error:
+            raise CannotFetch(str(error)) from error
+
+    def _make(
+        self, tensors: Sequence[Tensor], delta: Delta, changes: Bytes, content: Bytes
+    ) -> None:
+        places = {each.name: bytes_of(content, each) for each in tensors}
+        for ranges in in_batches(tensors, self._read_bytes):
+            base, pieces = self._read(ranges)
+            if base != delta.base:
+                raise CannotFetch(f"version {base} became active meanwhile")
+            for (name, offset, size_bytes), piece in zip(ranges, pieces, strict=True):
+                places[name][offset : offset + size_bytes] = piece
+        try:
+            apply(content, tensors, delta.parts, changes)
+        except RemoteProtocolError as error:
+            raise CannotFetch(str(error)) from error
+        wrong = first_mismatch(content, tensors)
+        if wrong is not None:
+            raise CannotFetch(f"tensor {wrong.name!r} did not come out as it was published")
+
+
+async def _ask_delta(store: BulkLink, ask: PullDelta) -> Delta:
+    delta = await store.ask("pull_delta", ask)
+    if not isinstance(delta, Delta) or (delta.version, delta.base) != (ask.version, ask.base):
+        raise RemoteProtocolError("pull_delta was answered with something else")
+    return delta
+
+
+def _chunks(
+    store: BulkLink, delta: Delta, changes: Bytes
+) -> Iterator[Callable[[], Awaitable[None]]]:
+    for offset in range(0, len(changes), CHUNK_BYTES):
+        size_bytes = min(CHUNK_BYTES, len(changes) - offset)
+        ask = PullChunk(delta.policy, delta.version, offset, size_bytes, delta.base)
+        yield partial(_pull_chunk, store, ask, changes)
+
+
+async def _pull_chunk(store: BulkLink, ask: PullChunk, changes: Bytes) -> None:
+    changes.data[ask.offset : ask.offset + ask.size_bytes] = await ask_chunk(store, ask)

@@ -1,0 +1,125 @@
+"""One worker's part in a broadcast: it meets the others at the trainer, receives, and reports.
+
+Spec: docs/protocol.md, "Collective". Every call blocks; `engine_worker.weights.collective` gives
+it a thread.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rolloutbus.bus.weights.rank_group import BrokenGroup, RankGroup, Seat, first_line
+from rolloutbus.bus.weights.rendezvous import (
+    END,
+    GO,
+    TIMEOUT,
+    WORLD,
+    BadReport,
+    RankReport,
+    done_key,
+    joined_key,
+    read_timeout_s,
+    seat_key,
+    write_report,
+)
+from rolloutbus.engine_worker.weights.staged import CannotFetch
+
+_CONNECT_S = 5.0
+_MARGIN_S = 10.0
+"""The trainer's timeout ends first, so that all hear the same reason."""
+
+
+class Meeting:
+    """A connection to the rendezvous; after any error nothing more can be done with it."""
+
+    def __init__(self, at: str, seat: tuple[int, int]) -> None:
+        """Connect to `at`, `host:port`, as `seat`: (rank, world).
+
+        Raises:
+            CannotFetch: nobody is there.
+        """
+        host, port = _address(at)
+        try:
+            # First a plain connection, which fails at once and tells our own address; a TCPStore
+            # tries until its timeout.
+            with socket.create_connection((host, port), _CONNECT_S) as probe:
+                self._own_address = str(probe.getsockname()[0])
+            wait = timedelta(seconds=_CONNECT_S)
+            self._store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+                host, port, is_master=False, timeout=wait, wait_for_workers=False
+            )
+            self._timeout_s = read_timeout_s(self._store.get(TIMEOUT))
+        except (OSError, RuntimeError, BadReport) as error:
+            raise CannotFetch(
+                f"the rendezvous at {at} is not there: {first_line(error)}"
+            ) from error
+        self._patience = timedelta(seconds=self._timeout_s + _MARGIN_S)
+        self._rank, self._world = seat
+        self._group: RankGroup | None = None
+
+    def join(self, report: RankReport) -> None:
+        """Say that this rank is there, or why it will not be.
+
+        Raises:
+            CannotFetch: the broadcast is over, the rank is taken, or the trainer is gone.
+        """
+        try:
+            if self._store.check([END]):
+                raise CannotFetch("the broadcast is over")
+            if self._store.add(seat_key(self._rank), 1) > 1:
+                raise CannotFetch(f"rank {self._rank} was there already")
+            self._store.set(WORLD, str(self._world))
+            self._store.set(joined_key(self._rank), write_report(report))
+        except RuntimeError as error:
+            raise CannotFetch(f"the rendezvous has gone: {first_line(error)}") from error
+
+    def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:
+        """Wait for the others, then for the bytes.
+
+        Raises:
+            CannotFetch: a rank did not come, has died or is late.
+        """
+        try:
+            self._store.wait([GO], self._patience)
+            why_not = self._store.get(GO).decode(errors="replace")
+            if why_not:
+                # The trainer waits for this word, so that nobody's links end before they know why.
+                self._store.set(done_key(self._rank), write_report(RankReport(problem=why_not)))
+                raise CannotFetch(why_not)
+            own = self._own_address
+            seat = Seat(backend, self._rank, self._world, own, self._timeout_s)
+            self._store.set_timeout(timedelta(seconds=self._timeout_s))
+            self._group = RankGroup(dist, self._store, seat)
+            self._group.broadcast(pieces)
+        except (RuntimeError, BrokenGroup) as error:
+            self.close()
+            raise CannotFetch(f"the broadcast broke: {first_line(error)}") from error
+
+    def report(self, report: RankReport) -> None:
+        """Say how it ended, and stay until the others have ended too: they receive through us."""
+        try:
+            self._store.set(done_key(self._rank), write_report(report))
+            self._store.wait([END], self._patience)
+        except RuntimeError:
+            return  # the trainer is gone; what we have, we have
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Cut the links to the other ranks."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+def _address(at: str) -> tuple[str, int]:
+    host, _, port = at.rpartition(":")
+    try:
+        ipaddress.ip_address(host)
+        return host, int(port)
+    except ValueError as error:
+        raise CannotFetch(f"{at[:80]!r} is not an address") from error

@@ -1,0 +1,72 @@
+"""`shm`: the store's segment is mapped and read in place.
+
+It stays pinned until `release`, and the engine copies straight from it: no second copy.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from rolloutbus.bus.host import host_id
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.weights.shm import PinnedSegment, SegmentGone, SegmentReader
+from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
+from rolloutbus.engine_worker.weights.asking import ask_manifest
+from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.verify import verify
+
+PIN_TRIES = 5
+"""A segment may be renamed between the manifest and the pin; then the manifest is asked again."""
+PIN_PAUSE_S = 0.05
+
+
+class MappedVersion:
+    """A version in the store's segment."""
+
+    transport = "shm"
+    moved_bytes = 0
+
+    def __init__(self, manifest: Manifest, pin: PinnedSegment) -> None:
+        self.manifest = manifest
+        self._pin = pin
+
+    def tensors(self) -> Mapping[str, Bytes]:
+        """Views of the segment, private to this process."""
+        return {each.name: bytes_of(self._pin.content, each) for each in self.manifest.tensors}
+
+    def release(self) -> None:
+        """The store may reuse the segment."""
+        self._pin.release()
+
+
+class SharedMemory:
+    """Maps versions of a store on this host."""
+
+    def __init__(self) -> None:
+        self._reader = SegmentReader()
+
+    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> MappedVersion:
+        """Pin and verify; see `Fetcher`."""
+        if manifest.host != host_id():
+            raise CannotFetch("the store is on another host")
+        reason = ""
+        for attempt in range(PIN_TRIES):
+            try:
+                pin = self._reader.pin(manifest.segment, total_bytes(manifest.tensors))
+            except SegmentGone as error:
+                reason = str(error)
+                await asyncio.sleep(PIN_PAUSE_S * attempt)  # the store is sealing or restarting
+                manifest = await ask_manifest(store, ask)
+                continue
+            try:
+                await verify(pin.content, manifest.tensors)
+            except BaseException:
+                pin.release()
+                self._reader.forget()
+                raise
+            return MappedVersion(manifest, pin)
+        raise CannotFetch(reason)
+
+    def close(self) -> None:
+        """Unmap everything."""
+        self._reader.forget()

@@ -1,0 +1,52 @@
+"""The transports that one engine host can take weights by."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.engine_worker.capabilities import SharesMemory
+from rolloutbus.engine_worker.engine import Engine, WeightSource
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer, fresh_buffer
+from rolloutbus.engine_worker.weights.relay import Relay
+from rolloutbus.engine_worker.weights.staged import Fetcher
+from rolloutbus.engine_worker.weights.transports.collective import Collective
+from rolloutbus.engine_worker.weights.transports.delta import ChangedSince
+from rolloutbus.engine_worker.weights.transports.disk import Files
+from rolloutbus.engine_worker.weights.transports.shm import SharedMemory
+from rolloutbus.engine_worker.weights.transports.tcp import Pull
+
+
+def ways_of_this_host(
+    relay: Relay | None = None,
+    dialer: Dialer | None = None,
+    engine: Engine | None = None,
+    root: str = "",
+) -> Mapping[str, Fetcher]:
+    """Transport -> how it is done here; `tcp` always works.
+
+    Args:
+        relay: hears of what arrives, to serve it to other workers.
+        dialer: the keys to connect with, if any.
+        engine: if it is a `WeightSource`, only what changed need be brought to it; if it
+            `SharesMemory`, that is where versions are put; if it has a GPU, weights can stay
+            there.
+        root: directory in which versions may be read from files; empty: none.
+    """
+    relay = relay or Relay()
+    shares = engine if isinstance(engine, SharesMemory) else None
+    spare = SpareBuffer(relay.forget, shares.shared_buffer if shares else fresh_buffer)
+    ways: dict[str, Fetcher] = {"shm": SharedMemory(), "tcp": Pull(spare, relay, dialer)}
+    if isinstance(engine, WeightSource):
+        ways["delta"] = ChangedSince(engine, spare)
+    if root:
+        ways["disk"] = Files(Path(root), spare)
+    gpus = engine.facts.gpus if engine is not None else ()
+    if find_spec("torch") is not None:
+        ways["collective"] = Collective(spare, gpus)
+    if len(gpus) == 1:
+        # Imports torch, as its engine has done already.
+        from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc  # noqa: PLC0415
+
+        ways["cuda_ipc"] = CudaIpc(gpus[0], shares.handles if shares else None)
+    return ways

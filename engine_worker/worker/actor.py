@@ -1,0 +1,179 @@
+"""The shell of a worker: sockets, time and the engine host's process around `WorkerCore`."""
+
+import asyncio
+import os
+import random
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
+from rolloutbus.bus.actor.loop import Actor, one_by_one
+from rolloutbus.bus.actor.process import warn
+from rolloutbus.bus.membership.effects import Heed
+from rolloutbus.bus.membership.patience import Patience
+from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
+from rolloutbus.bus.transport.ports import LAST_WORDS_MS
+from rolloutbus.bus.transport.zmq_ports import DealerPort
+from rolloutbus.bus.transport.zmq_topics import PubPort
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.worker.core import WorkerCore
+from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.worker.host_process import HostExit, HostProcess
+
+TICK_S = 0.05
+
+
+class WorkerActor:
+    """One worker process."""
+
+    def __init__(
+        self, settings: WorkerSettings, on_joined: Callable[[str], None] | None = None
+    ) -> None:
+        self._settings = settings
+        self._on_joined = on_joined
+        """Called once, with the stream endpoint, when the router has given the first lease."""
+        self._clock = BootClock()
+        self._dialer = dialer_of(settings.security)
+        self._guard = guard_of(settings.security)
+        doorway = None if self._guard is None else Doorway(self._guard, "stream")
+        is_unsafe = settings.security is not None and settings.security.unsafe_no_auth
+        self._publisher = PubPort(settings.stream, doorway, is_unsafe=is_unsafe)
+        self._router: DealerPort | None = None
+        self._patience = Patience(settings.router, "a worker")
+        self._host: HostProcess | None = None
+        self._hosts: asyncio.TaskGroup | None = None
+        self.core = WorkerCore(
+            settings,
+            secrets.token_hex(16),
+            self._publisher.endpoint,
+            os.getpid(),
+            random.SystemRandom(),
+        )
+        self._actor = Actor(
+            one_by_one(self._apply),
+            clock=self._clock,
+            tick=self.core.tick,
+            tick_s=TICK_S,
+            flush=self.core.flush,
+        )
+
+    async def run(self) -> str:
+        """Work until told to stop; returns why.
+
+        Raises:
+            SecurityError: the lock on its socket does not work (any more).
+            BaseExceptionGroup: a bug; the engine host is gone when it arrives.
+        """
+        if self._guard is None:
+            return await self._run()
+        try:
+            await self._guard.prove()
+            return await self._guard.while_proven(self._run())
+        finally:
+            self._guard.close()
+
+    async def _run(self) -> str:
+        asyncio.get_running_loop().set_exception_handler(self._broken)
+        async with asyncio.TaskGroup() as hosts:
+            self._hosts = hosts
+            self._actor.feed(self.core.start)
+            self._actor.start()
+            try:
+                return await self._actor.stopped()
+            finally:
+                await self._close()
+
+    def stop(self) -> None:
+        """Leave now; clients resume elsewhere what runs here."""
+        self._actor.feed(self.core.stop)
+
+    def _apply(self, effect: WorkerEffect) -> None:
+        match effect:
+            case Send(_, entry):
+                if self._router is not None:
+                    self._router.send(entry)
+            case ToHost(entry):
+                if self._host is not None:
+                    self._host.send(entry)
+            case Publish(topic, entry):
+                self._publisher.publish(topic, entry)
+            case Connect():
+                self._connect()
+            case StartHost():
+                assert self._hosts is not None
+                self._hosts.create_task(self._run_host())
+            case KillHost():
+                if self._host is not None:
+                    self._host.kill()
+            case Stop(reason):
+                self._actor.stop(reason)
+            case Heed(intent, former_fleet):
+                if former_fleet:
+                    warn(f"this is fleet {intent.fleet}; before it was fleet {former_fleet}")
+
+    def _connect(self) -> None:
+        if self._router is not None:
+            if self.core.member.state != "leased":
+                self._say_what_is_waited_for()
+            self._router.close()
+        self._router = DealerPort(
+            self._settings.router, self._from_router, self._link_down, dialer=self._dialer
+        )
+
+    def _from_router(self, entries: list[Entry]) -> None:
+        self._actor.feed(self.core.bus, entries)
+        if self.core.member.state == "leased":
+            self._patience.joined()
+        if self._on_joined is not None and self.core.member.state == "leased":
+            self._on_joined(self._publisher.endpoint)
+            self._on_joined = None
+
+    def _link_down(self) -> None:
+        self._say_what_is_waited_for()
+        self._actor.feed(self.core.link_down)
+
+    def _say_what_is_waited_for(self) -> None:
+        if self._router is not None:
+            sentence = self._patience.failed(self._router.failure, self._clock.now())
+            if sentence:
+                warn(sentence)
+
+    def _from_host(self, entries: list[Entry]) -> None:
+        self._actor.feed(self._hear_host, entries)
+
+    def _hear_host(self, entries: list[Entry], now: float) -> list[WorkerEffect]:
+        try:
+            return self.core.host(entries, now)
+        except RemoteProtocolError as error:
+            return [KillHost(str(error))]
+
+    async def _run_host(self) -> None:
+        self._host = host = await HostProcess.start(self._settings, self._from_host)
+        try:
+            end = await host.wait()
+        finally:
+            self._host = None
+            await host.stop()
+        self._actor.feed(self._host_exited, end)
+
+    def _host_exited(self, end: HostExit, now: float) -> list[WorkerEffect]:
+        return self.core.host_exited(end.reason, now, was_killed=end.was_killed)
+
+    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised: that is a bug, and this worker must not go on with it."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if isinstance(error, Exception):
+            self._actor.crash(error)
+
+    async def _close(self) -> None:
+        if self._router is not None:
+            self._router.close(linger_ms=LAST_WORDS_MS)
+        self._publisher.close()
+        if self._host is not None:
+            await self._host.stop()

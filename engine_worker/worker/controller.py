@@ -1,0 +1,260 @@
+"""Control commands of one worker: what state they are allowed in, what they change."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.command_checks import check_command
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.messages.control import Memory, Sleep
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
+from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.wire.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
+from rolloutbus.engine_worker.features import cannot_do
+from rolloutbus.engine_worker.worker.adapter_memory import AdapterMemory
+from rolloutbus.engine_worker.worker.control import HOST_COMMANDS, READING, ControlLanes
+from rolloutbus.engine_worker.worker.effects import ToHost
+from rolloutbus.engine_worker.worker.generation import Generation
+from rolloutbus.engine_worker.worker.states import WorkerState
+
+
+class Ending(NamedTuple):
+    """How a command ended."""
+
+    kind: str
+    key: AttemptKey
+    body: msgspec.Struct | Raw
+
+
+Outcomes = list[ToHost | Ending]
+
+
+def refused(entry: Entry, problem: Problem) -> Ending:
+    """The command was not started: perhaps another time, or with other values, or never here."""
+    kind = "failed" if problem.code == "unsupported" else "refused"
+    return Ending(kind, key_of(entry), problem)
+
+
+def key_of(entry: Entry) -> AttemptKey:
+    """The execution that a command entry asks for."""
+    return RequestId(entry.rid), entry.attempt
+
+
+class Controller:
+    """Gate between control commands and the engine host; owner of the worker's state."""
+
+    def __init__(self, policy: str, generation: Generation) -> None:
+        self.state = WorkerState()
+        self._capabilities: frozenset[str] = frozenset()
+        self._vocab_size = 0
+        self._max_context = 0
+        self.version = 0
+        """Weights that the engine has active."""
+        self.stalled_ms = 0.0
+        """Generation stall of the last update."""
+        self._policy = policy
+        self._generation = generation
+        self._lanes = ControlLanes()
+        self._memory = AdapterMemory()
+        self._parked_commit: Entry | None = None
+        self._released: list[str] = []
+        """Memory tags released, as the host said last."""
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """Those that are loaded, and their versions."""
+        return dict(self._generation.adapters)
+
+    @property
+    def may_join(self) -> bool:
+        """Whether there is an engine, with all adapters that the one before it had."""
+        return self.state.is_host_ready and not self._memory.is_reloading
+
+    @property
+    def in_phase(self) -> bool:
+        """Whether the engine moves weights or memory, which may take minutes."""
+        return self._lanes.in_phase
+
+    def takes_requests(self, *, is_pinned: bool) -> Problem | None:
+        """Why a `generate` cannot be started now; None if it can.
+
+        A pinned one asks for exactly the present weights, which a commit that the engine has
+        already been told of is about to replace.
+        """
+        if self._parked_commit is not None:
+            message = "A weight update waits for requests that are pinned to the old version."
+            return Problem("not_ready", message, "not_started", retry_after_ms=250)
+        if is_pinned and self.state.is_updating:
+            message = "A weight update is replacing the version that is asked for."
+            return Problem("not_ready", message, "not_started", retry_after_ms=250)
+        return self.state.refusal("generate")
+
+    def reported(self, beat: EngineBeat) -> None:
+        """The host has told of its weights."""
+        self.version = max(self.version, beat.version)
+        self.state.is_torn = beat.torn
+
+    def engine_ready(self, ready: EngineReady) -> Outcomes:
+        """An engine has begun; what it is to do before it serves anybody."""
+        self.state.is_host_ready = True
+        self._capabilities = frozenset(ready.capabilities)
+        self._vocab_size, self._max_context = ready.vocab_size, ready.max_context
+        self._note_adapters(ready.adapters)
+        outcomes: Outcomes = []
+        for entry in self._memory.reload():
+            submitted = self._lanes.submit(entry)
+            if isinstance(submitted, Problem):
+                self._memory.ended(key_of(entry), None)
+            else:
+                outcomes += submitted
+        return outcomes
+
+    def submit(self, entry: Entry) -> Outcomes:
+        """Start a control command, or end it at once."""
+        try:
+            body = unpack(entry)
+        except RemoteProtocolError as error:
+            return [refused(entry, Problem("bad_request", str(error), "not_started"))]
+        if entry.kind not in HOST_COMMANDS or entry.kind not in self._capabilities:
+            return [refused(entry, cannot_do(entry.kind))]
+        problem = (
+            self.state.refusal(entry.kind)
+            or self._misplaced(body)
+            or check_command(body, vocab_size=self._vocab_size, max_context=self._max_context)
+        )
+        if problem is not None:
+            return [refused(entry, problem)]
+        if isinstance(body, PrepareUpdate | CommitUpdate):
+            early = self._known_version(entry, body)
+            if early is not None:
+                return [early]
+            if isinstance(body, CommitUpdate) and self._generation.n_pinned:
+                return self._park(entry)
+        return self._pass_on(entry, body)
+
+    def host_ended(self, entry: Entry) -> Outcomes:
+        """The host has ended a command; what it changed, what may go next.
+
+        It counts even if the lease it came under is over: the engine has changed all the same.
+        """
+        key = key_of(entry)
+        command = self._lanes.kind_of(key)
+        if command is None:
+            return []
+        adapters: Mapping[str, int] | None = None
+        if entry.kind == "finished":
+            result = unpack_result(command, entry)
+            self._changed(command, result)
+            adapters = result.adapters if isinstance(result, Adapters) else None
+        elif command == "pause":
+            self.state.is_paused = False
+        elif command == "sleep":
+            self.state.asleep = self._released
+        if command in ("load_lora", "unload_lora"):
+            self._memory.ended(key, adapters)
+        following = self._lanes.ended(command)
+        self._note_update()
+        return [Ending(entry.kind, key, entry.body), *following]
+
+    def unpark(self) -> Outcomes:
+        """The last request that a commit waits for may have ended."""
+        entry = self._parked_commit
+        if entry is None or self._generation.n_pinned:
+            return []
+        self._parked_commit = None
+        return self._pass_on(entry, unpack(entry))
+
+    def lease_lost(self) -> None:
+        """Whoever sent the commands that wait is not served any more."""
+        self._parked_commit = None
+        if not self._memory.is_reloading:
+            self._lanes.drop_waiting()
+        self._note_update()
+
+    def host_lost(self) -> None:
+        """The host is gone; the next one begins with its first weights."""
+        self._parked_commit = None
+        self._lanes.clear()
+        self._memory.host_lost()
+        self.state.host_lost()
+        self._released = []
+        self._note_adapters({})
+        self.version = 0
+
+    def _pass_on(self, entry: Entry, body: msgspec.Struct) -> Outcomes:
+        submitted = self._lanes.submit(entry)
+        if isinstance(submitted, Problem):
+            return [refused(entry, submitted)]
+        if isinstance(body, LoadLora):
+            self._memory.asked(key_of(entry), body)
+        # New requests must not slip in while the host is still at it.
+        if entry.kind == "pause":
+            self.state.is_paused = True
+        elif isinstance(body, Sleep):
+            self.state.asleep = sorted({*self.state.asleep, *body.tags})
+        self._note_update()
+        return [*submitted]
+
+    def _park(self, entry: Entry) -> Outcomes:
+        if self._parked_commit is not None:
+            message = "Another commit is waiting on this worker."
+            return [refused(entry, Problem("update_in_progress", message, "not_started"))]
+        self._parked_commit = entry
+        self._note_update()
+        return []
+
+    def _misplaced(self, body: msgspec.Struct) -> Problem | None:
+        if isinstance(body, Sleep) and len(self._generation):
+            message = f"{len(self._generation)} requests run; pause with `abort` or wait for them."
+            return Problem("busy", message, "not_started", retry_after_ms=1000)
+        if isinstance(body, Sleep) and any(self._lanes.is_running(kind) for kind in READING):
+            message = "The engine reads texts to score or embed them; wait for it."
+            return Problem("busy", message, "not_started", retry_after_ms=1000)
+        if isinstance(body, PrepareUpdate | CommitUpdate) and body.policy != self._policy:
+            message = f"This worker serves policy {self._policy!r}."
+            return Problem("bad_request", message, "not_started", field="policy")
+        return None
+
+    def _known_version(self, entry: Entry, body: PrepareUpdate | CommitUpdate) -> Ending | None:
+        if body.version > self.version or (self.state.is_torn and body.version == self.version):
+            return None
+        if body.version < self.version:
+            message = f"This worker already has version {self.version}."
+            problem = Problem("stale_version", message, "not_started", field="version")
+            return Ending("failed", key_of(entry), problem)
+        done = (
+            Prepared(body.version, 0, "", 0.0)
+            if isinstance(body, PrepareUpdate)
+            else Committed(body.version, 0.0)
+        )
+        return Ending("finished", key_of(entry), done)
+
+    def _changed(self, command: str, result: msgspec.Struct) -> None:
+        match result:
+            case Committed(version, stall_ms):
+                self.version = max(self.version, version)
+                self.stalled_ms = stall_ms
+            case Memory(asleep=asleep):
+                self.state.asleep = self._released = list(asleep)
+            case Adapters(adapters):
+                self._note_adapters(adapters)
+            case _ if command == "resume":
+                self.state.is_paused = False
+            case _:
+                pass
+
+    def _note_adapters(self, adapters: Mapping[str, int]) -> None:
+        # In place: the worker's facts hold this dict, so that every hello says what is loaded then.
+        known = self._generation.adapters
+        known.clear()
+        known.update(adapters)
+
+    def _note_update(self) -> None:
+        is_parked = self._parked_commit is not None
+        self.state.is_updating = is_parked or self._lanes.is_running("commit_update")

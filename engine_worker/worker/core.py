@@ -1,0 +1,329 @@
+"""The worker core: what a worker does with what the bus, its engine host and time tell it.
+
+Pure: each method takes `now` and returns effects for the shell (`engine_worker.actor`) to apply.
+Membership and delivery are `bus.member`'s; tokens `engine_worker.generation`'s; control commands
+`engine_worker.controller`'s.
+"""
+
+from collections.abc import Iterable
+
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
+from rolloutbus.bus.membership.effects import Execute, Forget, MemberEffect, StopWork
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.messages.control import Shutdown
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.host import EngineBeat, EngineFailed, EngineReady, Extras
+from rolloutbus.bus.wire.messages.membership import WorkerFacts
+from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.worker.answers import (
+    repair_ending,
+    server_facts,
+    vitals_of,
+    worker_facts,
+)
+from rolloutbus.engine_worker.worker.controller import Controller, Ending, Outcomes, key_of, refused
+from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.worker.generation import (
+    Finished,
+    Generation,
+    Unmeasured,
+    limits_of,
+    stop_in_engine,
+)
+from rolloutbus.engine_worker.worker.host_watch import HostEnd, HostWatch
+from rolloutbus.engine_worker.worker.prefix_news import PrefixNews
+from rolloutbus.engine_worker.worker.requests import RunningRequest, is_pinned
+from rolloutbus.engine_worker.worker.streams import StreamBatcher
+
+FAREWELL_S = 2.0
+"""After a `shutdown` has ended, results wait this long for their clients' acknowledgements."""
+
+_DEADLINE = Problem("deadline", "The deadline passed while the request ran.", "unknown")
+
+
+class WorkerCore:
+    """One worker."""
+
+    def __init__(
+        self, settings: WorkerSettings, boot: str, stream: str, pid: int, chance: Chance
+    ) -> None:
+        self._settings = settings
+        self._stream = stream
+        self._pid = pid
+        self._streams = StreamBatcher(settings.name, settings.streams)
+        self._generation = Generation(self._streams)
+        self._controller = Controller(settings.policy, self._generation)
+        self._watch = HostWatch(settings.host, settings.lease.late_tick_s)
+        self._member = MemberCore(
+            MemberIdentity("worker", settings.name, boot),
+            settings.lease,
+            chance,
+            self._vitals,
+            settings.outbox_limit_bytes,
+        )
+        self._outbox = self._member.deliveries.outbox
+        self._prefixes = PrefixNews()
+        self._engine: EngineReady | None = None
+        self._facts: WorkerFacts | None = None  # of the engine that was ready last
+        self._shutdown: AttemptKey | None = None
+        self._leave_at: float | None = None
+        self._shown: tuple[str, int] = ("", 0)
+
+    @property
+    def member(self) -> MemberCore:
+        """Membership and delivery, for observation."""
+        return self._member
+
+    @property
+    def state(self) -> str:
+        """As in its beats."""
+        return self._controller.state.name
+
+    def start(self, now: float) -> list[WorkerEffect]:
+        """Begin: the bus is joined once the engine is ready."""
+        self._watch.started(now)
+        return [StartHost()]
+
+    def bus(self, entries: Iterable[Entry], now: float) -> list[WorkerEffect]:
+        """The router said this."""
+        return self._carry_out(self._member.receive(entries, now), now)
+
+    def link_down(self, now: float) -> list[WorkerEffect]:
+        """The connection to the router is gone."""
+        return self._carry_out(self._member.link_down(now), now)
+
+    def host(self, entries: Iterable[Entry], now: float) -> list[WorkerEffect]:
+        """The engine host said this.
+
+        Raises:
+            RemoteProtocolError: the host broke the protocol; it must be killed.
+        """
+        effects: list[WorkerEffect] = []
+        self._watch.spoke(now)
+        self._controller.state.is_frozen = False
+        for entry in entries:
+            if entry.kind in ENDINGS:
+                effects += self._host_ended(entry, now)
+                continue
+            match unpack(entry):
+                case Deltas() as deltas:
+                    for ended in self._generation.step(deltas, now):
+                        if isinstance(ended, Finished):
+                            effects += self._finish(ended, now)
+                        else:
+                            effects += self._fail(ended, now)
+                case Extras() as extras:
+                    self._generation.keep(extras)
+                case EngineBeat() as beat:
+                    self._watch.reported(beat, now)
+                    self._controller.reported(beat)
+                case EngineReady() as ready:
+                    effects += self._engine_ready(ready, now)
+                case Prefixes() as news:
+                    self._prefixes.heard(news)
+                case EngineFailed(message):
+                    self._watch.complained(message)
+                case _:
+                    raise RemoteProtocolError(f"an engine host does not say {entry.kind!r}")
+        return effects + self._settle(now)
+
+    def host_exited(
+        self, reason: str, now: float, *, was_killed: bool = False
+    ) -> list[WorkerEffect]:
+        """The engine host is gone (see `HostWatch.ended`): leave until another one is ready."""
+        end = self._watch.ended(reason, now, was_killed=was_killed)
+        if end.is_crash:
+            self._member.crashes.saw([each.key[0] for each in self._generation.all()], now)
+        self._generation.clear()
+        self._controller.host_lost()
+        self._prefixes.host_lost()
+        self._engine = None
+        if self._member.state == "left":
+            return []
+        if not end.may_restart or self._facts is None:
+            self._controller.state.is_broken = True
+            return self._carry_out(_give_up(self._member, self._facts, end, now), now)
+        effects = self._carry_out(self._member.offline(end.goodbye, now), now)
+        self._watch.started(now)
+        return [*effects, StartHost()]
+
+    def stop(self, now: float) -> list[WorkerEffect]:
+        """Leave now; clients resume elsewhere what runs here."""
+        if self._member.state == "left":
+            return []
+        return self._carry_out(self._member.leave("shutdown"), now)
+
+    def flush(self, now: float) -> list[WorkerEffect]:
+        """The end of a loop tick in which something was said."""
+        effects: list[WorkerEffect] = [*self._streams.flush(self._member.epoch)]
+        shown = (self._controller.state.name, self._controller.version)
+        if shown != self._shown:
+            self._shown = shown
+            effects += self._member.beat(now)
+        return [*effects, *self._member.flush(now)]
+
+    def tick(self, now: float) -> list[WorkerEffect]:
+        """Time passes; to be called every 50 ms or so."""
+        effects = self._carry_out(self._member.tick(now), now)
+        expired = self._generation.expired(now)
+        for request in expired:
+            self._generation.end(request, "abort", now)
+            effects += self._end(Ending("expired", request.key, _DEADLINE), now)
+        if expired:
+            effects += stop_in_engine(expired)
+        effects += self._streams.tick(self._generation.all(), self._member.epoch, now)
+        effects += self._prefixes.tick(self._member, now)
+        state, in_phase = self._controller.state, self._controller.in_phase
+        is_sampling = len(self._generation) > 0 and state.phase in ("ready", "draining")
+        verdict = self._watch.verdict(now, should_move=is_sampling, in_phase=in_phase)
+        if verdict and self._member.state != "left":
+            effects.append(KillHost(verdict))
+        state.is_frozen = self._watch.is_silent(now)
+        return effects + self._settle(now)
+
+    def _carry_out(self, effects: list[MemberEffect], now: float) -> list[WorkerEffect]:
+        """Replace what the member core asks of us by what follows from it."""
+        out: list[WorkerEffect] = []
+        for effect in effects:
+            match effect:
+                case Execute(entry):
+                    out += self._execute(entry, now)
+                case Forget(keys):
+                    out += self._generation.forget(keys)
+                case StopWork():
+                    self._controller.lease_lost()
+                    out += self._generation.forget(_orphans(self._generation, self._member))
+                case _:
+                    out.append(effect)
+        return out
+
+    def _execute(self, entry: Entry, now: float) -> list[WorkerEffect]:
+        match entry.kind:
+            case "generate":
+                problem = self._controller.takes_requests(is_pinned=is_pinned(entry))
+                started = problem or self._generation.start(entry, self._controller.version, now)
+                if isinstance(started, ToHost):
+                    return [started]
+                return self._end(refused(entry, started), now)
+            case "abort":
+                return self._abort(entry, now)
+            case "repair":
+                return self._end(repair_ending(entry, self._generation, self._outbox), now)
+            case "server_info":
+                assert self._engine is not None, "a lease needs an engine, and a command a lease"
+                facts = server_facts(self._engine, self._watch.beat, self._controller)
+                return self._end(Ending("finished", key_of(entry), facts), now)
+            case "shutdown":
+                return self._begin_shutdown(entry, now)
+            case _:
+                return self._apply(self._controller.submit(entry), now)
+
+    def _apply(self, outcomes: Outcomes, now: float) -> list[WorkerEffect]:
+        effects: list[WorkerEffect] = []
+        for outcome in outcomes:
+            effects += self._end(outcome, now) if isinstance(outcome, Ending) else [outcome]
+        return effects
+
+    def _end(self, ending: Ending, now: float) -> list[WorkerEffect]:
+        return self._carry_out(self._member.ended(*ending, now), now)
+
+    def _finish(self, finished: Finished, now: float) -> list[WorkerEffect]:
+        request, reason = finished
+        kind = "cancelled" if reason == "abort" else "finished"
+        return self._end(Ending(kind, request.key, request.generated(reason, now)), now)
+
+    def _fail(self, unmeasured: Unmeasured, now: float) -> list[WorkerEffect]:
+        request, problem = unmeasured
+        stopped = stop_in_engine([request])
+        return [*stopped, *self._end(Ending("failed", request.key, problem), now)]
+
+    def _cancel(self, requests: list[RunningRequest], now: float) -> list[WorkerEffect]:
+        """End these now with what they hold; a step still under way is ignored."""
+        effects: list[WorkerEffect] = [*stop_in_engine(requests)]
+        for request in requests:
+            effects += self._finish(self._generation.end(request, "abort", now), now)
+        return effects
+
+    def _abort(self, entry: Entry, now: float) -> list[WorkerEffect]:
+        try:
+            body = unpack(entry)
+        except RemoteProtocolError:
+            self._member.counters.malformed += 1
+            return []
+        assert isinstance(body, Abort)
+        running = [request for rid in body.rids if (request := self._generation.get(rid))]
+        known = {str(request.key[0]) for request in running}
+        self._member.deliveries.bury((rid for rid in body.rids if rid not in known), now)
+        effects = self._cancel(running, now)
+        return [*effects, *self._end(Ending("finished", key_of(entry), Done()), now)]
+
+    def _host_ended(self, entry: Entry, now: float) -> list[WorkerEffect]:
+        request = self._generation.get(entry.rid)
+        if request is not None and request.key == key_of(entry):
+            self._generation.forget([request.key])
+            return self._end(Ending(entry.kind, request.key, entry.body), now)
+        return self._apply(self._controller.host_ended(entry), now)
+
+    def _engine_ready(self, ready: EngineReady, now: float) -> list[WorkerEffect]:
+        self._engine = ready
+        self._watch.ready(now)
+        self._generation.limits = limits_of(ready)
+        policy, adapters = self._settings.policy, self._generation.adapters
+        self._facts = worker_facts(policy, ready, self._stream, self._pid, adapters)
+        return self._apply(self._controller.engine_ready(ready), now)
+
+    def _begin_shutdown(self, entry: Entry, now: float) -> list[WorkerEffect]:
+        try:
+            body = unpack(entry)
+        except RemoteProtocolError as error:
+            return self._end(refused(entry, Problem("bad_request", str(error), "not_started")), now)
+        assert isinstance(body, Shutdown)
+        self._controller.state.is_draining = True
+        effects = [] if body.drain else self._cancel(list(self._generation.all()), now)
+        self._shutdown = key_of(entry)
+        return effects + self._settle(now)
+
+    def _settle(self, now: float) -> list[WorkerEffect]:
+        """What waited: to join for the engine, a commit, a shutdown, the farewell after it."""
+        effects = self._apply(self._controller.unpark(), now)
+        if self._facts and self._controller.may_join and self._member.state == "away":
+            effects += self._carry_out(self._member.online(self._facts, now), now)
+        if self._shutdown is not None and not len(self._generation):
+            key, self._shutdown = self._shutdown, None
+            effects += self._end(Ending("finished", key, Done()), now)
+            self._leave_at = now + FAREWELL_S
+        if self._leave_at is not None and (not len(self._outbox) or now >= self._leave_at):
+            self._leave_at = None
+            effects += self.stop(now)
+        return effects
+
+    def _vitals(self) -> Vitals:
+        slots = self._engine.slots if self._engine else 0
+        return vitals_of(slots, self._watch.beat.steps, self._controller, self._generation)
+
+
+def _give_up(
+    member: MemberCore, facts: WorkerFacts | None, end: HostEnd, now: float
+) -> list[MemberEffect]:
+    """Leave for good, and let the router know that it is the engine which is bad."""
+    effects: list[MemberEffect] = []
+    if member.state == "away" and facts is not None:
+        # It left when the last engine died, and none has started since.
+        effects = member.online(facts, now)
+    elif not end.is_crash:
+        effects = member.offline(end.goodbye, now)
+    return [*effects, *member.leave(f"engine_failed: {end.reason}")]
+
+
+def _orphans(generation: Generation, member: MemberCore) -> list[AttemptKey]:
+    """What samples here and is nobody's any more."""
+    keys = [request.key for request in generation.all()]
+    return [key for key in keys if member.deliveries.running(key[0]) is None]

@@ -1,0 +1,29 @@
+"""What the worker core asks of its shell besides sending and connecting."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
+from rolloutbus.bus.membership.effects import Heed
+from rolloutbus.bus.wire.entry import Entry
+
+
+class ToHost(NamedTuple):
+    """Send an entry to the engine host; dropped if there is none."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class StartHost:
+    """Start an engine host; its end is reported by `WorkerCore.host_exited`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillHost:
+    """Kill the engine host; its end is reported as any other."""
+
+    reason: str
+
+
+WorkerEffect = Send | Publish | Connect | Stop | ToHost | StartHost | KillHost | Heed

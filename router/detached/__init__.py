@@ -1,0 +1,1 @@
+"""Detached requests: they outlive their client's connection."""

@@ -1,0 +1,1 @@
+"""Workers that fail, requests that kill engines, and what the router concludes."""

@@ -1,0 +1,146 @@
+"""What each principal may say: an entry that its role does not allow goes no further.
+
+Who sent a frame is known from its key; that it may send at all, the port has checked. That the rid
+of a command bears the name of its client, the desks check; whose name that may be is checked here,
+at the hello. Spec: docs/protocol.md, "Security".
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+from rolloutbus.bus.actor.ref import worker
+from rolloutbus.bus.security.principals import KINDS_OF, ROLES, Principal
+from rolloutbus.bus.security.topics import READS_EVERYTHING
+from rolloutbus.bus.transport.endpoints import split_key
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.messages import COMMANDS, ENDINGS, KINDS
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Repair
+from rolloutbus.bus.wire.messages.membership import Hello
+from rolloutbus.bus.wire.messages.session import CloseSession, OpenSession
+from rolloutbus.router.context import Context
+
+ROLES_THAT_ARE: dict[str, frozenset[str]] = {
+    "client": frozenset({"client", "trainer", "subscriber", "admin"}),
+    "worker": frozenset({"worker"}),
+    "store": frozenset({"store"}),
+}
+"""Role in a hello -> the roles of keys that may say it."""
+
+ONE_WORKER = worker("")
+
+Check = Callable[[Principal, Entry], str]
+"""Why a principal may not send this entry; empty if it may."""
+
+
+def _never(principal: Principal, entry: Entry) -> str:
+    if entry.kind not in KINDS and entry.kind not in ENDINGS:
+        return ""  # nobody can say it: whoever reads it answers that it is unknown
+    return f"a {principal.role} may not send {entry.kind!r}"
+
+
+def _hello(principal: Principal, entry: Entry) -> str:
+    hello = cast("Hello", unpack(entry))
+    if principal.role not in ROLES_THAT_ARE[hello.role]:
+        return f"the key of {principal.name!r} is for a {principal.role}, not for a {hello.role}"
+    if not principal.may_be(hello.name):
+        return f"the key of {principal.name!r} may not be used as {hello.name[:64]!r}"
+    if any(_key_in(served) != principal.key for served in _served(hello)):
+        return "the endpoint that it serves must carry its own key"
+    return ""
+
+
+def _served(hello: Hello) -> list[str]:
+    served: list[str] = []
+    if hello.worker is not None:
+        served += [hello.worker.stream, hello.worker.bulk]
+    if hello.store is not None:
+        served.append(hello.store.bulk)
+    return [endpoint for endpoint in served if endpoint]
+
+
+def _key_in(endpoint: str) -> str:
+    try:
+        return split_key(endpoint)[1]
+    except SettingsError:
+        return ""
+
+
+def _repair(principal: Principal, entry: Entry) -> str:
+    rid = cast("Repair", unpack(entry)).rid
+    if not entry.route.startswith(ONE_WORKER):
+        return "a repair is asked of one worker"  # of all, a small question would be much work
+    if principal.role in READS_EVERYTHING or principal.may_be(rid.rpartition("/")[0]):
+        return ""
+    return f"{rid[:96]!r} is not a request of {principal.name!r}"
+
+
+def _session(principal: Principal, entry: Entry) -> str:
+    if entry.kind == "generate":
+        session = entry.place.session if entry.place is not None else ""
+    else:
+        session = cast("OpenSession | CloseSession", unpack(entry)).session
+    if not session or principal.may_use(session):
+        return ""
+    return f"{principal.name!r} may not use session {session[:64]!r}"
+
+
+def _checks(role: str, *, has_own_sessions: bool) -> dict[str, Check | None]:
+    closer: dict[str, Check] = {"hello": _hello, "repair": _repair}
+    if has_own_sessions:
+        closer |= dict.fromkeys(("generate", "open_session", "close_session"), _session)
+    return {kind: closer.get(kind) for kind in KINDS_OF[role]}
+
+
+_ANY_SESSION = {role: _checks(role, has_own_sessions=False) for role in ROLES}
+_OWN_SESSIONS = {role: _checks(role, has_own_sessions=True) for role in ROLES}
+
+
+class Authority:
+    """Screens what comes from known principals, and answers what it keeps back."""
+
+    def __init__(self, context: Context, expel: Callable[[Peer, str, str, float], None]) -> None:
+        """`expel` ends a connection: (peer, code, why, now)."""
+        self._context = context
+        self._expel = expel
+
+    def screen(
+        self, peer: Peer, principal: Principal, entries: list[Entry], now: float
+    ) -> list[Entry]:
+        """The entries that may be heeded; usually all of them, at one look-up each."""
+        checks = (_OWN_SESSIONS if principal.sessions else _ANY_SESSION)[principal.role]
+        look_up = checks.get
+        for entry in entries:
+            if look_up(entry.kind, _never) is not None:
+                break
+        else:
+            return entries
+        return [
+            entry for entry in entries if not self._is_refused(peer, principal, entry, checks, now)
+        ]
+
+    def _is_refused(
+        self,
+        peer: Peer,
+        principal: Principal,
+        entry: Entry,
+        checks: dict[str, Check | None],
+        now: float,
+    ) -> bool:
+        check = checks.get(entry.kind, _never)
+        try:
+            why = check(principal, entry) if check is not None else ""
+        except RemoteProtocolError:
+            return False  # malformed, whoever sends it: its reader says so
+        if not why:
+            return False
+        self._context.count("forbidden")
+        if entry.rid and entry.kind in COMMANDS:
+            body = pack(Problem("forbidden", why, "not_started"))
+            self._context.out.send(peer, Entry("refused", entry.rid, body=body))
+        else:
+            self._expel(peer, "forbidden", why, now)
+        return True

@@ -1,0 +1,239 @@
+"""Workers and stores as the router sees them: their records, leases and life cycle."""
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.membership.outbox import MAX_NEWS
+from rolloutbus.bus.wire.ids import AttemptKey, Peer, RequestId
+from rolloutbus.bus.wire.messages.membership import Beat, Hello, Member
+
+MemberState = Literal["joining", "live", "gone"]
+
+MEMBER_LIFE: dict[MemberState, dict[str, MemberState]] = {
+    # said hello; its first beat tells what it runs and which weights it attests
+    "joining": {"hello": "joining", "beat": "live", "goodbye": "gone", "expired": "gone"},
+    "live": {"hello": "live", "beat": "live", "goodbye": "gone", "expired": "gone"},
+    "gone": {},
+}
+"""state -> event -> state. A new epoch is a new record; `gone` leaves the table."""
+
+SERVING = frozenset({"ready", "updating"})
+"""Beat states in which a worker takes new requests (an update swaps between two steps)."""
+
+
+class MemberRecord:
+    """One lease of one worker or store."""
+
+    __slots__ = (
+        "adapters",
+        "awaits_adapters",
+        "backlog",
+        "beat",
+        "beat_at",
+        "boot",
+        "capacity",
+        "commands",
+        "epoch",
+        "expires_at",
+        "fleet",
+        "free_index",
+        "hello",
+        "is_catching_up",
+        "is_cut_off",
+        "is_foreign",
+        "is_set_aside",
+        "is_tripped",
+        "kept",
+        "knows_outbox",
+        "marks",
+        "marks_expected",
+        "name",
+        "outbox",
+        "outstanding_cost",
+        "peer",
+        "policy",
+        "prefixes_seq",
+        "problem",
+        "refused_adapters",
+        "requests",
+        "retry_adapters_at",
+        "retry_pause_at",
+        "retry_update_at",
+        "role",
+        "state",
+        "version",
+    )
+
+    def __init__(self, peer: Peer, hello: Hello, expires_at: float) -> None:
+        self.peer = peer
+        self.hello = hello
+        self.name = hello.name
+        self.role = hello.role
+        self.policy = hello.worker.policy if hello.worker else ""
+        """Whose weights it serves; empty for a store."""
+        self.boot = hello.boot
+        self.epoch = hello.epoch
+        self.state: MemberState = "joining"
+        self.expires_at = expires_at
+        self.beat = Beat(seq=-1, state="starting")
+        self.beat_at = expires_at
+        self.version = 0
+        slots = hello.worker.slots if hello.worker else 0
+        self.capacity = slots + slots // 4 + 1 if slots else 0
+        """Most requests at the worker: its slots and a small queue that hides the round trip."""
+        self.requests: set[str] = set()
+        """rids sent or running here."""
+        self.outstanding_cost = 0
+        """Estimated tokens of those; what placement balances."""
+        self.commands: set[str] = set()
+        """Member commands (sub-rids) sent and not ended."""
+        self.outbox: dict[AttemptKey, str] = {}
+        """(rid, attempt) -> client: endings that wait here for their client, as its beats say."""
+        self.kept: dict[AttemptKey, str] = {}
+        """(rid, attempt) -> group: those of `outbox` that are detached."""
+        self.knows_outbox = True
+        """No beat that told of it was missed."""
+        self.backlog: dict[str, int] = {}
+        """Client -> bytes of its endings here, for those who have much."""
+        self.free_index = -1
+        self.is_catching_up = False
+        self.is_cut_off = False
+        """It could not be sent something since its last beat."""
+        self.fleet = hello.intent.fleet if hello.intent else ""
+        """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
+        self.is_foreign = False
+        """They are another fleet's, whose versions are not this one's."""
+        self.is_set_aside = False
+        """Kept for a request that must run alone."""
+        self.is_tripped = False
+        """Its breaker lets nothing through now."""
+        self.adapters = dict(hello.worker.adapters) if hello.worker else {}
+        """Name -> version: those that it has, as it said last."""
+        self.refused_adapters: set[tuple[str, int]] = set()
+        """(name, version) of those that it could not load."""
+        self.awaits_adapters = False
+        """It has joined without adapters that the store keeps, and they have not all been tried."""
+        self.retry_adapters_at = 0.0
+        self.retry_pause_at = 0.0
+        self.retry_update_at = 0.0
+        self.marks: set[int] = set()
+        """Of the beginnings of prompts that it has cached, or is expected to have soon."""
+        self.marks_expected: dict[int, None] = {}
+        """Those that it has not told of yet, the oldest first."""
+        self.prefixes_seq = 0
+        """Number of what it tells of them next."""
+        self.problem = ""
+        """Why the last weight update failed here; empty when it did not."""
+
+    def advance(self, event: str) -> MemberState:
+        """Move along MEMBER_LIFE.
+
+        Raises:
+            LocalProtocolError: the event has no meaning in this state; nothing changed.
+        """
+        self.state = following(MEMBER_LIFE, self.state, event, f"member {self.name}")
+        return self.state
+
+    @property
+    def has_whole_outbox(self) -> bool:
+        """Whether an ending that is not in `outbox` does not wait here."""
+        n_outbox = self.beat.n_outbox
+        return self.knows_outbox and n_outbox in (None, len(self.outbox))
+
+    def note_outbox(self, beat: Beat, before: int) -> None:
+        """Take the news of a beat; `before` is the number of the one that was heard last."""
+        if beat.follows == 0:
+            self.outbox, self.kept, self.knows_outbox = {}, {}, True
+        elif beat.follows != before:
+            self.knows_outbox = False
+        if not self.knows_outbox:
+            return
+        for rid, attempt in beat.acked:
+            key = (RequestId(rid), attempt)
+            self.outbox.pop(key, None)
+            self.kept.pop(key, None)
+        groups = dict(beat.detached) if beat.detached else {}
+        for rid, attempt, client in beat.outbox:
+            key = (RequestId(rid), attempt)
+            self.outbox[key] = client
+            if rid in groups:
+                self.kept[key] = groups[rid]
+        if beat.n_outbox is not None and len(beat.outbox) + len(beat.acked) < MAX_NEWS:
+            self.knows_outbox = beat.n_outbox == len(self.outbox)
+        self.backlog = {client: n_bytes for client, _, n_bytes in beat.backlog}
+
+    def public(self, committed: int, pause: str = "") -> Member:
+        """What clients are told; `pause`: how it is to be paused, if it is."""
+        return Member(
+            name=self.name,
+            epoch=self.epoch,
+            stream=self.hello.worker.stream if self.hello.worker else "",
+            state=self.shown_state(committed, pause),
+            version=self.version,
+            policy=self.policy,
+            gpus=self.hello.worker.gpus if self.hello.worker else [],
+        )
+
+    def shown_state(self, committed: int, pause: str = "") -> str:
+        """One word for people: the worker's own state unless the router knows better."""
+        if self.state == "joining":
+            return "joining"
+        if self.role == "worker" and self.version < committed and self.beat.state in SERVING:
+            return "stale"
+        if pause and self.beat.state in SERVING:
+            return "paused"
+        if self.is_tripped and self.beat.state in SERVING:
+            return "tripped"
+        return self.beat.state
+
+
+class Members:
+    """All live members, by name and by connection."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, MemberRecord] = {}
+        self._by_peer: dict[Peer, MemberRecord] = {}
+        self.named: Callable[[str], MemberRecord | None] = self._by_name.get
+        """The member with this name; the dict's own method, asked for each ending."""
+        self.at: Callable[[Peer], MemberRecord | None] = self._by_peer.get
+        """The member on this connection."""
+
+    def __iter__(self) -> Iterator[MemberRecord]:
+        return iter(self._by_name.values())
+
+    def workers(self, policy: str | None = None) -> list[MemberRecord]:
+        """Workers, in the order they joined; of one policy if given."""
+        return [
+            member
+            for member in self._by_name.values()
+            if member.role == "worker" and (policy is None or member.policy == policy)
+        ]
+
+    def store(self) -> MemberRecord | None:
+        """The weight store, if one is here."""
+        return next((m for m in self._by_name.values() if m.role == "store"), None)
+
+    def add(self, record: MemberRecord) -> None:
+        """Take a new lease into the table."""
+        self._by_name[record.name] = record
+        self._by_peer[record.peer] = record
+
+    def rebind(self, record: MemberRecord, peer: Peer) -> Peer:
+        """The same lease on a fresh connection; returns the old one."""
+        old = record.peer
+        self._by_peer.pop(old, None)
+        record.peer = peer
+        self._by_peer[peer] = record
+        return old
+
+    def remove(self, record: MemberRecord) -> None:
+        """The lease is over."""
+        if self._by_name.get(record.name) is record:
+            del self._by_name[record.name]
+        if self._by_peer.get(record.peer) is record:
+            del self._by_peer[record.peer]
+
+    def expired(self, now: float) -> list[MemberRecord]:
+        """Members whose lease has run out."""
+        return [member for member in self._by_name.values() if member.expires_at <= now]

@@ -1,0 +1,90 @@
+"""The isolation lane: a suspected request gets a worker to itself, one such worker per policy."""
+
+from rolloutbus.router.context import Context
+from rolloutbus.router.health.suspicion import Suspicions
+from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.placement.placement import Placer
+from rolloutbus.router.requests.record import Request
+
+
+class Isolation:
+    """Sets workers aside for suspects, and gives them back."""
+
+    def __init__(self, context: Context, placer: Placer, suspicions: Suspicions) -> None:
+        self._context = context
+        self._placer = placer
+        self._suspicions = suspicions
+        self._set_aside: dict[str, MemberRecord] = {}
+        """By policy."""
+
+    @property
+    def is_idle(self) -> bool:
+        """No worker is set aside."""
+        return not self._set_aside
+
+    def choose(self, request: Request) -> MemberRecord | None:
+        """An empty worker that will get nothing else; None while it has yet to become empty."""
+        policy = request.place.policy
+        worker = self._set_aside.get(policy)
+        if worker is not None and not self._serves(worker, request):
+            if worker.requests:
+                return None
+            self._give_back(policy)
+            worker = None
+        if worker is None:
+            worker = self._emptiest(request)
+            if worker is None:
+                return None
+            worker.is_set_aside = True
+            self._set_aside[policy] = worker
+            self._placer.update(worker, is_serving=False)
+        if worker.requests:
+            return None
+        self._context.count("isolated")
+        return worker
+
+    def tick(self, waiting_policies: set[str]) -> None:
+        """Give back workers that no suspect uses or waits for, and forget those that are gone."""
+        for policy, worker in list(self._set_aside.items()):
+            is_gone = self._context.members.named(worker.name) is not worker
+            if is_gone or (policy not in waiting_policies and not worker.requests):
+                self._give_back(policy)
+
+    def _give_back(self, policy: str) -> None:
+        worker = self._set_aside.pop(policy)
+        worker.is_set_aside = False
+        if self._context.members.named(worker.name) is worker:
+            self._placer.update(worker, is_serving=self._context.is_serving(worker))
+
+    def _serves(self, worker: MemberRecord, request: Request) -> bool:
+        """Whether it can take the request, and no witness that is less partial can.
+
+        Two crashes on one worker may be the worker's fault: the second run is another's if any is
+        there.
+        """
+        if not self._suits(worker, request):
+            return False
+        partial = self._suspicions.crashed_alone_on(request.rid)
+        if worker.name not in partial:
+            return True
+        others = self._placer.serving(request.place.policy)
+        return all(each.name in partial or not self._suits(each, request) for each in others)
+
+    def _suits(self, worker: MemberRecord, request: Request) -> bool:
+        context = self._context
+        return (
+            context.members.named(worker.name) is worker
+            and context.is_fit(worker)
+            and (
+                request.rule is None
+                or request.rule.accepts(worker.version, context.committed_of(worker.policy))
+            )
+        )
+
+    def _emptiest(self, request: Request) -> MemberRecord | None:
+        workers = self._placer.serving(request.place.policy)
+        suitable = [each for each in workers if self._suits(each, request)]
+        partial = self._suspicions.crashed_alone_on(request.rid)
+        return min(
+            suitable, key=lambda each: (each.name in partial, len(each.requests)), default=None
+        )

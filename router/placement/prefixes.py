@@ -1,0 +1,176 @@
+"""Prefix affinity: who has which beginnings of prompts cached, and what that is worth.
+
+Spec: docs/protocol.md, "Prefix affinity".
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
+
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.prefix_marks import MARKED_TOKENS, unpacked
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.router.context import Context
+from rolloutbus.router.members.records import MemberRecord
+
+MARKS_PER_WORKER = 16_384
+MARKS_IN_ALL = 1_000_000
+"""Of all workers together: some 200 MB."""
+ENOUGH = 8
+"""Holders of a beginning that are compared, at most: thousands may have the same system prompt."""
+WORTH = 16
+"""Tokens under way that one cached token outweighs. Those under way are computed side by side, a
+prompt's one after another; simulated fleets of 8 did best with 16 to 32, and with more they leave
+workers idle."""
+MAX_EXPECTED = 2048
+"""Marks of prompts that were sent to a worker, which has not told of them yet."""
+MISSED = -1
+"""Instead of the next number: nothing counts until the worker begins anew."""
+
+
+class PrefixIndex:
+    """Mark -> workers, and the choice among them."""
+
+    def __init__(self, context: Context, chance: Chance) -> None:
+        self._context = context
+        self._chance = chance
+        self._holders: dict[int, list[MemberRecord]] = {}
+        self._tellers: set[str] = set()
+        """Workers that have told of their caches in their present lease."""
+        self._n_marks = 0
+        """Those of several workers as often."""
+
+    def told(self, worker: MemberRecord, entry: Entry, _now: float) -> None:
+        """A worker says what has come into its cache and what has left it."""
+        body = cast("Prefixes", unpack(entry))
+        if worker.role != "worker" or entry.epoch != worker.epoch:
+            self._context.count("stale_prefixes")
+            return
+        if not body.seq:
+            self._forget(worker)
+            worker.prefixes_seq = 0
+            self._tellers.add(worker.name)
+            self._ask_clients()
+        if body.seq != worker.prefixes_seq:
+            self._forget(worker)
+            worker.prefixes_seq = MISSED
+            self._context.count("prefix_gaps")
+            return
+        worker.prefixes_seq += 1
+        for mark in unpacked(body.removed):
+            self._remove(worker, mark)
+        for mark in unpacked(body.added):
+            self._add(worker, mark)
+
+    def worker_lost(self, worker: MemberRecord) -> None:
+        """Its lease is over."""
+        if worker.name in self._tellers:
+            self._forget(worker)
+            self._tellers.discard(worker.name)
+            self._ask_clients()
+
+    def better(
+        self, marks: bytes, default: MemberRecord, may_take: Callable[[MemberRecord], bool]
+    ) -> MemberRecord:
+        """The worker for a prompt: `default`, unless what another has cached outweighs its load.
+
+        Args:
+            marks: of the prompt.
+            default: who would get it, were it not for the cache.
+            may_take: whether a worker could have it at all.
+        """
+        known = unpacked(marks)
+        best = default
+        # Tokens under way, and of this prompt those to be computed; the rest is the same anywhere.
+        price = default.outstanding_cost - WORTH * _cached_tokens(default, known)
+        for worker, n_cached in self._longest_first(known):
+            offer = worker.outstanding_cost - WORTH * n_cached
+            if offer < price and may_take(worker):
+                best, price = worker, offer
+        if best is not default:
+            self._context.count("prefix_affinity")
+        self._expect(best, known)
+        return best
+
+    def _expect(self, worker: MemberRecord, marks: Sequence[int]) -> None:
+        """It gets the prompt now; others with the same beginning may come before it tells so."""
+        if worker.name not in self._tellers:
+            return
+        for mark in marks:
+            if mark not in worker.marks and self._add(worker, mark):
+                worker.marks_expected[mark] = None
+        while len(worker.marks_expected) > MAX_EXPECTED:
+            self._remove(worker, next(iter(worker.marks_expected)))
+
+    def check_invariants(self, members: Iterable[MemberRecord]) -> None:
+        """Assert that both directions agree, and that nobody is remembered who is gone."""
+        live = {member.name: member for member in members}
+        held = {(mark, name) for name, member in live.items() for mark in member.marks}
+        assert held == {(mark, each.name) for mark, all_ in self._holders.items() for each in all_}
+        assert all(each is live[each.name] for all_ in self._holders.values() for each in all_)
+        assert self._n_marks == len(held) == sum(map(len, self._holders.values()))
+        assert all(member.marks_expected.keys() <= member.marks for member in live.values())
+        assert self._context.wants_marks == bool(self._tellers)
+        assert self._tellers <= live.keys()
+
+    def _longest_first(self, marks: Sequence[int]) -> Iterator[tuple[MemberRecord, int]]:
+        """Holders of a beginning and the tokens of their longest; not many, the longest first."""
+        seen: set[str] = set()
+        for index in range(min(len(marks), len(MARKED_TOKENS)) - 1, -1, -1):
+            holders = self._holders.get(marks[index], [])
+            for holder in holders if len(holders) <= ENOUGH else self._some(holders):
+                if holder.name not in seen:
+                    seen.add(holder.name)
+                    yield holder, MARKED_TOKENS[index]
+            if len(seen) >= ENOUGH:
+                return
+
+    def _some(self, holders: list[MemberRecord]) -> list[MemberRecord]:
+        """Others each time."""
+        start = int(self._chance.random() * len(holders))
+        return [holders[(start + n) % len(holders)] for n in range(ENOUGH)]
+
+    def _ask_clients(self) -> None:
+        """They are to know whether marks are of any use."""
+        context = self._context
+        if context.wants_marks != bool(self._tellers):
+            context.wants_marks, context.has_member_news = bool(self._tellers), True
+
+    def _forget(self, worker: MemberRecord) -> None:
+        for mark in list(worker.marks):
+            self._remove(worker, mark)
+
+    def _add(self, worker: MemberRecord, mark: int) -> bool:
+        """False: there is no room for it."""
+        worker.marks_expected.pop(mark, None)
+        if mark in worker.marks:
+            return True
+        if len(worker.marks) >= MARKS_PER_WORKER or self._n_marks >= MARKS_IN_ALL:
+            self._context.count("prefixes_not_kept")
+            return False
+        worker.marks.add(mark)
+        self._holders.setdefault(mark, []).append(worker)
+        self._n_marks += 1
+        return True
+
+    def _remove(self, worker: MemberRecord, mark: int) -> None:
+        if mark not in worker.marks:
+            return
+        worker.marks.discard(mark)
+        worker.marks_expected.pop(mark, None)
+        self._n_marks -= 1
+        holders = self._holders[mark]
+        if len(holders) == 1:
+            del self._holders[mark]
+        else:
+            holders.remove(worker)
+
+
+def _cached_tokens(worker: MemberRecord, marks: Sequence[int]) -> int:
+    """How much of a prompt a worker has cached, as far as it has told."""
+    held = worker.marks
+    if not held:
+        return 0
+    lengths = zip(marks, MARKED_TOKENS, strict=False)
+    return max((n_tokens for mark, n_tokens in lengths if mark in held), default=0)

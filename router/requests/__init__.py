@@ -1,0 +1,1 @@
+"""Requests in the router: validated, admitted, queued, dispatched, ended."""

@@ -1,0 +1,213 @@
+"""One line of requests with equal needs: by priority, then principals take turns, then clients.
+
+Removal is lazy: a request that waits here no more is skipped when its turn comes.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+
+from rolloutbus.router.requests.fair_share import Turns
+from rolloutbus.router.requests.record import Request
+from rolloutbus.router.requests.run_pace import RunPaces
+from rolloutbus.router.requests.service_rate import ServiceRate
+
+Rank = tuple[int, bool, float, int]
+"""(-priority, not a session's turn, pass of the principal, arrival): the lowest is next."""
+
+MIN_LEFT = 256
+"""Below this many that have left, sweeping them is not worth it."""
+
+
+class _Queue:
+    """The requests of one client, by arrival."""
+
+    def __init__(self, lane: "Lane") -> None:
+        self._lane = lane
+        self._requests: list[tuple[int, Request]] = []
+
+    def add(self, request: Request) -> None:
+        heapq.heappush(self._requests, (request.order, request))
+
+    def first(self) -> Request | None:
+        requests, lane = self._requests, self._lane
+        while requests and requests[0][1].lane is not lane:
+            heapq.heappop(requests)
+        return requests[0][1] if requests else None
+
+    def sweep(self) -> bool:
+        """Drop those that have left; whether any is here still."""
+        self._requests[:] = [each for each in self._requests if each[1].lane is self._lane]
+        heapq.heapify(self._requests)
+        return bool(self._requests)
+
+
+class _Rota:
+    """Lines that take turns: that of the lowest pass is next."""
+
+    def __init__(self, pass_of: Callable[[str], float]) -> None:
+        self._pass_of = pass_of
+        self.lines: dict[str, _Rota | _Queue] = {}
+        self._heads: list[tuple[float, int, str]] = []
+        """(pass, arrival, name); a pass only grows, so an old one is put right when it shows."""
+
+    def open(self, name: str, line: "_Rota | _Queue", order: int) -> None:
+        """Take a new line in, whose first request is that of this order."""
+        self.lines[name] = line
+        heapq.heappush(self._heads, (self._pass_of(name), order, name))
+
+    def first(self) -> Request | None:
+        heads = self._heads
+        while heads:
+            at, order, name = heads[0]
+            request = self.lines[name].first()
+            now_at = self._pass_of(name)
+            if request is None:
+                heapq.heappop(heads)
+                del self.lines[name]
+            elif now_at > at or request.order > order:
+                heapq.heapreplace(heads, (now_at, request.order, name))
+            else:
+                return request
+        return None
+
+    def sweep(self) -> bool:
+        """Drop those that have left; whether any is here still."""
+        for name, line in list(self.lines.items()):
+            if not line.sweep():
+                del self.lines[name]
+        self._heads = [head for head in self._heads if head[2] in self.lines]
+        heapq.heapify(self._heads)
+        return bool(self.lines)
+
+
+class _Level:
+    """The requests of one priority."""
+
+    def __init__(self, lane: "Lane") -> None:
+        self._lane = lane
+        self._turns = lane.turns
+        self._principals = _Rota(lane.turns.principals.of)
+        self.n_waiting: dict[str, dict[str, int]] = {}
+        """Principal -> client -> how many, without those that have left."""
+        self._n_left = 0
+        """Those that have left and are still in a queue, at most."""
+
+    def add(self, request: Request) -> None:
+        principal, client = request.principal, request.client
+        names = self._principals.lines.get(principal)
+        if names is None:
+            turns = self._turns
+            names = _Rota(lambda name: turns.clients_of(principal).of(name))
+            self._principals.open(principal, names, request.order)
+        assert isinstance(names, _Rota)
+        queue = names.lines.get(client)
+        if queue is None:
+            queue = _Queue(self._lane)
+            names.open(client, queue, request.order)
+        assert isinstance(queue, _Queue)
+        queue.add(request)
+        waiting = self.n_waiting.setdefault(principal, {})
+        waiting[client] = waiting.get(client, 0) + 1
+
+    def discount(self, request: Request) -> None:
+        waiting = self.n_waiting[request.principal]
+        left = waiting[request.client] - 1
+        if left > 0:
+            waiting[request.client] = left
+        else:
+            del waiting[request.client]
+            if not waiting:
+                del self.n_waiting[request.principal]
+        self._n_left += 1
+        if self._n_left > MIN_LEFT + 2 * self._lane.n_waiting:  # they may have large bodies
+            self._n_left = 0
+            self._principals.sweep()
+
+    def first(self) -> Request | None:
+        return self._principals.first()
+
+    def counts(self) -> Iterator[tuple[str, int]]:
+        """(principal, how many of it wait)."""
+        return ((name, sum(waiting.values())) for name, waiting in self.n_waiting.items())
+
+
+class Lane:
+    """Requests that the same workers could serve."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.rate = ServiceRate()
+        self.paces = RunPaces()
+        self.n_waiting = 0
+        """Without those that have left."""
+        self._levels: dict[int, _Level] = {}
+
+    def add(self, request: Request) -> None:
+        """Wait here."""
+        priority = request.place.priority
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = _Level(self)
+        level.add(request)
+        request.lane = self
+        self.n_waiting += 1
+
+    def served(self, request: Request, now: float) -> None:
+        """A worker has its turn's request."""
+        self.turns.charge(request.principal, request.client, request.place.cost)
+        self.rate.started(now)
+
+    def discount(self, request: Request) -> None:
+        """The request waits no more."""
+        request.lane = None
+        self.n_waiting -= 1
+        if self.n_waiting:
+            self._levels[request.place.priority].discount(request)
+        else:
+            self._levels.clear()
+
+    def first(self) -> Request | None:
+        """Who is next; None when nobody waits here any more."""
+        for priority in sorted(self._levels, reverse=True):
+            request = self._levels[priority].first()
+            if request is not None:
+                return request
+            del self._levels[priority]
+        return None
+
+    def least_wait_s(self, request: Request, now: float) -> float:
+        """At least how long a new request would wait; 0 when there is no telling."""
+        per_s = self.rate.per_s(now)
+        return 0.0 if per_s is None else self._n_ahead(request) / per_s
+
+    def is_surely_short(self, wait_s: float, now: float) -> bool:
+        """Whether even the last one here waits less than that; cheap."""
+        per_s = self.rate.per_s(now)
+        return per_s is None or self.n_waiting <= wait_s * per_s
+
+    def rank(self, request: Request) -> Rank:
+        """The place of this lane's first request among those of other lanes."""
+        at = self.turns.principals.of(request.principal)
+        return -request.place.priority, not request.home, at, request.order
+
+    def _n_ahead(self, request: Request) -> float:
+        """At least how many start before a new request would."""
+        priority = request.place.priority
+        higher = sum(
+            n for each, level in self._levels.items() if each > priority for _, n in level.counts()
+        )
+        level = self._levels.get(priority)
+        if level is None:
+            return higher
+        own = level.n_waiting.get(request.principal, {})
+        n_own = self._n_with(own.items(), request.client, own.get(request.client, 0))
+        return higher + self._n_with(level.counts(), request.principal, n_own)
+
+    def _n_with(self, waiting: Iterable[tuple[str, int]], name: str, n_own: float) -> float:
+        """While its own requests take n_own turns, each of the others takes its share of turns."""
+        weight = self.turns.weight
+        return n_own + sum(
+            min(n_waiting, (n_own + 1) * weight(other) / weight(name))
+            for other, n_waiting in waiting
+            if other != name
+        )

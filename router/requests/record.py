@@ -1,0 +1,155 @@
+"""A request as the router sees it: its record and its life cycle.
+
+A record exists from the first `generate` (or from a worker's claim after a restart) until the
+client has acknowledged its ending, or until it is declared lost; the client holds the truth.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Raw
+
+from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.wire.entry import NO_BODY, Placement
+from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.wire.versions import VersionRule
+
+if TYPE_CHECKING:
+    from rolloutbus.router.requests.lane import Lane
+    from rolloutbus.router.sessions.record import Session
+
+RequestState = Literal["parked", "queued", "sent", "running", "ended", "gone"]
+
+REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
+    # a re-sent request that a worker may claim while the router recovers
+    "parked": {
+        "recovered": "queued",
+        "adopted": "running",
+        "displaced": "gone",
+        "aborted": "gone",
+        "expired": "gone",
+    },
+    # waits for a worker with the right weights and a free slot
+    "queued": {
+        "dispatched": "sent",
+        "adopted": "running",
+        "displaced": "gone",
+        "aborted": "gone",
+        "expired": "gone",
+    },
+    # sent to a worker, not yet confirmed: the router still holds the body
+    "sent": {
+        "accepted": "running",
+        "adopted": "running",
+        "ended": "ended",
+        "lost": "queued",
+        "poisoned": "gone",
+    },
+    # executing; only the client could send it again, unless it is detached
+    "running": {
+        "accepted": "running",
+        "adopted": "running",
+        "ended": "ended",
+        "lost": "gone",
+        "requeued": "queued",
+        "poisoned": "gone",
+    },
+    # its ending was forwarded; the worker keeps it until the client's ack passes
+    "ended": {"ended": "ended", "acked": "gone", "lost": "gone"},
+    "gone": {},
+}
+"""state -> event -> state. `gone` leaves the table."""
+
+
+class Request:
+    """One `generate` on its way; mutable, owned by the dispatcher."""
+
+    __slots__ = (
+        "attempt",
+        "body",
+        "client",
+        "deadline_at",
+        "is_aborted",
+        "is_reported",
+        "is_suspect",
+        "is_waiting",
+        "lane",
+        "n_sent",
+        "order",
+        "place",
+        "principal",
+        "resend_at",
+        "rid",
+        "rule",
+        "sent_at",
+        "session",
+        "state",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        rid: str,
+        client: str,
+        place: Placement,
+        state: RequestState,
+        rule: VersionRule | None = None,
+        body: Raw = NO_BODY,
+    ) -> None:
+        self.rid = rid
+        self.client = client
+        self.principal = client
+        """Whose share of the workers it takes; see `router.clients.ClientRecord`."""
+        self.place = place
+        self.state: RequestState = state
+        self.rule = rule
+        """What `place.versions` means; None for `any`."""
+        self.body = body
+        self.attempt: Attempt = NO_ATTEMPT
+        self.worker = ""
+        self.deadline_at = 0.0
+        self.resend_at = 0.0
+        self.sent_at = 0.0
+        """When its worker got it; 0 if that was before this router's time."""
+        self.n_sent = 0
+        self.order = 0
+        """Arrival number: first come, first served within a priority."""
+        self.is_waiting = False
+        """It is in the waiting room; parked ones are, too."""
+        self.lane: Lane | None = None
+        """Where it waits for its turn, if it does."""
+        self.is_aborted = False
+        """Its client wants it stopped."""
+        self.is_suspect = False
+        """Engines died under it: it runs alone, and its body is kept as evidence."""
+        self.is_reported = False
+        """The client has been told `queued`."""
+        self.session: Session | None = None
+        """The open session that it belongs to."""
+
+    def __lt__(self, other: "Request") -> bool:
+        """Of two with the same order: those that were found at their workers never arrived."""
+        return self.rid < other.rid
+
+    @property
+    def home(self) -> str:
+        """The worker that it waits for, before all others: it is a session's turn. Else empty."""
+        session = self.session
+        return session.worker if session is not None and session.turn == self.rid else ""
+
+    def ends_at_least(self, now: float) -> float:
+        """When it would end if it were started now and ran as fast as the fastest of its kind."""
+        if self.lane is None:
+            return now
+        return now + self.lane.paces.least_s(self.principal, self.place.cost)
+
+    def advance(self, event: str) -> RequestState:
+        """Move along REQUEST_LIFE.
+
+        Raises:
+            LocalProtocolError: the event has no meaning in this state; nothing changed.
+        """
+        # Several times for each request: the table is looked up here, and `following` raises.
+        self.state = REQUEST_LIFE[self.state].get(event) or following(
+            REQUEST_LIFE, self.state, event, f"request {self.rid}"
+        )
+        return self.state

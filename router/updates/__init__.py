@@ -1,0 +1,1 @@
+"""Weight updates: transactions over the workers of a policy."""

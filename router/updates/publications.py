@@ -1,0 +1,279 @@
+"""Clients' `publish_version` commands: checked, kept until members are there, answered once.
+
+The transaction itself is `router.updates`'s.
+Spec: docs/protocol.md, "Weights".
+"""
+
+from collections.abc import Iterable
+
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import NO_BODY, Entry
+from rolloutbus.bus.wire.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import (
+    Published,
+    PublishVersion,
+    UpdateStatus,
+    WorkerUpdate,
+)
+from rolloutbus.bus.wire.near_names import nearest
+from rolloutbus.router.context import Context, refusal
+from rolloutbus.router.updates.record import Update, Watcher
+from rolloutbus.router.updates.store_record import is_recorded
+from rolloutbus.router.updates.success_rule import COUNTS_ALL, RULES, n_needed
+from rolloutbus.router.updates.transport_plan import without_groups
+from rolloutbus.router.updates.updates import Updates
+
+MEMBERS_GRACE_S = 10.0
+"""A publication waits this long for a store and a worker: longer than they need to come back to
+a restarted router."""
+RETRY_S = 0.5
+"""Before a publication is tried again whose workers were all lost on the way."""
+MAX_OPEN = 100
+"""Publications under way; policies are named by clients."""
+ANSWER_KEPT = 10_000
+ANSWER_KEPT_S = 60.0
+"""An answer is remembered this long, in case its client asks again."""
+
+
+class _Publication:
+    """One `publish_version` that has not been answered."""
+
+    def __init__(self, client: str, rid: str, body: PublishVersion, deadline_at: float) -> None:
+        self.client = client
+        self.rid = rid
+        self.body = body
+        self.deadline_at = deadline_at
+        self.update: Update | None = None
+        """The try under way."""
+        self.is_called_off = False
+        self.lost: dict[str, str] = {}
+        """Workers that an earlier try was told to and that were lost in it -> how."""
+        self.try_at = 0.0
+        self.patience_at = 0.0
+        """When it is refused if its members are still missing."""
+
+
+class Publications:
+    """At most one per policy is under way."""
+
+    def __init__(self, context: Context, updates: Updates) -> None:
+        self._context = context
+        self._updates = updates
+        self._open: dict[str, _Publication] = {}
+        self._answered: dict[str, tuple[float, Entry]] = {}
+
+    def publish(self, client: str, entry: Entry, body: PublishVersion, now: float) -> None:
+        """A trainer's `publish_version`, for the first time or again."""
+        context = self._context
+        answered = self._answered.get(entry.rid)
+        if answered is not None:
+            context.to_client(client, answered[1])
+            return
+        under_way = self._open.get(entry.rid)
+        if under_way is not None:
+            if under_way.update is not None:
+                self._tell(under_way, under_way.update)  # what it was told may be lost
+            return
+        problem = self._problem_of(body)
+        if problem is not None:
+            context.refuse(client, entry.rid, problem)
+            return
+        body = without_groups(body, but_of=context.instance)
+        publication = _Publication(client, entry.rid, body, now + entry.deadline_ms / 1000)
+        publication.patience_at = min(publication.deadline_at, now + MEMBERS_GRACE_S)
+        self._open[entry.rid] = publication
+        self._try(publication, now)
+
+    def abort(self, client: str, rids: Iterable[str], now: float) -> int:
+        """Call off those of these that are a client's publications; returns how many were.
+
+        One whose commit may be recorded goes on: its end tells what became of it.
+        """
+        mine = (each for rid in rids if (each := self._open.get(rid)) is not None)
+        return sum(self._call_off(each, now) for each in mine if each.client == client)
+
+    def is_under_way(self, policy: str, version: int) -> bool:
+        """Whether somebody publishes this version."""
+        bodies = [each.body for each in self._open.values()]
+        return any((each.policy, each.version) == (policy, version) for each in bodies)
+
+    def under_way(self, now: float) -> list[UpdateStatus]:
+        """Updates under way, catching up included."""
+        return self._updates.status(now)[:MAX_MEMBERS]
+
+    def tick(self, now: float) -> None:
+        """Begin what could not begin before; forget old answers."""
+        for publication in list(self._open.values()):
+            if publication.update is None and publication.try_at <= now:
+                self._try(publication, now)
+        while self._answered and next(iter(self._answered.values()))[0] <= now:
+            del self._answered[next(iter(self._answered))]
+
+    def _problem_of(self, body: PublishVersion) -> Problem | None:
+        if n_needed(body.require, 1) is None:
+            message = f"{body.require!r} is no success rule; there are {RULES}"
+            return refusal("bad_request", message, "require")
+        for other in self._open.values():
+            if other.body.policy == body.policy:
+                message = f"version {other.body.version} is on its way; wait for it"
+                return refusal("update_in_progress", message, retry_after_ms=100)
+        if len(self._open) >= MAX_OPEN:
+            return refusal("busy", f"{MAX_OPEN} publications are under way", retry_after_ms=1000)
+        return self._staleness_of(body)
+
+    def _staleness_of(self, body: PublishVersion) -> Problem | None:
+        committed = self._context.committed_of(body.policy)
+        if body.version >= committed:
+            return None
+        message = (
+            f"version {body.version} is below the committed {committed}; restore_version makes a "
+            "new version of the older content"
+        )
+        return refusal("stale_version", message, "version")
+
+    def _try(self, publication: _Publication, now: float) -> None:
+        body = publication.body
+        stale = self._staleness_of(body)  # a store may have told more since
+        if not stale and self._must_let_waves_end(body.policy):
+            return
+        if self._updates.is_in_doubt(body.policy, body.version):
+            if publication.deadline_at <= now:
+                self._answer(publication, "failed", _unknown(body.version), now)
+            return
+        missing = None if stale else self._missing(body)
+        if stale is not None:
+            self._answer(publication, "refused", stale, now)
+        elif missing is None:
+            self._begin(publication, now)
+        elif publication.patience_at <= now:
+            self._answer(publication, "refused", missing, now)
+
+    def _must_let_waves_end(self, policy: str) -> bool:
+        """Whether waves of an earlier router are to be gone on with, or are under way."""
+        if policy not in self._context.in_waves:
+            return False
+        return self._context.is_recovering or policy in self._updates.busy_policies()
+
+    def _begin(self, publication: _Publication, now: float) -> None:
+        def progressed(update: Update) -> None:
+            self._tell(publication, update)
+
+        def ended(update: Update, at: float) -> None:
+            self._ended(publication, update, at)
+
+        watcher = Watcher(progressed, ended)
+        deadline_at = publication.deadline_at
+        publication.update = self._updates.start(publication.body, deadline_at, watcher, now)
+
+    def _tell(self, publication: _Publication, update: Update) -> None:
+        """How far it has come."""
+        entry = Entry("update_progress", publication.rid, body=pack(update.progress))
+        self._context.to_client(publication.client, entry)
+
+    def _missing(self, body: PublishVersion) -> Problem | None:
+        """What an update cannot do without."""
+        if self._context.members.store() is None:
+            message = "no weight store is connected; start one with `rolloutbus store`"
+            return refusal("no_store", message)
+        if is_recorded(self._context, body.policy, body.version):
+            return None  # by an earlier router: it counts, whoever is there
+        n_workers = len(self._context.members.workers(body.policy))
+        if not n_workers:
+            served = sorted({each.policy for each in self._context.members.workers()})
+            near = nearest(body.policy, served)
+            hint = f" (did you mean {near!r}?)" if near else ""
+            message = f"no worker serves policy {body.policy!r}{hint}; start one and publish again"
+            return refusal("not_ready", message)
+        absent = self._context.expected.missing(body.policy)
+        needed = n_needed(body.require, n_workers + len(absent)) or 0
+        if needed > n_workers:
+            message = f"{needed} workers are required; {n_workers} serve policy {body.policy!r}"
+            who = "; ".join(f"{name}: {why}" for name, why in sorted(absent.items()))
+            message = f"{message}; {who}" if who else message
+            return refusal("not_ready", message[:MAX_SENTENCE_CHARS], "require")
+        counts_all = body.require in COUNTS_ALL
+        if counts_all and self._context.is_recovering and not self._context.expected.are_told:
+            message = "the router has just begun, and does not know yet which workers there are"
+            return refusal("not_ready", message, "require")
+        return None
+
+    def _call_off(self, publication: _Publication, now: float) -> bool:
+        publication.is_called_off = True
+        if publication.update is None:
+            self._answer(publication, "cancelled", None, now)
+        elif not self._updates.call_off(publication.update, now):
+            publication.is_called_off = False
+        return publication.is_called_off
+
+    def _ended(self, publication: _Publication, update: Update, now: float) -> None:
+        if update.state == "committed":
+            published = Published(update.body.version, self._how_it_went(publication, update))
+            self._answer(publication, "finished", published, now)
+        elif publication.is_called_off:
+            self._answer(publication, "cancelled", None, now)
+        elif update.state == "unknown":
+            self._answer(publication, "failed", _unknown(update.body.version), now)
+        elif update.met_only_silence and now < publication.deadline_at:
+            # Nobody said no: the workers were lost, or this router was frozen for too long.
+            publication.update = None
+            publication.lost.update(update.problems)
+            publication.body = without_groups(publication.body)
+            publication.try_at = now + RETRY_S
+            publication.patience_at = publication.deadline_at
+        else:
+            why = "; ".join(f"{name}: {text}" for name, text in sorted(update.problems.items()))
+            message = f"version {update.body.version} was not committed: {why or 'no worker'}"
+            problem = Problem("update_failed", message[:MAX_SENTENCE_CHARS], "failed")
+            self._answer(publication, "failed", problem, now)
+
+    def _how_it_went(self, publication: _Publication, update: Update) -> list[WorkerUpdate]:
+        """Of every worker that was told, was missing, was lost or has come meanwhile."""
+        went = {name: _worker_update(update, name) for name in update.targets}
+        for name, why in {**publication.lost, **update.absent}.items():
+            problem = f"{why}; it catches up when it is back"
+            went.setdefault(name, WorkerUpdate(name, is_active=False, problem=problem))
+        for worker in self._context.members.workers(update.body.policy):
+            if worker.name not in update.targets and worker.version < update.body.version:
+                problem = "it joined during the update; it catches up"
+                went[worker.name] = WorkerUpdate(worker.name, is_active=False, problem=problem)
+        return list(went.values())[:MAX_MEMBERS]
+
+    def _answer(
+        self, publication: _Publication, kind: str, body: Problem | Published | None, now: float
+    ) -> None:
+        raw = NO_BODY if body is None else pack(body)
+        answer = Entry(kind, publication.rid, body=raw)
+        self._answered[publication.rid] = (now + ANSWER_KEPT_S, answer)
+        if len(self._answered) > ANSWER_KEPT:
+            del self._answered[next(iter(self._answered))]
+        del self._open[publication.rid]
+        self._context.to_client(publication.client, answer)
+
+
+def _unknown(version: int) -> Problem:
+    message = f"the store has not said whether it recorded version {version}; settle_version asks"
+    return Problem("update_unknown", message, "unknown")
+
+
+def _worker_update(update: Update, name: str) -> WorkerUpdate:
+    """How it went on one worker."""
+    problem, way, prepared = (
+        update.problems.get(name, ""),
+        update.ways.get(name),
+        update.prepared.get(name),
+    )
+    why = way.why if way is not None else ""
+    if prepared is not None and not prepared.transport:
+        why = "it had the version already"
+    elif prepared is not None:
+        why = prepared.why or why
+    return WorkerUpdate(
+        name,
+        not problem,
+        update.stalls_ms.get(name, 0.0),
+        problem,
+        prepared.transport if prepared is not None else "",
+        prepared.moved_bytes if prepared is not None else 0,
+        why,
+    )

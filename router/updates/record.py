@@ -1,0 +1,135 @@
+"""One version on its way to workers: its record and its life cycle."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.wire.messages.weights import (
+    Prepared,
+    PublishVersion,
+    UpdateProgress,
+    UpdateStatus,
+)
+from rolloutbus.router.updates.success_rule import n_needed
+from rolloutbus.router.updates.transport_plan import Way
+
+UpdateState = Literal["preparing", "recording", "committing", "committed", "aborted", "unknown"]
+
+UPDATE_LIFE: dict[UpdateState, dict[str, UpdateState]] = {
+    # workers pull and verify the bytes beside the weights they serve with
+    "preparing": {"prepared": "recording", "rule_broken": "aborted", "called_off": "aborted"},
+    # the store writes the decision; from here on the version counts
+    "recording": {"recorded": "committing", "not_recorded": "aborted", "called_off": "aborted",
+                  "no_answer": "unknown"},
+    # workers swap, each between two of its steps
+    "committing": {"done": "committed"},
+    "committed": {},
+    "aborted": {},
+    # the store may have written it down: it is asked until it says so
+    "unknown": {},
+}  # fmt: skip
+"""state -> event -> state of an update."""
+
+SILENT = "silent"
+"""How the problem of a worker begins that was lost or had not answered at the deadline."""
+
+
+class Watcher(NamedTuple):
+    """Who wants to know of an update."""
+
+    on_progress: "Callable[[Update], None]"
+    """It has come further: a new state, or one more worker."""
+    on_end: "Callable[[Update, float], None]"
+    """(update, now): it is committed or aborted; called once."""
+
+
+@dataclass(slots=True)
+class Update:
+    """One transaction."""
+
+    name: str
+    """Prefix of its member commands' ids; unique for ever, so that no member mistakes it for an
+    update of an earlier router."""
+    body: PublishVersion
+    deadline_at: float
+    watcher: Watcher
+    began_at: float
+    is_catch_up: bool = False
+    """The decision was recorded long ago: bring one worker there."""
+    state: UpdateState = "preparing"
+    is_decided: bool = False
+    """The store was asked to record it and may have done so: there is no way back."""
+    bulk: str = ""
+    """Where the store was when workers were told to prepare."""
+    told: str = ""
+    """rid of the command that workers have now, until all are prepared."""
+    n_told: int = 0
+    """Such commands so far."""
+    targets: list[str] = field(default_factory=list[str])
+    absent: dict[str, str] = field(default_factory=dict[str, str])
+    """Workers that were expected when it began and were not there -> why."""
+    ways: dict[str, Way] = field(default_factory=dict[str, Way])
+    """Target -> how it was told to take the version."""
+    prepared: dict[str, Prepared] = field(default_factory=dict[str, Prepared])
+    left: list[str] = field(default_factory=list[str])
+    """Prepared workers whose commit has not begun."""
+    stalls_ms: dict[str, float] = field(default_factory=dict[str, float])
+    """Of workers that are active."""
+    problems: dict[str, str] = field(default_factory=dict[str, str])
+    """Worker -> why it is not active."""
+
+    def advance(self, event: str) -> None:
+        """Move along UPDATE_LIFE.
+
+        Raises:
+            LocalProtocolError: the event has no meaning in this state; nothing changed.
+        """
+        self.state = following(UPDATE_LIFE, self.state, event, f"update {self.name}")
+
+    def next_rid(self, step: str) -> str:
+        """Of the command that workers get now instead of an earlier one."""
+        self.n_told += 1
+        self.told = f"{self.name}.{step}{self.n_told}"
+        return self.told
+
+    @property
+    def ready(self) -> list[str]:
+        """Targets without a problem so far."""
+        return [name for name in self.targets if name not in self.problems]
+
+    @property
+    def met_only_silence(self) -> bool:
+        """Nothing was refused and nothing failed: everybody who is missing was lost."""
+        return all(problem.startswith(SILENT) for problem in self.problems.values())
+
+    @property
+    def satisfies_its_rule(self) -> bool:
+        """Whether enough of the expected workers are without a problem."""
+        needed = n_needed(self.body.require, len(self.targets) + len(self.absent))
+        return needed is not None and len(self.ready) >= needed
+
+    @property
+    def progress(self) -> UpdateProgress:
+        """What its publisher is told."""
+        return UpdateProgress(
+            self.body.version,
+            self.state,
+            len(self.targets),
+            n_prepared=len(self.prepared),
+            n_active=len(self.stalls_ms),
+            update=self.name,
+        )
+
+    def status(self, now: float) -> UpdateStatus:
+        """What everybody may see."""
+        return UpdateStatus(
+            self.body.policy,
+            self.body.version,
+            self.state,
+            int((now - self.began_at) * 1000),
+            len(self.targets),
+            n_prepared=len(self.prepared),
+            n_active=len(self.stalls_ms),
+            is_catch_up=self.is_catch_up,
+        )

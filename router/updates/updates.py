@@ -1,0 +1,325 @@
+"""Weight updates as transactions: prepare everywhere, record the decision, commit in waves.
+
+Whom to bring where, and when, is decided by others: `router.publications`, `router.catch_ups`.
+Spec: docs/protocol.md, "Weights".
+"""
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Raw
+
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.control import WorkerOutcome
+from rolloutbus.bus.wire.messages.weights import (
+    AbortUpdate,
+    Committed,
+    CommitUpdate,
+    Prepared,
+    PublishVersion,
+    RecordCommit,
+    UpdateStatus,
+)
+from rolloutbus.router.context import Context, Waves, note_commit
+from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results, problem_of
+from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.updates.bodies import note_delta, prepare_bodies
+from rolloutbus.router.updates.commit_record import CommitRecord, Decision
+from rolloutbus.router.updates.commit_waves import next_wave
+from rolloutbus.router.updates.record import SILENT, Update, Watcher
+from rolloutbus.router.updates.store_record import is_recorded, store_facts, why_no_store
+from rolloutbus.router.updates.transport_plan import without_groups
+
+ABORT_S = 2.0
+"""Left to tell workers that an update is over, if its own time is."""
+
+
+class Updates:
+    """All updates under way."""
+
+    def __init__(
+        self, context: Context, fleet: Fleet, on_change: Callable[[MemberRecord, float], None]
+    ) -> None:
+        self._context = context
+        self._fleet = fleet
+        self.on_change = on_change
+        """Is told of a worker that may serve now, or may not."""
+        self._open: dict[str, Update] = {}
+        """By name."""
+        self._records = CommitRecord(context, fleet)
+        self._n = 0
+
+    def start(
+        self, body: PublishVersion, deadline_at: float, watcher: Watcher, now: float
+    ) -> Update:
+        """Bring a sealed version to every worker of its policy."""
+        update = Update(self._name(), body, deadline_at, watcher, now)
+        # By an earlier router: there is no way back, whatever workers say to this one.
+        update.is_decided = is_recorded(self._context, body.policy, body.version)
+        update.absent = self._context.expected.missing(body.policy)
+        self._prepare(update, self._context.members.workers(body.policy), now)
+        return update
+
+    def catch_up(self, worker: MemberRecord, version: int, timeout_s: float, now: float) -> None:
+        """Bring one worker to a version that was committed before."""
+        worker.is_catching_up = True
+        # What is torn has nothing left to keep beside the new weights.
+        mode = "in_place" if worker.beat.state == "torn" else "staged"
+        body = PublishVersion(worker.policy, version, mode=mode)
+        nobody = Watcher(_ignore_progress, _ignore_end)
+        update = Update(self._name(), body, now + timeout_s, nobody, now, is_catch_up=True)
+        self._prepare(update, [worker], now)
+
+    def resume(self, policy: str, waves: Waves, timeout_s: float, now: float) -> None:
+        """Go on with waves that an earlier router began: those who have swapped have it active."""
+        body = PublishVersion(policy, waves.version, floor=waves.floor)
+        nobody = Watcher(_ignore_progress, _ignore_end)
+        update = Update(self._name(), body, now + timeout_s, nobody, now, is_decided=True)
+        self._prepare(update, self._context.members.workers(policy), now)
+
+    def call_off(self, update: Update, now: float) -> bool:
+        """Its publisher has changed its mind. False: it is too late for that."""
+        if update.name not in self._open or update.is_decided:
+            return False
+        self._fleet.abandon(update.told)
+        self._records.forget(f"{update.name}.r")
+        self._abort(update, "called_off", now)
+        return True
+
+    def is_in_doubt(self, policy: str, version: int) -> bool:
+        """Whether only the store knows if this version is committed."""
+        return self._records.is_in_doubt(policy, version)
+
+    def busy_policies(self) -> set[str]:
+        """Those of which a version is on its way to all workers."""
+        return {each.body.policy for each in self._open.values() if not each.is_catch_up}
+
+    def status(self, now: float) -> list[UpdateStatus]:
+        """What is under way."""
+        return [update.status(now) for update in self._open.values()]
+
+    def tick(self, now: float) -> None:
+        """Retry what the store could not record; see whether it is somewhere else now."""
+        self._records.tick(now)
+        facts = store_facts(self._context)
+        for update in list(self._open.values()):
+            if facts and update.state == "preparing" and update.bulk != facts.bulk:
+                self._context.count("told_anew")
+                update.bulk = facts.bulk
+                self._prepare_anew(update, now)
+
+    def _name(self) -> str:
+        self._n += 1
+        return f"update-{self._context.instance[:8]}-{self._n}"
+
+    def _advance(self, update: Update, event: str) -> None:
+        update.advance(event)
+        update.watcher.on_progress(update)
+
+    def _prepare(self, update: Update, targets: list[MemberRecord], now: float) -> None:
+        self._open[update.name] = update
+        update.targets = [member.name for member in targets]
+        update.watcher.on_progress(update)
+        self._tell_to_prepare(update, targets, now)
+
+    def _tell_to_prepare(self, update: Update, targets: list[MemberRecord], now: float) -> None:
+        bodies = prepare_bodies(self._context, update, targets)
+
+        def one(member: MemberRecord, outcome: WorkerOutcome, _at: float) -> None:
+            prepared = _result("prepare_update", outcome)
+            if isinstance(prepared, Prepared):
+                update.prepared[member.name] = prepared
+                way = update.ways.get(member.name)
+                note_delta(self._context, update.body.policy, way, prepared)
+                update.watcher.on_progress(update)
+
+        def done(results: Results, silent: list[str], at: float) -> None:
+            self._prepared(update, results, silent, at)
+
+        name, kind = update.next_rid("p"), "prepare_update"
+        command = MemberCommand(name, kind, Raw(), update.deadline_at, done, one, bodies)
+        self._fleet.start(command, targets, now)
+
+    def _prepare_anew(self, update: Update, now: float) -> None:
+        """Whoever waits for the store is told where it is now, once it waits no more."""
+
+        def stopped(_results: Results, _silent: list[str], at: float) -> None:
+            here = self._still_here(update, waiting)
+            self._tell_to_prepare(update, here, at)
+
+        self._fleet.abandon(update.told)
+        update.body = without_groups(update.body)  # its ranks are not told again all together
+        waiting = [name for name in update.targets if name not in update.prepared]
+        packed = pack(AbortUpdate(update.body.policy, update.body.version))
+        name = update.next_rid("s")
+        command = MemberCommand(name, "abort_update", packed, update.deadline_at, stopped)
+        self._fleet.start(command, self._still_here(update, waiting), now)
+
+    def _prepared(self, update: Update, results: Results, silent: list[str], now: float) -> None:
+        _note_problems(update, "prepare_update", results, silent)
+        away = why_no_store(self._context, now) if silent else ""
+        if away:
+            update.problems["store"] = f"{SILENT}: {away}"
+            for name in silent:
+                update.problems[name] = f"{SILENT} during prepare_update, which needs the store"
+        if not (update.satisfies_its_rule or update.is_decided):
+            self._abort(update, "rule_broken", now)
+            return
+        self._advance(update, "prepared")
+        if update.is_catch_up or update.is_decided:
+            self._advance(update, "recorded")
+            self._commit(update, now)
+        else:
+            self._record(update, now)
+
+    def _record(self, update: Update, now: float) -> None:
+        """Have the store write that the version counts; how many are to serve meanwhile, too."""
+
+        def asked() -> None:
+            update.is_decided = True
+
+        def written(is_so: bool | None, at: float) -> None:  # noqa: FBT001 - of OnWritten
+            if is_so:
+                self._advance(update, "recorded")
+                self._commit(update, at)
+            else:
+                self._abort(update, "no_answer" if is_so is None else "not_recorded", at)
+
+        body = update.body
+        record = RecordCommit(body.policy, body.version, body.floor)
+        decision = Decision(f"{update.name}.r", record, update.deadline_at, asked, written)
+        self._records.write(decision, now)
+
+    def _commit(self, update: Update, now: float) -> None:
+        update.left = update.ready
+        self._commit_wave(update, now)
+
+    def _commit_wave(self, update: Update, now: float) -> None:
+        """Let the next workers swap; whoever left meanwhile is noted."""
+        body = update.body
+        here = {member.name: member for member in self._still_here(update, update.left)}
+        fit = {
+            w.name for w in self._context.members.workers(body.policy) if self._context.is_fit(w)
+        }
+        wave = next_wave(list(here), fit, body.floor)
+        update.left = [name for name in here if name not in set(wave)]
+
+        def one(member: MemberRecord, outcome: WorkerOutcome, at: float) -> None:
+            self._committed_one(update, member, outcome, at)
+
+        def done(results: Results, silent: list[str], at: float) -> None:
+            _note_problems(update, "commit_update", results, silent)
+            if update.left and at < update.deadline_at:
+                self._commit_wave(update, at)
+            elif body.floor:
+                self._end_waves(update, at)
+            else:
+                self._committed_all(update, at)
+
+        packed = pack(CommitUpdate(body.policy, body.version, body.in_flight))
+        name = f"{update.name}.c"
+        command = MemberCommand(name, "commit_update", packed, update.deadline_at, done, one)
+        self._fleet.start(command, [here[name] for name in wave], now)
+
+    def _end_waves(self, update: Update, now: float) -> None:
+        """Nobody may hear that the version counts before a later router knows that all have it."""
+
+        def asked() -> None:
+            """It was decided long ago."""
+
+        def written(_is_so: bool | None, at: float) -> None:  # noqa: FBT001 - of OnWritten
+            # If it is not, the next router ends the waves once more.
+            self._committed_all(update, at)
+
+        record = RecordCommit(update.body.policy, update.body.version)
+        until = max(update.deadline_at, now + ABORT_S)
+        decision = Decision(f"{update.name}.w", record, until, asked, written)
+        self._records.write(decision, now)
+
+    def _still_here(self, update: Update, names: Iterable[str]) -> list[MemberRecord]:
+        """Those of them that are on the bus; who left since it was prepared is noted."""
+        here: list[MemberRecord] = []
+        for name in names:
+            member = self._context.members.named(name)
+            if member is None:
+                update.problems.setdefault(name, f"{SILENT} since prepare_update")
+            else:
+                here.append(member)
+        return here
+
+    def _committed_one(
+        self, update: Update, member: MemberRecord, outcome: WorkerOutcome, now: float
+    ) -> None:
+        """Each worker serves with the new version as soon as it has it."""
+        committed = _result("commit_update", outcome)
+        if isinstance(committed, Committed):
+            update.stalls_ms[member.name] = committed.stall_ms
+            member.version = max(member.version, committed.version)
+            update.watcher.on_progress(update)
+            self.on_change(member, now)
+
+    def _committed_all(self, update: Update, now: float) -> None:
+        for name in update.left:
+            update.problems[name] = "its turn to commit did not come before the deadline"
+        note_commit(self._context.committed, update.body.policy, update.body.version)
+        self._context.in_waves.pop(update.body.policy, None)
+        self._advance(update, "done")
+        self._close(update, now)
+
+    def _abort(self, update: Update, event: str, now: float) -> None:
+        """Drop what was staged; a worker that misses this drops it at the next update."""
+        here = self._still_here(update, update.targets)
+        self._advance(update, event)
+        if event == "not_recorded":
+            update.problems["store"] = "could not record the commit"
+        elif event == "no_answer":
+            update.problems["store"] = "has not said whether it recorded the commit"
+        packed = pack(AbortUpdate(update.body.policy, update.body.version))
+        name, until = f"{update.name}.a", max(update.deadline_at, now + ABORT_S)
+        self._fleet.start(
+            MemberCommand(name, "abort_update", packed, until, _ignore_done), here, now
+        )
+        self._close(update, now)
+
+    def _close(self, update: Update, now: float) -> None:
+        del self._open[update.name]
+        for name in update.targets:
+            member = self._context.members.named(name)
+            if member is not None:
+                member.is_catching_up = False
+                member.problem = update.problems.get(name, "")
+        workers = self._context.members.workers(update.body.policy)
+        # Whoever is behind now goes first, or else it would get what waits.
+        for worker in sorted(workers, key=self._context.is_serving):
+            self.on_change(worker, now)
+        update.watcher.on_end(update, now)
+
+
+def _note_problems(update: Update, kind: str, results: Results, silent: list[str]) -> None:
+    for name in silent:
+        update.problems[name] = f"{SILENT} during {kind}"
+    for name, outcome in results.items():
+        if outcome.kind != "finished":
+            update.problems[name] = problem_of(outcome, _result(kind, outcome))
+
+
+def _result(kind: str, outcome: WorkerOutcome) -> object:
+    """The typed body of a member's ending; None if it cannot be read."""
+    entry = Entry(outcome.kind, body=outcome.body)
+    try:
+        return unpack_result(kind, entry) if outcome.kind == "finished" else unpack(entry)
+    except RemoteProtocolError:
+        return None
+
+
+def _ignore_done(_results: Results, _silent: list[str], _now: float) -> None:
+    """Nobody waits for it."""
+
+
+def _ignore_progress(_update: Update) -> None:
+    """Nobody is told."""
+
+
+def _ignore_end(_update: Update, _now: float) -> None:
+    """A catch-up shows in the worker's version."""

@@ -1,0 +1,1 @@
+"""The client's decisions, without sockets, clocks or tasks."""

@@ -1,0 +1,78 @@
+"""Acknowledgements of endings, gathered per worker until the end of the tick.
+
+Those of detached requests also say that the request is over, and say so again on each fresh link.
+Spec: docs/protocol.md, "Commands", 3, and "Detached requests", 6.
+"""
+
+from collections.abc import Iterator
+
+from rolloutbus.bus.actor.effects import THE_LINK, Send
+from rolloutbus.bus.membership.over import OverRids
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.delivery import Ack, AttemptList
+from rolloutbus.trainer_adapter.client.core.effects import Effect
+
+MAX_PER_ENTRY = 1000
+
+
+class Acks:
+    """Whatever ended, from whichever attempt: its worker may forget it."""
+
+    def __init__(self, out: list[Effect]) -> None:
+        self._out = out
+        self._waiting: dict[str, AttemptList] = {}
+        self._over = OverRids()
+        self._untold: dict[str, None] = {}
+        """rids of those that are over, and the router has not been told."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be said."""
+        return not self._waiting and not self._untold
+
+    def add(self, worker: str, rid: str, attempt: Attempt) -> None:
+        """This ending has arrived."""
+        self._waiting.setdefault(worker, []).append((rid, attempt))
+
+    def over(self, rid: str, now: float) -> None:
+        """This detached request has ended for its caller."""
+        self._over.add(rid, now)
+        self._untold[rid] = None
+
+    def is_over(self, rid: str) -> bool:
+        """Whether it is a detached request that has ended for its caller lately."""
+        return rid in self._over
+
+    def say_again(self, now: float) -> None:
+        """A router has welcomed us: it may know nothing of what is over."""
+        self._over.expire(now)
+        self._untold = dict.fromkeys(self._over)
+        self.flush()
+
+    def flush(self) -> None:
+        """One entry per worker."""
+        waiting, self._waiting = self._waiting, {}
+        for worker, items in waiting.items():
+            for start in range(0, len(items), MAX_PER_ENTRY):
+                self._say(f"worker:{worker}", items[start : start + MAX_PER_ENTRY])
+        if self._untold:
+            self._out.append(Send(THE_LINK, Entry("ack", body=pack(Ack([], list(self._untold))))))
+            self._untold.clear()
+
+    def drop(self) -> None:
+        """The link is down: workers send again what was not acknowledged."""
+        self._waiting.clear()
+        self._untold.clear()
+
+    def _say(self, route: str, items: AttemptList) -> None:
+        over = list(self._told(items)) if self._untold else []
+        self._out.append(Send(THE_LINK, Entry("ack", route=route, body=pack(Ack(items, over)))))
+
+    def _told(self, items: AttemptList) -> Iterator[str]:
+        """Which of these are over."""
+        for rid, _ in items:
+            if rid in self._untold:
+                del self._untold[rid]
+                yield rid

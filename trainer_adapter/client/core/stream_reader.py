@@ -1,0 +1,136 @@
+"""Reading the stream plane: rows into their requests, gaps noticed and repaired.
+
+Spec: docs/protocol.md, "Streams".
+"""
+
+from typing import cast
+
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row
+from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.generation import Repair, Repaired
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.trainer_adapter.client.core.effects import Deliver, Outcome
+from rolloutbus.trainer_adapter.client.core.request_book import (
+    INTERNAL_DEADLINE_S,
+    Desk,
+    RequestBook,
+)
+from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest
+from rolloutbus.trainer_adapter.client.core.verdicts import delta_of
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
+
+
+class StreamReader:
+    """Feeds what workers publish to this client into its open requests."""
+
+    def __init__(self, desk: Desk, book: RequestBook) -> None:
+        self._settings = desk.settings
+        self._counters = desk.counters
+        self._out = desk.out
+        self._book = book
+        self._under_repair: set[str] = set()
+
+    def receive(self, entry: Entry, now: float) -> None:
+        """One published entry.
+
+        Raises:
+            RemoteProtocolError: its body breaks its type.
+        """
+        if entry.kind == "deltas":
+            deltas = cast("Deltas", unpack(entry))
+            last_rows = {row for row, _ in deltas.finishes}
+            for index, (rid, attempt, row) in enumerate(rows_of(deltas)):
+                self._row(entry.route, (rid, attempt), row, now, is_last=index in last_rows)
+        elif entry.kind == "idle":
+            idle = cast("Idle", unpack(entry))
+            for rid, attempt, n_tokens in zip(
+                idle.rids, idle.attempts, idle.n_tokens, strict=False
+            ):
+                # A word of an execution is as good as the router's own that it has begun.
+                request = self._book.accepted(rid, attempt, entry.route, now)
+                if request is not None and n_tokens > request.assembly.n_tokens:
+                    self._missing(entry.route, request, attempt, now)
+        else:
+            self._counters.unexpected_in += 1
+
+    def _row(
+        self, worker: str, key: tuple[str, Attempt], row: Row, now: float, *, is_last: bool
+    ) -> None:
+        rid, attempt = key
+        request = self._book.accepted(rid, attempt, worker, now)
+        if request is None:
+            self._counters.stale_deltas += 1
+            return
+        if row.end > request.max_tokens:
+            self._counters.malformed_in += 1  # the result tells what it was; this is not held
+            return
+        assembly = request.assembly
+        n_before = assembly.n_tokens
+        if not assembly.add(row):
+            self._missing(worker, request, attempt, now)
+        elif row.tokens and assembly.n_tokens == n_before:
+            self._counters.duplicates += 1
+        # A stream's last tokens are delivered with its result, which says why it ended.
+        if request.is_streamed and not is_last:
+            self._deliver(request)
+
+    def _missing(self, worker: str, request: OpenRequest, attempt: Attempt, now: float) -> None:
+        """Ask the worker for what it published and we do not have."""
+        rid = request.rid
+        if rid in self._under_repair or not worker or not request.saw(attempt, worker):
+            return
+        if request.assembly.n_repairs == 0:
+            self._counters.gaps += 1
+        if request.assembly.n_repairs >= self._settings.repair_tries:
+            return
+        request.assembly.n_repairs += 1
+        self._counters.repairs += 1
+        self._under_repair.add(rid)
+
+        def repaired(outcome: Outcome, _: float) -> None:
+            self._under_repair.discard(rid)
+            if isinstance(outcome, FleetResult):
+                for result in outcome.by_worker.values():
+                    if isinstance(result, Repaired):
+                        self._repaired(rid, attempt, result)
+
+        ask = Ask(
+            "repair",
+            Repair(rid, attempt, request.assembly.n_tokens),
+            route=f"worker:{worker}",
+        )
+        self._book.add(ask, INTERNAL_DEADLINE_S, now, repaired)
+
+    def _repaired(self, rid: str, attempt: Attempt, result: Repaired) -> None:
+        request = self._book.open.get(rid)
+        if request is None or request.attempt != attempt or attempt in request.dead_attempts:
+            return
+        row = Row(
+            result.start,
+            result.tokens,
+            result.logprobs,
+            result.versions,
+            result.behaviour_logprobs,
+        )
+        n_tokens = sum(count for _, count in row.versions)
+        if {len(row.tokens), len(row.logprobs)} != {TOKEN_BYTES * n_tokens}:
+            self._counters.malformed_in += 1
+            return
+        if row.end > request.max_tokens:
+            self._counters.malformed_in += 1
+            return
+        if row.tokens and request.is_truncated and not row.behaviour_logprobs:
+            return  # as a prefix it would be wrong: better wait for the result
+        request.assembly.add(row)
+        if not request.assembly.has_gap:
+            request.assembly.n_repairs = 0
+        if request.is_streamed:
+            self._deliver(request)
+
+    def _deliver(self, request: OpenRequest) -> None:
+        self._out.extend(
+            Deliver(request.rid, delta_of(request, row)) for row in request.assembly.read()
+        )

@@ -1,0 +1,177 @@
+"""What an ending means for its request: over, or to be sent again.
+
+Every ending that a worker made is acknowledged, whatever it means here.
+"""
+
+from dataclasses import replace
+
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import EngineFailed, RemoteProtocolError
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Generated
+from rolloutbus.trainer_adapter.client.core.effects import Deliver
+from rolloutbus.trainer_adapter.client.core.endings import (
+    cancelled,
+    error_of,
+    floats,
+    generated_of,
+    ints,
+    is_intact,
+    problem_of,
+    result_of,
+    rollout_of,
+    row_of,
+)
+from rolloutbus.trainer_adapter.client.core.request_book import Desk, RequestBook
+from rolloutbus.trainer_adapter.client.core.requests import OpenRequest
+from rolloutbus.trainer_adapter.client.core.session_book import SessionBook
+from rolloutbus.trainer_adapter.client.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
+
+DEFERRABLE = frozenset({"not_ready", "stale_version"})
+"""Refusals that time heals: the request is sent again until its deadline."""
+
+_CORRUPT = Problem(
+    code="digest_mismatch",
+    message="The result's tokens are not those that its digest was made of.",
+    outcome="failed",
+)
+
+
+def delta_of(request: OpenRequest, row: Row) -> Delta:
+    """A row of one version as its reader sees it."""
+    return Delta(
+        rid=request.rid,
+        start=row.start,
+        tokens=ints(row.tokens),
+        logprobs=floats(row.logprobs),
+        version=row.versions[0][0],
+        worker=request.worker,
+    )
+
+
+def _require_asked_for(request: OpenRequest, generated: Generated) -> None:
+    """A result has no more tokens than were asked for.
+
+    Raises:
+        RemoteProtocolError: it has.
+    """
+    n_tokens = len(generated.tokens) // TOKEN_BYTES
+    if n_tokens > request.max_tokens:
+        raise RemoteProtocolError(
+            f"{request.rid}: {n_tokens} tokens came for max_new_tokens {request.max_tokens}"
+        )
+
+
+class Verdicts:
+    """Judges endings."""
+
+    def __init__(self, desk: Desk, book: RequestBook, sessions: SessionBook) -> None:
+        self._counters = desk.counters
+        self._out = desk.out
+        self._book = book
+        self._sessions = sessions
+
+    def ended(self, entry: Entry, now: float) -> None:
+        """An ending came: the first one of an attempt that counts wins."""
+        if self._book.released and entry.rid in self._book.released:
+            return  # whoever attaches to it later is to have it
+        if entry.route:
+            self._book.acks.add(entry.route, entry.rid, entry.attempt)
+        request = self._book.open.get(entry.rid)
+        if request is None or entry.attempt in request.dead_attempts:
+            self._counters.stale_endings += 1
+            if request is not None:
+                self._book.doubt(request, now)
+            return
+        if entry.attempt != NO_ATTEMPT:
+            request.saw(entry.attempt, entry.route)
+        try:
+            if request.is_generate:
+                self._generate_ended(request, entry, now)
+            else:
+                outcome = result_of(request, entry)
+                self._sessions.ended(request.ask.body, outcome)
+                self._book.end(request, outcome, now)
+        except RemoteProtocolError as error:
+            self._counters.malformed_in += 1
+            self._book.end(request, error, now)
+
+    def _generate_ended(self, request: OpenRequest, entry: Entry, now: float) -> None:
+        match entry.kind:
+            case "finished":
+                self._finished(request, entry, now)
+            case "cancelled":
+                self._cancelled(request, generated_of(entry), entry, now)
+            case "refused":
+                self._refused(request, entry, now)
+            case _:
+                self._book.end(request, error_of(entry.kind, problem_of(entry), entry.rid), now)
+
+    def _finished(self, request: OpenRequest, entry: Entry, now: float) -> None:
+        generated = generated_of(entry)
+        if generated is None:
+            raise RemoteProtocolError("finished: a generate must bring its tokens")
+        _require_asked_for(request, generated)
+        if not is_intact(generated):
+            self._counters.digest_mismatches += 1
+            self._book.end(request, EngineFailed(_CORRUPT, rid=request.rid), now)
+            return
+        if request.is_streamed:
+            self._hold(request, generated)
+            self._deliver_last(request, rollout_of(request, generated, entry.route))
+        elif not request.assembly.agrees_with(generated.tokens):
+            self._counters.stream_mismatches += 1
+        self._book.end(request, rollout_of(request, generated, entry.route), now)
+
+    def _cancelled(
+        self, request: OpenRequest, generated: Generated | None, entry: Entry, now: float
+    ) -> None:
+        if generated is not None:
+            _require_asked_for(request, generated)
+        if generated is not None and not is_intact(generated):
+            self._counters.digest_mismatches += 1
+            generated = None
+        was_wanted = request.abort_since is not None or request.ask.on_loss == "fail"
+        if was_wanted or generated is None:
+            self._book.end(request, cancelled(request, generated), now)
+            return
+        # Not ours: a pause or a weight update stopped it, so it goes on elsewhere or later.
+        request.bury(entry.attempt)
+        self._hold(request, generated)
+        if request.is_streamed:
+            self._out.extend(
+                Deliver(request.rid, delta_of(request, row)) for row in request.assembly.read()
+            )
+        self._book.go_on(request, now)
+
+    def _refused(self, request: OpenRequest, entry: Entry, now: float) -> None:
+        problem = problem_of(entry)
+        # Work that was begun is not given up because the router is full now.
+        waits_busy = request.ask.retries_busy or request.n_attempts > 0
+        is_passing = problem.code in DEFERRABLE or (problem.code == "busy" and waits_busy)
+        if not is_passing:
+            self._book.end(request, error_of("refused", problem, entry.rid), now)
+        elif request.abort_since is not None:
+            self._book.end(request, cancelled(request, None), now)
+        else:
+            request.bury(entry.attempt)
+            self._book.defer(request, problem, now)
+
+    def _hold(self, request: OpenRequest, generated: Generated) -> None:
+        """From now on the result's tokens are what was streamed."""
+        assembly = request.assembly
+        if not assembly.replace(row_of(generated)):
+            self._counters.stream_mismatches += 1
+
+    def _deliver_last(self, request: OpenRequest, rollout: Rollout) -> None:
+        deltas = [delta_of(request, row) for row in request.assembly.read()]
+        if not deltas:
+            version = rollout.versions[-1][0] if rollout.versions else 0
+            end = request.assembly.n_tokens
+            deltas.append(
+                Delta(request.rid, end, NO_TOKENS, NO_LOGPROBS, version, worker=rollout.worker)
+            )
+        deltas[-1] = replace(deltas[-1], finish_reason=rollout.finish_reason, rollout=rollout)
+        self._out.extend(Deliver(request.rid, delta) for delta in deltas)

@@ -1,0 +1,167 @@
+"""Publishing a low-rank adapter: written into the store as a version, then loaded by every worker.
+
+Spec: docs/protocol.md, "More of an engine".
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from rolloutbus.bus.actor.ref import ROUTER, worker
+from rolloutbus.bus.wire.errors import BusError, Refused, SettingsError
+from rolloutbus.bus.wire.messages.control import FleetStatus, Status
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.publisher.named_tensors import (
+    Tensors,
+    are_held,
+    named_tensors,
+    renamed,
+)
+from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
+from rolloutbus.trainer_adapter.publisher.published import PublishOptions
+from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
+from rolloutbus.trainer_adapter.publisher.transfer import TransferLog
+
+CONFIG = "adapter_config.json"
+"""PEFT's description of an adapter: in the store, a tensor of bytes."""
+PREFIX = "base_model.model."
+_FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
+"""A factor's name in a state dict; PEFT's models put the adapter's own name before `weight`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """What an adapter is besides its tensors."""
+
+    alpha: float
+    """As PEFT has it."""
+    use_rslora: bool = False
+    """Scaled by alpha / sqrt(rank), not by alpha / rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLora:
+    """An adapter that requests may name from now on."""
+
+    name: str
+    version: int
+    """`lora=NAME` gets the latest, `lora=NAME@VERSION` this one."""
+    workers: tuple[str, ...]
+    """Those that have it."""
+    problems: dict[str, BusError] = field(default_factory=dict[str, BusError])
+    """Worker -> why it has not."""
+
+
+async def publish_adapter(
+    policy: Policy, name: str, tensors: Tensors, config: LoraConfig, options: PublishOptions
+) -> PublishedLora:
+    """See `WeightPublisher.publish_lora`.
+
+    Args:
+        policy: of the model; what its soundness knows of earlier versions is of this adapter.
+        name: of the adapter.
+        tensors: as a trainer has them.
+        config: what it is besides.
+        options: the deadline for everything, and whether factors may become all zero.
+    """
+    factors = factors_of(tensors)
+    whole = config_of(factors, config.alpha, use_rslora=config.use_rslora)
+    described = torch.frombuffer(bytearray(json.dumps(whole).encode()), dtype=torch.uint8)
+    stored = replace(policy, name=f"{policy.name}.{name}", dtype=None, offerings={})
+    publication = Publication(stored, options, TransferLog())
+    async with publication:
+        await publication.write(HeldTensors({**factors, CONFIG: described}))
+        published = await _load(policy, name, publication)
+        publication.keep()
+        return published
+
+
+def factors_of(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The adapter's tensors under the names of PEFT's files; others, of the model, are left out.
+
+    Raises:
+        SettingsError: there are none, or only one of a pair.
+    """
+    found: dict[str, torch.Tensor] = {}
+    held = tensors if are_held(tensors) else _factors_copied(tensors)
+    for name, tensor in named_tensors(held):
+        if (parts := _FACTOR.fullmatch(name)) is not None:
+            found[f"{PREFIX}{parts[1]}.lora_{parts[2]}.weight"] = tensor
+    halves = {name for name in found if _other(name) not in found}
+    if not found or halves:
+        what = f"one factor of a pair is missing: {min(halves)}" if halves else "no factors"
+        raise SettingsError(f"this is no adapter: {what}")
+    return found
+
+
+def _factors_copied(tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
+    """What an iterator gives may be gone when the next is asked for; factors are small."""
+    return [
+        (name, each.detach().clone())
+        for name, each in renamed(tensors, None)
+        if _FACTOR.fullmatch(name) is not None
+    ]
+
+
+def config_of(
+    factors: Mapping[str, torch.Tensor], alpha: float, *, use_rslora: bool
+) -> dict[str, object]:
+    """PEFT's description of these factors.
+
+    Raises:
+        SettingsError: their ranks differ.
+    """
+    ranks = {
+        each.shape[0] if ".lora_A." in name else each.shape[-1] for name, each in factors.items()
+    }
+    if len(ranks) != 1:
+        raise SettingsError(f"an adapter has one rank, not {sorted(ranks)}")
+    modules = {name.rpartition(".lora_")[0] for name in factors}
+    return {
+        "peft_type": "LORA",
+        "r": ranks.pop(),
+        "lora_alpha": alpha,
+        "use_rslora": use_rslora,
+        "target_modules": sorted({module.rpartition(".")[2] for module in modules}),
+        "bias": "none",
+    }
+
+
+def _other(name: str) -> str:
+    swapped = {".lora_A.": ".lora_B.", ".lora_B.": ".lora_A."}
+    mark = ".lora_A." if ".lora_A." in name else ".lora_B."
+    return name.replace(mark, swapped[mark])
+
+
+async def _load(policy: Policy, name: str, publication: Publication) -> PublishedLora:
+    client, version = policy.client, publication.version
+    # As the router knows them now: news of who has joined since may still be on their way.
+    fleet = await client.ref(ROUTER).ask_for(FleetStatus, Status(), deadline_s=publication.left_s)
+    there = [each.name for each in fleet.workers if each.policy == policy.name]
+    if not there:
+        message = f"no worker of policy {policy.name!r} is there to load it; start one first"
+        raise Refused(Problem("not_ready", message, "not_started"))
+    body = LoadLora(name, version, bulk=await publication.bulk())
+
+    async def load(at: str) -> BusError | None:
+        try:
+            result = await client.ref(worker(at)).ask_for(
+                FleetResult, body, deadline_s=publication.left_s
+            )
+            result.only(Adapters)
+        except BusError as error:
+            return error
+        return None
+
+    told = await asyncio.gather(*map(load, there))
+    problems = {at: error for at, error in zip(there, told, strict=True) if error is not None}
+    if problems and len(problems) == len(there):
+        raise problems[there[0]]
+    loaded = tuple(at for at in there if at not in problems)
+    return PublishedLora(name, version, loaded, problems)

@@ -1,0 +1,462 @@
+"""One version on its way: reserved, written and sealed in the store, then the router's update."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, Protocol, Self, TypeVar, cast, runtime_checkable
+
+import msgspec
+import torch
+
+from rolloutbus.bus.actor.ref import ROUTER, STORE
+from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import lay_out, total_bytes
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    DeadlineExceeded,
+    EngineFailed,
+    OutcomeUnknown,
+    PeerLost,
+    RemoteProtocolError,
+    RequestCancelled,
+)
+from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
+from rolloutbus.bus.wire.messages.control import FleetStatus, Status
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.membership import Member
+from rolloutbus.bus.wire.messages.weights import (
+    Offer,
+    PublishVersion,
+    Reserved,
+    ReserveVersion,
+    Restored,
+    RestoreVersion,
+    SealVersion,
+    Settled,
+    SettleVersion,
+    Tensor,
+    UpdateProgress,
+)
+from rolloutbus.bus.wire.messages.weights import Published as PublishedByRouter
+from rolloutbus.trainer_adapter.client.control import FleetRef
+from rolloutbus.trainer_adapter.client.core.effects import Result
+from rolloutbus.trainer_adapter.client.core.endings import UPDATE_UNKNOWN
+from rolloutbus.trainer_adapter.client.core.link import Upstream
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.publisher.named_tensors import DTYPE_NAMES
+from rolloutbus.trainer_adapter.publisher.offers.devices import gpus_of, is_shared
+from rolloutbus.trainer_adapter.publisher.offers.offering import Offering
+from rolloutbus.trainer_adapter.publisher.published import (
+    UPDATE_DEADLINE_S,
+    PublishOptions,
+    publish_command,
+)
+from rolloutbus.trainer_adapter.publisher.soundness import Soundness
+from rolloutbus.trainer_adapter.publisher.tensor_source import StreamedTensors, TensorSource
+from rolloutbus.trainer_adapter.publisher.transfer import TransferLog
+from rolloutbus.trainer_adapter.publisher.weight_writer import (
+    CopyWatch,
+    WeightWriter,
+    in_thread,
+    tensors_in,
+)
+
+SETTLE_S = 2.0
+"""For the store to take back a version that was refused, cancelled or failed."""
+STORE_TRIES = 3
+"""Commands to the store may be repeated; so often when it is lost under way."""
+
+POLL_S = 0.05
+"""Between two looks for what nobody tells of unasked: the store's place, an update's end."""
+
+ResultT = TypeVar("ResultT", bound=msgspec.Struct)
+TakenT = TypeVar("TakenT", Reserved, Restored)
+
+
+UpdateOutcome = Literal["committed", "not_committed"]
+"""What became of a version, for good."""
+
+
+class Courier(Protocol):
+    """Carries the router's command; a client's connection is one."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Live workers, as the router last told."""
+        ...
+
+    @property
+    def upstream(self) -> Upstream:
+        """The router that it is connected to, and the store."""
+        ...
+
+    def submit(
+        self,
+        ask: Ask,
+        deadline_s: float,
+        listener: Callable[[UpdateProgress], None] | None = None,
+    ) -> tuple[str, asyncio.Future[Result]]:
+        """Open a request: its rid, and the future of its result."""
+        ...
+
+    def require_known_fleet(self) -> None:
+        """Raise OtherFleet if version numbers do not mean what the caller thinks."""
+        ...
+
+    def abort(self, rids: Sequence[str]) -> int:
+        """Stop requests; each still ends by itself."""
+        ...
+
+    def forget(self, rid: str) -> None:
+        """Nobody waits for it any more."""
+        ...
+
+    def require_home(self) -> None:
+        """Raise WrongEventLoop on another loop than that which opened it."""
+        ...
+
+
+@runtime_checkable
+class Publishing(Protocol):
+    """What a publisher needs of a client."""
+
+    @property
+    def bulk(self) -> str:
+        """Endpoint of the weight store's bulk socket; empty while there is no store."""
+        ...
+
+    @property
+    def dialer(self) -> Dialer | None:
+        """The keys it connects with, if any."""
+        ...
+
+    @property
+    def connection(self) -> Courier:
+        """By which the router is told to publish."""
+        ...
+
+    def ref(self, address: str) -> FleetRef:
+        """The router (empty) or the `store`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What all publications of one publisher share."""
+
+    client: Publishing
+    name: str
+    dtype: torch.dtype | None
+    """What floating-point tensors are cast to; None: not at all."""
+    writer: WeightWriter
+    soundness: Soundness
+    offerings: Mapping[str, Offering] = field(default_factory=dict[str, Offering])
+    """Transport -> who offers it."""
+    latest: deque[int] = field(default_factory=lambda: deque[int](maxlen=1))
+    """The version that the store assigned last."""
+
+
+class Publication:
+    """One version; every step once, in order. An async context manager."""
+
+    def __init__(self, policy: Policy, options: PublishOptions, log: TransferLog) -> None:
+        """The deadline runs from now on.
+
+        Raises:
+            Refused: an option is no valid value.
+            WrongEventLoop: the client belongs to another loop.
+        """
+        policy.client.connection.require_home()
+        self._policy = policy
+        self._options = options
+        self._log = log
+        self._deadline_at = time.monotonic() + options.get("deadline_s", UPDATE_DEADLINE_S)
+        self._command = publish_command(policy.name, 0, options)
+        self._allow_zeros = options.get("allow_zeros", False)
+        self._rid = ""
+        self._update = ""
+        """The router's name for its try."""
+        self._offerings: list[Offering] = []
+        self._offers: list[Offer] = []
+        self._taking: asyncio.Future[Reserved | Restored] | None = None
+        """The store's answer that gives it its number."""
+        self._is_over = False
+        """It is committed, or the store has been told that it never will be."""
+        self._on_commit: Callable[[], None] = _ignore_commit
+        """Then it is what the next version is compared with."""
+        self.version = 0
+        """0 until it is written or restored."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._log.copied.set()
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._settle)
+            for offering in self._offerings:
+                closing.push_async_callback(offering.close)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least a hundredth."""
+        return max(0.01, self._deadline_at - time.monotonic())
+
+    async def write(self, source: TensorSource) -> None:
+        """Copy all tensors into the store and seal them there.
+
+        Raises:
+            RequestError: the store has no room, or the tensors are not sound.
+            DeadlineExceeded: nothing was published.
+        """
+        try:
+            async with asyncio.timeout(self.left_s):
+                await self._write(source)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the deadline passed while the weights were written: {self._where()}; "
+                "nothing was published: give a later deadline_s",
+                outcome="not_started",
+            ) from error
+
+    async def restore(self, version: int) -> None:
+        """Take the content of a version that the store still keeps instead of tensors.
+
+        Raises:
+            RequestError: it does not.
+        """
+        body = RestoreVersion(policy=self._policy.name, version=version)
+        self.version = (await self._take(Restored, body)).version
+        self._on_commit = self._policy.soundness.restored
+        self._log.enter("sealing", version=self.version)
+        self._log.copied.set()
+
+    async def publish(self) -> PublishedByRouter:
+        """Let the router bring the sealed version to the workers.
+
+        Raises:
+            As `WeightPublisher.publish`.
+        """
+        router = self._policy.client.connection.upstream.router
+        bare = [_bare(each, router) for each in self._offers]
+        command = msgspec.structs.replace(self._command, version=self.version, offers=bare)
+        serving = [asyncio.create_task(each.serve()) for each in self._offerings]
+        try:
+            result = await self._ask_router(command)
+        except BusError as error:
+            has_moved = self._policy.client.connection.upstream.router != router
+            is_known = error.outcome != "unknown" or isinstance(error, RequestCancelled)
+            told = await self._judged(error, is_sure=is_known and not has_moved)
+            if told is error:
+                raise
+            raise told from error
+        finally:
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+        self.keep()
+        self._log.enter("committed")
+        return result
+
+    def keep(self) -> None:
+        """It is committed, or in use: its bytes stay."""
+        self._is_over = True
+        self._on_commit()
+
+    async def _take(self, expected: type[TakenT], body: msgspec.Struct) -> TakenT:
+        """Have the store make a version of it; who is cancelled meanwhile gives it back."""
+        taking = asyncio.ensure_future(self._ask_store(expected, body))
+        self._taking = cast("asyncio.Future[Reserved | Restored]", taking)
+        taken = await asyncio.shield(taking)
+        self._policy.latest.append(taken.version)
+        return taken
+
+    async def _judged(self, error: BusError, *, is_sure: bool) -> BusError:
+        """What to tell of a publication that the router has not called committed."""
+        is_committed = await self._settle()
+        if is_committed:
+            message = f"version {self.version} is committed all the same; the update ended: {error}"
+        elif is_committed is None and not is_sure:
+            message = f"version {self.version} may be committed or not: {error}"
+        elif is_committed is None or is_sure or isinstance(error, RequestCancelled):
+            return error
+        else:
+            message = f"version {self.version} is not committed and never will be: {error}"
+            problem = Problem("update_failed", message[:MAX_SENTENCE_CHARS], "failed")
+            return EngineFailed(problem, rid=self._rid)
+        problem = Problem(UPDATE_UNKNOWN, message[:MAX_SENTENCE_CHARS], "unknown")
+        unknown = OutcomeUnknown(problem, rid=self._rid)
+        unknown.version = self.version
+        return unknown
+
+    async def _settle(self) -> bool | None:
+        """Give its bytes back unless it is committed; whether it is, None if nobody says."""
+        if self._is_over or self._taking is None:
+            return None
+        self._is_over = True
+        store = self._policy.client.ref(STORE)
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                version = (await asyncio.shield(self._taking)).version
+                body = SettleVersion(self._policy.name, version)
+                result = await store.ask_for(FleetResult, body, deadline_s=SETTLE_S)
+                is_committed = result.only(Settled).is_committed
+                if is_committed:
+                    self._on_commit()
+                return is_committed
+        except (BusError, TimeoutError):
+            return None  # the store gives it up by itself, once it is told that we are gone
+        finally:
+            self._policy.writer.tidy()
+
+    async def bulk(self) -> str:
+        """Endpoint of the store; waits while the client has not heard of it.
+
+        Raises:
+            PeerLost: it does not before the deadline.
+        """
+        client = self._policy.client
+        while not client.bulk:
+            if time.monotonic() >= self._deadline_at:
+                raise PeerLost("the router tells of no weight store", outcome="not_started")
+            await asyncio.sleep(POLL_S)  # news of members come unasked
+        return client.bulk
+
+    def stop(self) -> bool:
+        """Have the router end it, if the router has it. False: it has not."""
+        if self._rid:
+            self._policy.client.connection.abort([self._rid])
+        return bool(self._rid)
+
+    def _where(self) -> str:
+        """How far the writing has come."""
+        latest = self._log.latest
+        copied = f"{latest.copied_bytes} of {latest.size_bytes} bytes were copied"
+        return f"{copied}, phase {latest.phase}"
+
+    async def _write(self, source: TensorSource) -> None:
+        policy = self._policy
+        if isinstance(source, StreamedTensors) and not source.has_layout:
+            self._log.enter("copying")
+            watch = CopyWatch(_ignore_copied)
+            work = partial(source.held_copies, policy.dtype, watch.require_wanted)
+            source = await in_thread(work, watch.stop)
+        layout = _layout(source, policy.dtype)
+        self._log.enter("copying", size_bytes=total_bytes(layout))
+        body = ReserveVersion(policy=policy.name, tensors=layout)
+        reserved = await self._take(Reserved, body)
+        self._log.enter("copying", version=reserved.version)
+        watch = CopyWatch(self._log.copied_so_far)
+        written = await policy.writer.copy(reserved, layout, source, watch)
+        try:
+            policy.soundness.require(layout, written.judgements, allow_zeros=self._allow_zeros)
+            await self._prepare_offers(layout, source.held or tensors_in(written.content, layout))
+            self._log.enter("sealing")
+            self._log.copied.set()
+            if not written.is_in_store:
+                bulk = BulkLink(await self.bulk(), policy.client.dialer)
+                await policy.writer.push(written.content, reserved, policy.name, bulk)
+            digests = [judged.digest for judged in written.judgements]
+            seal = SealVersion(
+                policy.name, reserved.version, digests, self._offers, self._allow_zeros
+            )
+            await self._ask_store(Done, seal)
+            self._on_commit = partial(policy.soundness.committed, layout, written.judgements)
+        finally:
+            del written  # an error's traceback would keep its memory
+        self.version = reserved.version
+
+    async def _prepare_offers(
+        self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """What is not all at hand in the trainer is offered out of the copy on this host."""
+        for offering in self._wanted(tensors):
+            self._offerings.append(offering)
+            self._offers += await offering.prepare(layout, tensors)
+
+    def _wanted(self, held: Sequence[torch.Tensor]) -> list[Offering]:
+        """A GPU's memory is offered by itself if a worker is there, a group to who asks for one."""
+        policy, wanted = self._policy, self._command.transport
+        if wanted == "auto":
+            members = policy.client.connection.members
+            wanted = "cuda_ipc" if is_shared(gpus_of(held), members, policy.name) else ""
+        return [policy.offerings[wanted]] if wanted in policy.offerings else []
+
+    async def _ask_router(self, command: PublishVersion) -> PublishedByRouter:
+        courier = self._policy.client.connection
+        ask = Ask("publish_version", command)
+        self._rid, future = courier.submit(ask, self.left_s, self._routed)
+        try:
+            result = await future
+        finally:
+            courier.forget(self._rid)
+        if not isinstance(result, PublishedByRouter):
+            raise RemoteProtocolError(f"publish_version ended with {type(result).__name__}")
+        return result
+
+    def _routed(self, progress: UpdateProgress) -> None:
+        """What the router reports; when it begins again, or another one does, groups are over."""
+        if self._update not in ("", progress.update):
+            for each in self._offerings:
+                each.call_off()
+        self._update = progress.update
+        self._log.routed(progress)
+
+    async def _ask_store(self, expected: type[ResultT], body: msgspec.Struct) -> ResultT:
+        store = self._policy.client.ref(STORE)
+        n_tries = 1
+        while True:
+            try:
+                result = await store.ask_for(FleetResult, body, deadline_s=self.left_s)
+                return result.only(expected)
+            except PeerLost:
+                if n_tries == STORE_TRIES:
+                    raise
+                n_tries += 1
+
+
+def _layout(source: TensorSource, dtype: torch.dtype | None) -> list[Tensor]:
+    return lay_out(
+        (
+            each.name,
+            DTYPE_NAMES[dtype if dtype and each.dtype.is_floating_point else each.dtype],
+            each.shape,
+        )
+        for each in source.tensors
+    )
+
+
+def _bare(offer: Offer, router: str) -> Offer:
+    """As the router is told of it."""
+    router = router if offer.transport == "collective" else ""
+    return msgspec.structs.replace(offer, buckets=[], router=router)
+
+
+def _ignore_commit() -> None:
+    """Nothing is sealed yet."""
+
+
+def _ignore_copied(_n_bytes: int) -> None:
+    """The copy that counts comes after it."""
+
+
+async def outcome_of(policy: Policy, version: int, deadline_s: float) -> UpdateOutcome:
+    """What became of a version, once nobody is publishing it any more; see `WeightPublisher`."""
+    client = policy.client
+    key = (policy.name, version)
+    while True:
+        fleet = await client.ref(ROUTER).ask_for(FleetStatus, Status(), deadline_s=deadline_s)
+        if key not in [(each.policy, each.version) for each in fleet.updates]:
+            break
+        await asyncio.sleep(POLL_S)
+    client.connection.require_known_fleet()  # or its version of that number would be settled
+    store = client.ref(STORE)
+    body = SettleVersion(policy.name, version)
+    result = await store.ask_for(FleetResult, body, deadline_s=deadline_s)
+    return "committed" if result.only(Settled).is_committed else "not_committed"

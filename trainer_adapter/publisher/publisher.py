@@ -1,0 +1,471 @@
+"""Publishing new weights: a version is written into the store, and the router brings it round."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Literal, NoReturn
+
+import torch
+
+from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    DeadlineExceeded,
+    LocalProtocolError,
+    Refused,
+    RequestCancelled,
+    SettingsError,
+    cannot_be_pickled,
+)
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import InFlight, TransportChoice, UpdateMode
+from rolloutbus.trainer_adapter.publisher.lora import LoraConfig, PublishedLora, publish_adapter
+from rolloutbus.trainer_adapter.publisher.named_tensors import (
+    Rename,
+    Tensors,
+    are_held,
+    require_tensors,
+)
+from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.offers.cuda_ipc import CudaIpcOffering
+from rolloutbus.trainer_adapter.publisher.offers.offering import Offering
+from rolloutbus.trainer_adapter.publisher.publication import (
+    Policy,
+    Publication,
+    Publishing,
+    UpdateOutcome,
+    outcome_of,
+)
+from rolloutbus.trainer_adapter.publisher.published import (
+    UPDATE_DEADLINE_S,
+    Published,
+    PublishOptions,
+    Requirement,
+    published_of,
+)
+from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
+from rolloutbus.trainer_adapter.publisher.soundness import Soundness, WeightCheck
+from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, Layout, StreamedTensors
+from rolloutbus.trainer_adapter.publisher.transfer import TransferLog, WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
+
+Publishable = Tensors | HeldTensors | StreamedTensors | ShardedSource
+"""A module (its parameters), a state dict, (name, tensor) pairs, or what several ranks hold.
+
+Pairs that come out of an iterator are copied one by one, each before the next one is asked for."""
+
+_CLIENT = "a RolloutClient, of connect(); SyncWeightPublisher takes one of connect_sync()"
+
+
+def give_up_sources(arguments: Iterable[object]) -> None:
+    """Tell those who wait for the sources among the arguments of a call that it was refused."""
+    for each in arguments:
+        if isinstance(each, HeldTensors | StreamedTensors | ShardedSource):
+            each.give_up()
+
+
+@strict()
+class Update:
+    """One version under way; see `WeightPublisher.begin`."""
+
+    def __init__(self, publication: Publication, rename: Rename | None) -> None:
+        self._publication = publication
+        self._rename = rename
+        self.write_s = 0.0
+        self.published: Published | None = None
+        """Set when the `async with` block has ended well."""
+
+    @property
+    def version(self) -> int:
+        """0 until `put_all`."""
+        return self._publication.version
+
+    async def put_all(self, tensors: Publishable, *, layout: Layout | None = None) -> int:
+        """Copy all tensors into the store; afterwards they may change. Returns the version.
+
+        Args:
+            tensors: as of `WeightPublisher.publish`.
+            layout: as of `WeightPublisher.publish`.
+
+        Raises:
+            Refused: a tensor is not sound; `.field` names it.
+            RequestError: the store has no room, or the bytes changed while they were copied.
+            DeadlineExceeded: nothing was published.
+        """
+        if self.version:
+            raise LocalProtocolError("an update takes all its tensors in one put_all")
+        began = time.monotonic()
+        source = source_of(tensors, self._rename, layout)
+        try:
+            await self._publication.write(source)
+        finally:
+            await asyncio.to_thread(source.give_up)
+        self.write_s = time.monotonic() - began
+        return self.version
+
+
+@strict(refused=give_up_sources)
+class WeightPublisher:
+    """Publishes versions of one policy. Updates of one policy go one after another."""
+
+    def __init__(
+        self,
+        client: Annotated[Publishing, Described(_CLIENT)],
+        policy: str = "default",
+        *,
+        dtype: torch.dtype | None = None,
+        rename: Rename | None = None,
+        check: WeightCheck = "finite",
+        writer: WeightWriter | None = None,
+    ) -> None:
+        """How every version of the policy is made.
+
+        Args:
+            client: of the router that the policy's workers are at.
+            policy: whose weights these are.
+            dtype: what floating-point tensors are cast to on the way; None keeps theirs.
+            rename: the engine's name for the trainer's; None for what is not published. A
+                `ShardedSource` has its own.
+            check: `finite`: a version with infinity or NaN in it, or with a tensor that has become
+                all zero since the last one (`allow_zeros=` of `publish` lets it), is refused before
+                anybody gets it. `off`: nothing is checked here; workers still check what they get.
+            writer: how bytes get into the store.
+        """
+        self._rename = rename
+        self._offerings: dict[str, Offering] = {
+            "cuda_ipc": CudaIpcOffering(),
+            "collective": CollectiveOffering(),
+        }
+        self._policy = Policy(
+            client, policy, dtype, writer or WeightWriter(), Soundness(check), self._offerings
+        )
+        self._check: WeightCheck = check
+        self._adapters: dict[str, Soundness] = {}
+        self._turn = asyncio.Lock()
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, "the router's address, and make a client and a publisher there"
+        )
+
+    @property
+    def policy(self) -> str:
+        """Whose weights are published."""
+        return self._policy.name
+
+    def offer(self, transport: Literal["cuda_ipc", "collective"], offering: Offering) -> None:
+        """Offer versions by this way in a manner of its own, e.g. `CollectiveOffering("nccl")`."""
+        self._offerings[transport] = offering
+
+    def forget(self) -> None:
+        """No version follows soon: give back the memory that is kept from one to the next."""
+        self._policy.writer.forget()
+        for offering in self._offerings.values():
+            offering.forget()
+
+    async def publish(
+        self,
+        tensors: Publishable,
+        *,
+        layout: Layout | None = None,
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        allow_zeros: bool = False,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> Published:
+        """Bring these weights to every worker of the policy, as one transaction.
+
+        Cancelling it cancels the transaction, if its commit has not been recorded yet; `start`
+        has a handle that outlives its waiters.
+
+        Args:
+            tensors: on any device. They must not change until the copy is done; `start` and
+                `begin` tell when that is. Tied tensors are sent once, under their first name. An
+                iterator is read in a thread, one tensor at a time: each is copied before the next
+                is asked for, all names are sent, and it is closed at the end in any case.
+            layout: (name, dtype, shape) of every tensor that the iterator will give, in its order.
+                Without it the iterator's tensors are collected in host memory first.
+            in_flight: what becomes of running requests: `finish_old`, `in_place` (keep the KV
+                cache), `retract` (keep tokens, recompute the KV cache) or `abort`.
+            require: how many workers must have it staged: `all`, `quorum`, `any` or `at-least:N`.
+            transport: how the bytes reach the workers: `auto` (each by its locality), `shm`,
+                `tcp`, `delta`, `disk`, `cuda_ipc` or `collective`.
+            mode: `staged`: held beside the old weights first; `in_place`: written over them.
+            floor: workers that go on serving while others swap; 0: all swap at once.
+            allow_zeros: a tensor may be all zero where the last version, or the active one of a
+                worker, was not: training begins again, or a layer was reset.
+            deadline_s: for everything, seconds from now.
+
+        Raises:
+            Refused: an option or a tensor is wrong; `.field` names it. Nothing was published.
+            OutcomeUnknown: it may be committed, or be some time; ask `outcome(error.version)`.
+            RequestError: refused or failed: every worker keeps the old weights; see `.code`.
+            PeerLost: no store, or a rank of a ShardedSource, is there any more.
+            DeadlineExceeded: no router answered; outcome `not_started`: nothing was published.
+        Spec: docs/protocol.md, "Weights".
+        """
+        handle = self.start(
+            tensors,
+            layout=layout,
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            allow_zeros=allow_zeros,
+            deadline_s=deadline_s,
+        )
+        return await _attended(handle)
+
+    def start(
+        self,
+        tensors: Publishable,
+        *,
+        layout: Layout | None = None,
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        allow_zeros: bool = False,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> WeightTransferHandle:
+        """The same in the background: `await handle.copied()`, then train on; `await handle`.
+
+        Arguments as of `publish`.
+
+        Raises:
+            Refused, SettingsError: an option or a tensor is wrong.
+        """
+        options = PublishOptions(
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            allow_zeros=allow_zeros,
+            deadline_s=deadline_s,
+        )
+        source = source_of(tensors, self._rename, layout)
+        log = TransferLog()
+        try:
+            publication = Publication(self._policy, options, log)
+        except BusError:
+            source.give_up()
+            raise
+
+        async def run() -> Published:
+            try:
+                return await self._run(publication, partial(publication.write, source))
+            finally:
+                await asyncio.to_thread(source.give_up)
+
+        return _handle(publication, log, run)
+
+    async def publish_lora(
+        self,
+        name: str,
+        tensors: Tensors,
+        *,
+        alpha: float,
+        use_rslora: bool = False,
+        allow_zeros: bool = False,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> PublishedLora:
+        """Bring a low-rank adapter to every worker of the policy; the weights stay.
+
+        Requests with `lora=NAME` get it from now on; those that run end on what they began with.
+        A worker that joins or starts again later is brought them, until they are unloaded.
+
+        Args:
+            name: 1 to 40 of `A-Z a-z 0-9 _ -`.
+            tensors: factors `MODULE.lora_A.weight` [rank, in] and `MODULE.lora_B.weight`
+                [out, rank], as a PEFT model or its state dict has them; others are left out.
+            alpha: the product of a pair is scaled by alpha / rank.
+            use_rslora: the product is scaled by alpha / sqrt(rank) instead.
+            allow_zeros: a factor may be all zero that was not in the adapter's last version.
+            deadline_s: for everything, seconds from now.
+
+        Raises:
+            SettingsError, Refused: this is no adapter.
+            RequestError: no worker has taken it; or the store has no room.
+            DeadlineExceeded: some may have it.
+        """
+        soundness = self._adapters.setdefault(name, Soundness(self._check))
+        async with self._turn:
+            policy = replace(self._policy, soundness=soundness)
+            config = LoraConfig(alpha, use_rslora=use_rslora)
+            options = PublishOptions(allow_zeros=allow_zeros, deadline_s=deadline_s)
+            return await publish_adapter(policy, name, tensors, config, options)
+
+    async def restore(
+        self,
+        version: int,
+        *,
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> Published:
+        """Go back: publish a new version with the content of an old one that the store keeps.
+
+        One that was committed once is trusted: tensors of zeros in it are no error. The other
+        arguments as of `publish`.
+
+        Raises:
+            As `publish`. Code `version_unavailable`: the store does not keep it any more.
+        """
+        options = PublishOptions(
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            deadline_s=deadline_s,
+        )
+        log = TransferLog()
+        publication = Publication(self._policy, options, log)
+        run = partial(self._run, publication, partial(publication.restore, version))
+        return await _attended(_handle(publication, log, run))
+
+    async def outcome(self, version: int = 0, *, deadline_s: float = 30.0) -> UpdateOutcome:
+        """What became of a version whose publication ended with `OutcomeUnknown`, for good.
+
+        One that is not committed by now never will be. Waits while it is being published, and for a
+        store that is not there.
+
+        Args:
+            version: `.version` of the error; 0: the latest one of this publisher.
+            deadline_s: seconds from now.
+
+        Raises:
+            Refused: `version_unavailable`: there was no such version, or it is too old to tell.
+            OtherFleet: it is a version of the fleet that was at the address before.
+            RequestError, PeerLost: nobody knows it yet: ask again when the store is back.
+            DeadlineExceeded: so, too.
+        """
+        try:
+            async with asyncio.timeout(deadline_s), self._turn:
+                if not version and not self._policy.latest:
+                    message = "this publisher has not published anything yet"
+                    raise Refused(Problem("version_unavailable", message, "not_started", "version"))
+                asked = version or self._policy.latest[-1]
+                return await outcome_of(self._policy, asked, deadline_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"nobody knows it after {deadline_s:g} s") from error
+
+    @asynccontextmanager
+    async def begin(
+        self,
+        *,
+        in_flight: InFlight = "in_place",
+        require: Requirement = "any",
+        transport: TransportChoice = "auto",
+        mode: UpdateMode = "staged",
+        floor: int = 0,
+        allow_zeros: bool = False,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> AsyncGenerator[Update]:
+        """An update in two steps: `await update.put_all(tensors)` inside, published at the end.
+
+        Leaving the block by an error publishes nothing. Arguments as of `publish`.
+        """
+        options = PublishOptions(
+            in_flight=in_flight,
+            require=require,
+            transport=transport,
+            mode=mode,
+            floor=floor,
+            allow_zeros=allow_zeros,
+            deadline_s=deadline_s,
+        )
+        publication = Publication(self._policy, options, TransferLog())
+        update = Update(publication, self._rename)
+        async with self._turn, publication:
+            yield update
+            if update.version:
+                began = time.monotonic()
+                result = await publication.publish()
+                took_s = time.monotonic() - began
+                update.published = published_of(result, update.write_s, took_s)
+
+    async def _run(
+        self, publication: Publication, write: Callable[[], Awaitable[None]]
+    ) -> Published:
+        async with self._turn, publication:
+            began = time.monotonic()
+            await write()
+            wrote = time.monotonic()
+            result = await publication.publish()
+            return published_of(result, wrote - began, time.monotonic() - wrote)
+
+
+def _handle(
+    publication: Publication, log: TransferLog, run: Callable[[], Awaitable[Published]]
+) -> WeightTransferHandle:
+    """Let it run in the background."""
+    has_begun = was_stopped = False
+
+    async def guarded() -> Published:
+        nonlocal has_begun
+        has_begun = True
+        if was_stopped:
+            task.cancel()
+        try:
+            return await run()
+        except asyncio.CancelledError:
+            if was_stopped:
+                raise _cancelled() from None
+            raise
+        finally:
+            if log.latest.phase != "committed":
+                log.enter("aborted")
+
+    def stop() -> None:
+        nonlocal was_stopped
+        if not publication.stop():
+            was_stopped = True
+            if has_begun:  # else it would end without a word to other ranks
+                task.cancel()
+
+    task = asyncio.create_task(guarded())
+    return WeightTransferHandle(log, task, stop)
+
+
+async def _attended(handle: WeightTransferHandle) -> Published:
+    try:
+        return await handle
+    except asyncio.CancelledError:
+        handle.stop()
+        raise
+
+
+def source_of(
+    tensors: Publishable, rename: Rename | None = None, layout: Layout | None = None
+) -> HeldTensors | StreamedTensors | ShardedSource:
+    """What is read of them; a source stays what it is.
+
+    Raises:
+        SettingsError: they are no tensors; or a source has its own layout.
+    """
+    if isinstance(tensors, HeldTensors | StreamedTensors | ShardedSource):
+        if layout is not None:
+            raise SettingsError("layout is for an iterator of (name, tensor) pairs")
+        return tensors
+    require_tensors(tensors)
+    if layout is not None or not are_held(tensors):
+        return StreamedTensors(tensors, rename, layout)
+    return HeldTensors(tensors, rename)
+
+
+def _cancelled() -> RequestCancelled:
+    message = "cancelled before the router had it; nothing was published"
+    return RequestCancelled(Problem("cancelled", message, "not_started"))

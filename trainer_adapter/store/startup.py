@@ -1,0 +1,173 @@
+"""What a store finds when it starts: its ledger read, its bytes taken over, leftovers swept.
+
+A store that crashed left its sealed segments in shared memory; its successor on the same
+directory adopts them, so that late workers can still catch up. After a restart of the whole machine
+shared memory is empty, and the last committed version of each policy is read back from its files.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from rolloutbus.bus.actor.process import warn
+from rolloutbus.bus.host import SHM_DIR
+from rolloutbus.bus.weights.manifest import first_mismatch
+from rolloutbus.bus.weights.shm import SegmentGone
+from rolloutbus.bus.wire.errors import BusError
+from rolloutbus.bus.wire.messages.weights import Offer, ReserveVersion, RestoreVersion, SealVersion
+from rolloutbus.trainer_adapter.store.files import WeightFiles, place_of
+from rolloutbus.trainer_adapter.store.ledger import Ledger
+from rolloutbus.trainer_adapter.store.records import Opened, Record, Retired
+from rolloutbus.trainer_adapter.store.segments import SegmentPool, StoreFull, sweep
+from rolloutbus.trainer_adapter.store.versions import StoredVersion, VersionKey, VersionTable
+
+_LINE_BYTES = 4096
+"""Of all that a record has beside its tensors."""
+_DIGEST_BYTES = 32
+"""More, of each tensor, once its bytes are known."""
+
+
+class Shelf:
+    """The ledger, the segments and the versions in them, consistent with one another."""
+
+    def __init__(self, directory: Path, shm_dir: Path = SHM_DIR, disk: str = "") -> None:
+        """Take over what is there; `disk` is where versions are kept as files, if at all.
+
+        Raises:
+            SettingsError: another store uses the directory, or its ledger is damaged.
+        """
+        self.ledger = Ledger(directory / "versions.ledger")
+        self.table = VersionTable()
+        self.table.restore(self.ledger.records)
+        self.pool = SegmentPool(shm_dir)
+        self._dropped: list[VersionKey] = []
+        """Versions of the ledger whose bytes are gone."""
+        self.files = WeightFiles(Path(disk), self.pool.owner) if disk else None
+        predecessors = [each.owner for each in self.ledger.records if isinstance(each, Opened)]
+        if self.files is not None:
+            self._tidy(self.files, predecessors)
+        self._adopt_all()
+        self.trouble = ""
+        """Why nothing can be written down; empty: it can."""
+        self._taken_over: list[Record] = [Opened(self.pool.owner), *self.table.snapshot()]
+        """What the ledger does not say yet."""
+        try:
+            self._record()
+        except OSError as error:
+            self._in_trouble(error)
+        sweep(shm_dir, dead_owners=frozenset(predecessors))
+
+    def make_room(self, size_bytes: int = 0) -> None:
+        """Be sure that so many bytes of records can be written down, before they are decided on.
+
+        Raises:
+            OSError: the disk is full; `trouble` says so until this succeeds.
+        """
+        try:
+            self._record()
+            self.ledger.make_room(size_bytes)
+        except OSError as error:
+            self._in_trouble(error)
+            raise
+        if self.trouble:
+            self.trouble = ""
+            warn("there is room for the record of weight versions again: they can be published")
+
+    def record_bytes(self, command: msgspec.Struct) -> int:
+        """At least the size of what a command has written down."""
+        tensors = command.tensors if isinstance(command, ReserveVersion) else []
+        if isinstance(command, SealVersion | RestoreVersion):
+            stored = self.table.by_key.get((command.policy, command.version))
+            tensors = stored.tensors if stored is not None else []
+        return _LINE_BYTES + len(msgspec.json.encode(tensors)) + _DIGEST_BYTES * len(tensors)
+
+    def _record(self) -> None:
+        """Write down what was taken over, unless that has been done."""
+        if not self._taken_over:
+            return
+        try:
+            self.ledger.rewrite(self._taken_over)
+        except OSError:
+            # No room for another file; in this one some may be left.
+            gone = [Retired(*key) for key in self._dropped]
+            self.ledger.append(*self._taken_over, *gone)
+        self._taken_over = []
+
+    def _in_trouble(self, error: OSError) -> None:
+        reason = f"{self.ledger.path}: {error.strerror}"
+        if reason != self.trouble:
+            self.trouble = reason
+            warn(f"weight versions cannot be written down, so none is published: {reason}")
+
+    def close(self) -> None:
+        """Give all shared memory back: the versions are gone, their numbers stay taken."""
+        self.pool.close()
+        self.ledger.close()
+
+    def _adopt_all(self) -> None:
+        """A segment may hold several versions: it is renamed once, and dropped with the last."""
+        by_segment: dict[str, list[StoredVersion]] = {}
+        for stored in self.table.pullable():
+            by_segment.setdefault(stored.segment, []).append(stored)
+        for segment, sharing in by_segment.items():
+            adopted = self._adopted(segment, sharing[0])
+            for stored in sharing:
+                stored.segment = adopted or self._read_back(stored)
+                if not stored.segment:
+                    self._drop(stored)
+
+    def _adopted(self, segment: str, stored: StoredVersion) -> str:
+        """The segment's new name; empty if it or its bytes are gone."""
+        try:
+            name = self.pool.adopt(segment, stored.size_bytes)
+        except SegmentGone:
+            return ""
+        if first_mismatch(self.pool.content(name), stored.tensors) is not None:
+            self.pool.retire(name, is_reusable=False)
+            return ""
+        return name
+
+    def _read_back(self, stored: StoredVersion) -> str:
+        """A new segment with the last committed version's files; empty if it cannot be had."""
+        is_last = self.table.committed.get(stored.policy) == stored.number
+        if self.files is None or not is_last or not self.files.has(stored.key):
+            return ""
+        try:
+            segment = self.pool.take(stored.size_bytes)
+        except StoreFull as error:
+            warn(f"version {stored.number} stays on disk: {error}")
+            return ""
+        try:
+            content = self.pool.content(segment)
+            self.files.read(stored.key, stored.tensors, content)
+            wrong = first_mismatch(content, stored.tensors)
+            why = f"tensor {wrong.name!r} is damaged" if wrong is not None else ""
+        except (BusError, OSError) as error:
+            why = str(error)
+        if why:
+            warn(f"version {stored.number} of {stored.policy!r} cannot be read back: {why}")
+            self.pool.retire(segment, is_reusable=False)
+            return ""
+        self.pool.freeze(segment)
+        return segment
+
+    def _drop(self, stored: StoredVersion) -> None:
+        del self.table.by_key[stored.key]
+        self._dropped.append(stored.key)
+        is_last = self.table.committed.get(stored.policy) == stored.number
+        # Damaged files of the version in use are left to a person.
+        if self.files is not None and not is_last:
+            self.files.remove(stored.key)
+
+    def _tidy(self, files: WeightFiles, predecessors: list[str]) -> None:
+        """Delete what earlier processes left behind; offer what they wrote."""
+        files.sweep(predecessors)
+        for record in self.ledger.records:
+            if isinstance(record, Retired):
+                files.remove((record.policy, record.version))
+        for key in files.taken():
+            # Whatever the ledger knows: its directory would be in the way.
+            self.table.take_number(*key)
+        for stored in self.table.pullable():
+            if files.has(stored.key):
+                stored.offers.append(Offer("disk", at=place_of(stored.key)))
