@@ -17,10 +17,10 @@ from typing import Any
 import uvloop
 
 import rolloutbus
-from rolloutbus import RolloutClient, Sampling
+from rolloutbus import RolloutClient, SamplingParams
 
 PROMPT = list(range(1, 33))
-SAMPLING = Sampling(max_new_tokens=8, seed=1, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=8, sampling_seed=1, ignore_eos=True)
 WARM_UP_S = 0.5
 
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from rolloutbus import RolloutClient, Sampling
+from rolloutbus import RolloutClient, SamplingParams
 
 PROMPT = list(range(3, 19))
-SAMPLING = Sampling(max_new_tokens=256, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=256, ignore_eos=True)
 
 
 @asynccontextmanager

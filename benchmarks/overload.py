@@ -21,13 +21,13 @@ import uvloop
 
 import rolloutbus
 from benchmarks.side_processes import machine, usage_of
-from rolloutbus import RolloutClient, Sampling
+from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.errors import BusError, DeadlineExceeded, Refused, RequestExpired
 
 WORKERS = 2
 SLOTS = 8
 ENGINE = {"slots": SLOTS, "step_s": 0.01}
-SAMPLING = Sampling(max_new_tokens=16, seed=1, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=16, sampling_seed=1, ignore_eos=True)
 PROMPT = list(range(1, 33))
 DEADLINE_S = 2.0
 FACTORS = (1.0, 2.0, 5.0, 10.0)

@@ -30,7 +30,7 @@ from transformers.utils import logging as transformers_logging
 
 import rolloutbus
 from benchmarks.side_processes import machine
-from rolloutbus import RolloutClient, Sampling, Want
+from rolloutbus import RolloutClient, SamplingParams, Want
 from rolloutbus.trainer_adapter.client.client import connect
 
 GOAL = 1.2
@@ -39,7 +39,7 @@ VOCABULARY = 2048
 N_OWN, N_NEW = 32, 8
 """Tokens of a question, and of its answer."""
 SLOTS = 4
-ANSWER = Sampling(max_new_tokens=N_NEW, temperature=0.0, ignore_eos=True)
+ANSWER = SamplingParams(max_new_tokens=N_NEW, temperature=0.0, ignore_eos=True)
 CACHED = Want(cached_tokens=True)
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -29,7 +29,7 @@ from rolloutbus.bus.transport.zmq_topics import SubPort
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.ids import NO_ATTEMPT
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Members
 from rolloutbus.bus.wire.messages.stream import Deltas
 
@@ -49,7 +49,9 @@ class Load(BusClient):
     """Keeps requests open, and counts the tokens that it hears."""
 
     def __init__(self, endpoint: str, n_open: int, n_tokens: int) -> None:
-        body = Generate(bytes(8), Sampling(max_new_tokens=n_tokens, ignore_eos=True), stream=True)
+        body = Generate(
+            bytes(8), SamplingParams(max_new_tokens=n_tokens, ignore_eos=True), stream=True
+        )
         self._body = pack(body)
         self._cost = Placement("default", cost=n_tokens)
         self._sub = SubPort(self._heard, [NAME])

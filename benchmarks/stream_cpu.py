@@ -25,7 +25,7 @@ from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.ids import Epoch
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import StreamSettings
 from rolloutbus.engine_worker.worker.requests import RunningRequest
@@ -114,7 +114,7 @@ class Plane:
 
 def _request(layout: Layout, number: int) -> RunningRequest:
     client = "trainer" if layout == "columns" else f"trainer-{number}"
-    body = Generate(prompt=bytes(4), sampling=Sampling(max_new_tokens=10**6), stream=True)
+    body = Generate(prompt=bytes(4), sampling=SamplingParams(max_new_tokens=10**6), stream=True)
     entry = Entry(
         "generate", f"{client}/{number}", (1, number + 1), route=client, place=Placement("default"),
         body=pack(body),

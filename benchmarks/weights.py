@@ -55,7 +55,7 @@ async def _publish(
     before = {pid: _reset_peak(pid) for pid in hosts}
     published = await publisher.publish(
         held.tensors,
-        in_flight="in_place",
+        in_flight="keep",
         require="all",
         transport=transport,  # type: ignore[arg-type]
         deadline_s=UPDATE_DEADLINE_S,

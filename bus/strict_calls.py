@@ -27,17 +27,12 @@ from typing import (
 
 from rolloutbus.bus.wire.errors import BusError, Refused, SettingsError
 from rolloutbus.bus.wire.messages.endings import bad_request
-from rolloutbus.bus.wire.messages.generation import Sampling, Want
-from rolloutbus.bus.wire.near_names import MEANT, nearest
+from rolloutbus.bus.wire.messages.generation import SAID_ELSEWHERE, SamplingParams, Want
+from rolloutbus.bus.wire.near_names import MEANT, RENAMED, nearest
 
 T = TypeVar("T")
 
 MAX_SHOWN_CHARS = 60
-ELSEWHERE: Mapping[str, str] = {
-    "n": "several samples of a prompt are `RolloutClient.generate_batch`",
-    "stream": "tokens as they come are the method `stream`",
-}
-"""Keywords of what samples that belong to another call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +119,9 @@ def unknown_keyword(
         return TypeError(f"{begin}; did you mean {meant}=?")
     for holder, fields in within.items():
         if holder in names and (meant := name if name in fields else nearest(name, fields)):
-            kind = holder.capitalize()
-            return TypeError(f"{begin}; say it in {holder}={kind}({meant}=...)")
-    if name in ELSEWHERE and "sampling" in names:
-        return TypeError(f"{begin}: {ELSEWHERE[name]}")
+            return TypeError(f"{begin}; say it in {holder}={_KINDS[holder]}({meant}=...)")
+    if name in SAID_ELSEWHERE and "sampling" in names:
+        return TypeError(f"{begin}: {SAID_ELSEWHERE[name]}")
     return TypeError(f"{begin}; there are {', '.join(sorted(names)) or 'none'}")
 
 
@@ -223,8 +217,10 @@ def _wrong_value(call: _Call, name: str, value: object) -> BusError:
     if len(shown) > MAX_SHOWN_CHARS or shown.startswith("<"):
         shown = f"a value of type {type(value).__name__}"
     message = f"{name} is {shown}; it must be {call.kinds[name].wanted}"
-    if isinstance(value, str) and MEANT.get(value, "!") in call.kinds[name].wanted:
-        message += f"; {value} is said as {MEANT[value]!r}"
+    if isinstance(value, str):
+        meant = RENAMED.get((name, value)) or MEANT.get(value, "!")
+        if meant in call.kinds[name].wanted:
+            message += f"; {value} is said as {meant!r}"
     if call.is_method:
         return Refused(bad_request(name, message))
     return SettingsError(f"{call.name}: {message}")
@@ -317,7 +313,9 @@ _PLAIN: Mapping[object, _Kind] = {
     str: _Kind(functools.partial(_is_a, (str,)), "a str"),
 }
 _FIELDS: Mapping[str, Collection[str]] = {
-    "sampling": Sampling.__struct_fields__,
+    "sampling": SamplingParams.__struct_fields__,
     "want": Want.__struct_fields__,
 }
 """Keyword -> fields of the value that it takes; callers mistake them for keywords."""
+_KINDS = {"sampling": "SamplingParams", "want": "Want"}
+"""Keyword -> name of the class of its value."""

@@ -154,7 +154,7 @@ async def _ask(client: RolloutClient, recorded: Answered, wanted: Regeneration) 
 
 
 def _sampled(rollout: Rollout) -> Again:
-    return Again(rollout.tokens, rollout.logprobs, rollout.versions, rollout.finish_reason)
+    return Again(rollout.tokens, rollout.logprobs, rollout.version_runs, rollout.finish_reason)
 
 
 def _scored(recorded: Answered, rollout: Rollout) -> Again | str:
@@ -162,7 +162,7 @@ def _scored(recorded: Answered, rollout: Rollout) -> Again | str:
     logprobs = np.asarray(rollout.arrays.get("prompt_logprobs", ()), "<f4")
     if logprobs.shape != tokens.shape:
         return f"the engine told logprobs of shape {logprobs.shape} for {len(tokens)} tokens"
-    [(version, _), *_] = rollout.versions
+    [(version, _), *_] = rollout.version_runs
     return Again(tokens, logprobs, [(version, len(tokens))], recorded.result.finish_reason)
 
 

@@ -101,7 +101,7 @@ class StreamTexts:
         stream.tokens += event.tokens.tolist()
 
     def _ending(self, event: Finished) -> str:
-        versions = "+".join(f"v{version}" for version, _ in event.versions) or "v?"
+        versions = "+".join(f"v{version}" for version, _ in event.version_runs) or "v?"
         facts = [event.worker, versions, f"{len(event.tokens)} tokens"]
         if event.n_missing:
             facts.append(f"{event.n_missing} lost")

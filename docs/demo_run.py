@@ -15,7 +15,7 @@ from random import Random
 import torch
 
 import rolloutbus
-from rolloutbus import Fleet, RolloutClient, Sampling
+from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.bus.actor.clock import BootClock
 from rolloutbus.cli.top import Gauges, TopFrame, TopHistory, loads_of
 from rolloutbus.errors import BusError
@@ -73,7 +73,9 @@ class DemoRun:
         while not self._is_over:
             (word,) = draw_words(rng, 1)
             n_tokens = rng.randrange(MAX_NEW_TOKENS // 3, MAX_NEW_TOKENS)
-            sampling = Sampling(max_new_tokens=n_tokens, ignore_eos=True, seed=number)
+            sampling = SamplingParams(
+                max_new_tokens=n_tokens, ignore_eos=True, sampling_seed=number
+            )
             n_left = n_tokens
             async for delta in self._client.stream(
                 prompt_tokens(word), sampling, deadline_s=DEADLINE_S, session=f"caller-{number}"
@@ -98,7 +100,7 @@ class DemoRun:
             for parameter in self._model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.01)
         await self._publisher.publish(
-            self._model.named_parameters(), in_flight="in_place", deadline_s=DEADLINE_S
+            self._model.named_parameters(), in_flight="keep", deadline_s=DEADLINE_S
         )
 
     async def _is_complete(self) -> None:

@@ -24,7 +24,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Media,
     Prefix,
     Processor,
-    Sampling,
+    SamplingParams,
     Want,
 )
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
@@ -34,7 +34,7 @@ Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 PauseMode = Literal["abort", "in_place", "retract", "drain"]
-InFlight = Literal["finish_old", "in_place", "retract", "abort"]
+InFlight = Literal["finish_old", "keep", "retract", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class EngineFacts:
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that hold its weights, as nvidia-smi shows them."""
     features: frozenset[str] = frozenset()
-    """What a `generate` may ask for besides the rest of `Sampling`; see docs/protocol.md,
+    """What a `generate` may ask for besides the rest of `SamplingParams`; see docs/protocol.md,
     "Generation". Requests that ask for more never reach the engine."""
     parallel: Mapping[str, int] = field(default_factory=dict[str, int])
     """`tp`, `pp`, `dp`, `ep`: over how many ranks the model is split."""
@@ -70,7 +70,7 @@ class Work:
     key: AttemptKey
     prompt: Int32s
     """int32 [n_prompt_tokens]."""
-    sampling: Sampling
+    sampling: SamplingParams
     prefix: Prefix | None = None
     """Tokens to go on after; they count towards max_new_tokens, penalties and the seed position."""
     stream: bool = False

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, Generate, Sampling, Want
+from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, Generate, SamplingParams, Want
 from rolloutbus.bus.wire.option_checks import adapter_of
 
 PROCESSOR = "processor:"
@@ -104,9 +104,9 @@ def unknown_adapter(lora: str, adapters: Mapping[str, int]) -> Problem | None:
     return bad_request("lora", f"{lora} is not loaded; loaded are: {loaded}. Send load_lora first.")
 
 
-def _of_sampling(sampling: Sampling) -> Iterator[tuple[str, str]]:
-    if sampling.seed is not None and sampling.temperature > 0:
-        yield "seed", "sampling.seed"
+def _of_sampling(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+    if sampling.sampling_seed is not None and sampling.temperature > 0:
+        yield "seed", "sampling.sampling_seed"
     if sampling.min_new_tokens:
         yield "min_new_tokens", "sampling.min_new_tokens"
     if sampling.stop:

@@ -12,12 +12,12 @@ from pathlib import Path
 from transformers import LlamaForCausalLM
 
 import rolloutbus
-from rolloutbus import Rollout, Sampling
+from rolloutbus import Rollout, SamplingParams
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 
 Train = Callable[[LlamaForCausalLM, Sequence[Rollout]], None]
 PROMPT = [1, 2, 3, 4]
-SAMPLING = Sampling(max_new_tokens=12, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=12, ignore_eos=True)
 
 
 async def run(directory: Path, train: Train, n_steps: int) -> list[list[Rollout]]:

@@ -7,7 +7,7 @@ model; give `up` another `model` and `engine="transformers"` and the rest stays 
 import asyncio
 
 import rolloutbus
-from rolloutbus import Sampling
+from rolloutbus import SamplingParams
 
 PROMPT = [1, 2, 3]
 
@@ -18,7 +18,7 @@ async def main() -> None:
         rolloutbus.up(model="", workers=2, engine="fake") as fleet,
         rolloutbus.connect(fleet.address, name="quickstart") as client,
     ):
-        sampling = Sampling(max_new_tokens=8)
+        sampling = SamplingParams(max_new_tokens=8)
         rollout = await client.generate(PROMPT, sampling, deadline_s=30.0)
         print(rollout.worker, rollout.tokens, rollout.token_versions, rollout.finish_reason)
 

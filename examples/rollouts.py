@@ -16,11 +16,11 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from rolloutbus import Delta, Rollout, RolloutClient, Sampling
+from rolloutbus import Delta, Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import BusError, Refused
 from rolloutbus.examples.task import WORD_LETTERS, prompt_tokens
 
-SAMPLING = Sampling(max_new_tokens=WORD_LETTERS, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=WORD_LETTERS, ignore_eos=True)
 DEADLINE_S = 60.0
 """For one rollout, the wait for a free worker included."""
 RETRY_AFTER_S = 0.5
@@ -35,7 +35,7 @@ class Group:
     rollouts: list[Rollout]
 
     @property
-    def versions(self) -> NDArray[np.int64]:
+    def token_versions(self) -> NDArray[np.int64]:
         """int64 [n_tokens of all rollouts]: which weights sampled each token."""
         return np.concatenate([rollout.token_versions for rollout in self.rollouts])
 
@@ -142,7 +142,7 @@ class RolloutFeed:
                 self._arrived.clear()
                 await self._arrived.wait()
             group = self._finished.popleft()
-            if version - group.versions.min() <= self._options.max_staleness:
+            if version - group.token_versions.min() <= self._options.max_staleness:
                 taken.append(group)
             else:
                 self.ledger.n_dropped_groups += 1

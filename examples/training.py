@@ -57,7 +57,7 @@ class Training:
         # In a thread, where torch lets go of the GIL: this loop goes on serving rollouts.
         report = await asyncio.to_thread(self._learner.step, batch)
         ended_at, busy_s = monotonic(), self._feed.busy.read_s() - busy_began_s
-        staleness = self.version - np.concatenate([group.versions for group in groups])
+        staleness = self.version - np.concatenate([group.token_versions for group in groups])
         stall_ms = await self._publish()
         self._feed.give_back(groups)
         metrics = StepMetrics(
@@ -89,7 +89,7 @@ class Training:
             return {}
         published = await self._publisher.publish(
             self._learner.model.named_parameters(),
-            in_flight="in_place",
+            in_flight="keep",
             deadline_s=PUBLISH_DEADLINE_S,
         )
         self.version = published.version

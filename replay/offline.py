@@ -40,7 +40,7 @@ class OfflineRollout:
     @property
     def oldest_version(self) -> int:
         """Of the weights that sampled any of its tokens; 0 if there are none."""
-        return min((version for version, _ in self.rollout.versions), default=0)
+        return min((version for version, _ in self.rollout.version_runs), default=0)
 
 
 @strict()
@@ -135,7 +135,7 @@ def _offline(row: Trajectory) -> OfflineRollout:
         tokens=row.output_ids,
         logprobs=row.logprobs,
         behaviour_logprobs=row.behaviour_logprobs,
-        versions=list(zip(row.run_versions, row.run_lengths, strict=True)),
+        version_runs=list(zip(row.run_versions, row.run_lengths, strict=True)),
         finish_reason=cast("FinishReason", row.finish_reason),
         worker=row.worker,
         n_prompt_tokens=len(row.prompt_ids),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         Grammar,
         Media,
         Processor,
-        Sampling,
+        SamplingParams,
         Want,
     )
     from rolloutbus.launcher.fleet import Fleet, up
@@ -50,7 +50,7 @@ _HOMES = {
         "Grammar",
         "Media",
         "Processor",
-        "Sampling",
+        "SamplingParams",
         "Want",
     ),
     "rolloutbus.launcher.fleet": (
@@ -116,7 +116,7 @@ __all__ = [
     "Recorder",
     "Rollout",
     "RolloutClient",
-    "Sampling",
+    "SamplingParams",
     "Session",
     "ShardedSource",
     "StreamSubscriber",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import Bytes, Work
 from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
@@ -86,8 +86,13 @@ def prompt(n: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 def work(name: str, n: int = 12, n_prompt: int = 9, **sampling: Any) -> Work:  # noqa: ANN401
     """A request whose prompt depends on its name."""
-    options: dict[str, Any] = {"ignore_eos": True, "seed": 3, "max_new_tokens": n, **sampling}
-    return Work(key(name), prompt(n_prompt, sum(name.encode())), Sampling(**options))
+    options: dict[str, Any] = {
+        "ignore_eos": True,
+        "sampling_seed": 3,
+        "max_new_tokens": n,
+        **sampling,
+    }
+    return Work(key(name), prompt(n_prompt, sum(name.encode())), SamplingParams(**options))
 
 
 def changed(model: Any, seed: int) -> dict[str, Bytes]:  # noqa: ANN401

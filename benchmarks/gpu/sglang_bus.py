@@ -149,7 +149,7 @@ async def bus_round(
     client: rolloutbus.RolloutClient, options: argparse.Namespace, seed: int, *, is_streamed: bool
 ) -> float:
     """Tokens per second of one salvo over the bus."""
-    sampling = rolloutbus.Sampling(
+    sampling = rolloutbus.SamplingParams(
         max_new_tokens=options.new_tokens, temperature=1.0, ignore_eos=True
     )
 
@@ -171,7 +171,7 @@ async def first_token_s(
     client: rolloutbus.RolloutClient, options: argparse.Namespace, seed: int
 ) -> list[float]:
     """Seconds until the first token of requests that are alone."""
-    sampling = rolloutbus.Sampling(max_new_tokens=4, temperature=1.0, ignore_eos=True)
+    sampling = rolloutbus.SamplingParams(max_new_tokens=4, temperature=1.0, ignore_eos=True)
     found: list[float] = []
     for prompt in prompts(options, seed)[: options.singles]:
         began = time.perf_counter()

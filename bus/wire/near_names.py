@@ -20,6 +20,7 @@ MEANT: Mapping[str, str] = {
     "prompt_ids": "prompt",
     "prompt_token_ids": "prompt",
     "sampling_params": "sampling",
+    "seed": "sampling_seed",
     "session_id": "session",
     "softmax": "apply_softmax",
     "stop_strings": "stop",
@@ -28,6 +29,11 @@ MEANT: Mapping[str, str] = {
     "weight_version": "versions",
 }
 """What callers of other libraries say -> what it is called here, where that is no near miss."""
+RENAMED: Mapping[tuple[str, str], str] = {
+    ("in_flight", "in_place"): "keep",
+    ("mode", "in_place"): "overwrite",
+}
+"""Parameter and a value that it took in former versions -> what the value is called now."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -36,3 +42,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     if MEANT.get(name) in known:
         return MEANT[name]
     return next(iter(difflib.get_close_matches(name, known, 1, MIN_LIKENESS)), "")
+
+
+def no_attribute(thing: object, name: str, renamed: Mapping[str, str]) -> AttributeError:
+    """The error for an attribute that does not exist; `renamed`: former name -> present one."""
+    message = f"{type(thing).__name__!r} object has no attribute {name!r}"
+    if name in renamed:
+        message += f": it is called {renamed[name]} now"
+    return AttributeError(message, name=name, obj=thing)

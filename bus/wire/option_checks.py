@@ -26,7 +26,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Grammar,
     Media,
     Processor,
-    Sampling,
+    SamplingParams,
     Want,
 )
 
@@ -50,7 +50,7 @@ def check_options(body: Generate, vocab_size: int) -> Problem | None:
     return next(_problems(body, vocab_size), None)
 
 
-def truncates(sampling: Sampling, vocab_size: int | None = None) -> bool:
+def truncates(sampling: SamplingParams, vocab_size: int | None = None) -> bool:
     """Whether tokens are drawn by chance from less than the whole vocabulary.
 
     Without its size every `top_k` counts.
@@ -82,7 +82,7 @@ def check_tokens_listed(field: str, tokens: Sequence[int], vocab_size: int) -> P
     return None
 
 
-def list_problems(sampling: Sampling, vocab_size: int) -> Iterator[Problem]:
+def list_problems(sampling: SamplingParams, vocab_size: int) -> Iterator[Problem]:
     """Stop texts and logit bias."""
     if not (sampling.stop or sampling.stop_regex or sampling.logit_bias):
         return

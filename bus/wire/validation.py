@@ -14,7 +14,7 @@ import numpy as np
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.limits import MAX_SHORT_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.generation import Generate, Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Prefix, SamplingParams
 from rolloutbus.bus.wire.option_checks import check_options, list_problems, truncates
 from rolloutbus.bus.wire.versions import MAX_VERSION, parse_versions
 
@@ -111,12 +111,12 @@ def check_cost(place: Placement, body: Generate, *, max_context: int) -> Problem
     return None
 
 
-def check_sampling(sampling: Sampling, vocab_size: int) -> Problem | None:
+def check_sampling(sampling: SamplingParams, vocab_size: int) -> Problem | None:
     """Sampling values an engine with `vocab_size` tokens can honour."""
     return next(_sampling_problems(sampling, vocab_size), None)
 
 
-def _sampling_problems(sampling: Sampling, vocab_size: int) -> Iterator[Problem]:
+def _sampling_problems(sampling: SamplingParams, vocab_size: int) -> Iterator[Problem]:
     yield from _number_problems(sampling)
     if sampling.max_new_tokens < 1:
         yield _bad_sampling("max_new_tokens", sampling.max_new_tokens, "at least 1")
@@ -125,8 +125,8 @@ def _sampling_problems(sampling: Sampling, vocab_size: int) -> Iterator[Problem]
         yield _bad_sampling("min_new_tokens", sampling.min_new_tokens, limit)
     if sampling.top_k < 0:
         yield _bad_sampling("top_k", sampling.top_k, "at least 0, which is off")
-    if sampling.seed is not None and not MIN_SEED <= sampling.seed <= MAX_SEED:
-        yield _bad_sampling("seed", sampling.seed, "an int64")
+    if sampling.sampling_seed is not None and not MIN_SEED <= sampling.sampling_seed <= MAX_SEED:
+        yield _bad_sampling("sampling_seed", sampling.sampling_seed, "an int64")
     stops = sampling.stop_token_ids
     if len(stops) > MAX_STOP_TOKEN_IDS:
         yield bad_request(
@@ -138,7 +138,7 @@ def _sampling_problems(sampling: Sampling, vocab_size: int) -> Iterator[Problem]
     yield from list_problems(sampling, vocab_size)
 
 
-def _number_problems(sampling: Sampling) -> Iterator[Problem]:
+def _number_problems(sampling: SamplingParams) -> Iterator[Problem]:
     """Real-valued parameters; tested for what is right, since NaN fails every comparison."""
     is_greedy = sampling.temperature == 0
     if not is_greedy and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.cli.options import Address, Deadline, YourKey, example
 from rolloutbus.cli.terminal import ExitStatus, checked, connected, fail, run
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -26,7 +26,7 @@ class Job:
     """What to sample and how to show it."""
 
     prompt: list[int]
-    sampling: Sampling
+    sampling: SamplingParams
     options: GenerateOptions
     tokenizer: TokenizerFile | None
     n: int
@@ -66,7 +66,9 @@ def generate(
     loaded = checked(partial(load_tokenizer, tokenizer)) if tokenizer else None
     job = Job(
         prompt=_prompt(prompt_ids, text, loaded),
-        sampling=Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed),
+        sampling=SamplingParams(
+            max_new_tokens=max_new_tokens, temperature=temperature, sampling_seed=seed
+        ),
         options=GenerateOptions(
             versions=versions, policy=policy, session=session, deadline_s=deadline
         ),
@@ -128,7 +130,7 @@ def _as_json(rollout: Rollout) -> str:
         "rid": rollout.rid,
         "tokens": rollout.tokens.tolist(),
         "logprobs": rollout.logprobs.tolist(),
-        "versions": rollout.versions,
+        "version_runs": rollout.version_runs,
         "lora": rollout.lora,
         "finish_reason": rollout.finish_reason,
         "worker": rollout.worker,

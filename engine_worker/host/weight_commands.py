@@ -117,10 +117,12 @@ class WeightCommands:
         if body.mode == "staged" or (self._in_place is None and self._engine.stats().is_torn):
             return await self._stage(body, receiver)
         if self._in_place is None:
-            message = "This worker's engine takes no weights in place."
+            message = (
+                'This worker\'s engine cannot overwrite its weights; publish with mode="staged".'
+            )
             raise EngineFailed(Problem("unsupported", message, "not_started", field="mode"))
         manifest = await receiver.manifest(body, timeout_s=self._timeout_s)
-        receiver.keep_nothing()  # who wants it in place has no room for a second copy
+        receiver.keep_nothing()  # who overwrites has no room for a second copy
         return self._in_place.agree(body, manifest)
 
     async def _stage(self, body: PrepareUpdate, receiver: WeightReceiver) -> Prepared:

@@ -1,4 +1,4 @@
-"""`mode` `in_place`: a version is written over the active weights, of which no copy is left.
+"""`mode` `overwrite`: a version is written over the active weights, of which no copy is left.
 
 Everything that can be judged beforehand is judged in prepare. From the first byte that is written
 until all digests are right the engine is torn; if that breaks, the next whole version mends it.

@@ -211,7 +211,7 @@ class FollowedStream:
             tokens=np.frombuffer(b"".join(each.tokens for each in prefixes), "<i4"),
             logprobs=np.frombuffer(logprobs, "<f4"),
             behaviour_logprobs=np.frombuffer(behaviour, "<f4"),
-            versions=_joined([run for each in prefixes for run in each.versions]),
+            version_runs=_joined([run for each in prefixes for run in each.versions]),
             n_missing=sum(hole.stop - hole.start for hole in holes),
         )
 

@@ -4,10 +4,11 @@ Arrays are read-only. Indices count the tokens of a request, from its first one.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.messages.generation import FinishReason, VersionRuns
+from rolloutbus.bus.wire.near_names import no_attribute
 from rolloutbus.trainer_adapter.client.rollout import Float32s, Int32s
 
 Cause = Literal["reader", "socket"]
@@ -49,10 +50,15 @@ class Finished:
     """float32 [n]."""
     behaviour_logprobs: Float32s
     """float32 [n]."""
-    versions: VersionRuns
+    version_runs: VersionRuns
     """[(version, n_tokens)] of these."""
     n_missing: int
     """Tokens that were lost: those of its `GapLost`."""
+
+    if not TYPE_CHECKING:  # a type checker knows without it that there is none
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(self, name, {"versions": "version_runs"})
 
 
 @dataclass(frozen=True, slots=True)

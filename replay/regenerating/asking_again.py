@@ -6,10 +6,10 @@ Pure.
 import msgspec
 
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES
-from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, Generate, Sampling, Want
+from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, Generate, SamplingParams, Want
 from rolloutbus.replay.regenerating.asked import Answered
 
-_PLAIN = Sampling()
+_PLAIN = SamplingParams()
 _OF_LOGITS = (
     "temperature",
     "repetition_penalty",
@@ -36,7 +36,7 @@ def to_score(recorded: Answered) -> Generate | str:
     return msgspec.structs.replace(
         recorded.generate,
         prompt=recorded.generate.prompt + recorded.result.tokens,
-        sampling=Sampling(max_new_tokens=1, temperature=0.0),
+        sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
         stream=False,
         prefix=None,
         want=Want(prompt_logprobs=True, prompt_logprobs_start=start),

@@ -23,7 +23,7 @@ class Again(msgspec.Struct, frozen=True):
     """int32 [n]."""
     logprobs: Floats
     """float32 [n]."""
-    versions: VersionRuns
+    version_runs: VersionRuns
     finish_reason: str
 
 
@@ -53,7 +53,7 @@ class Difference(msgspec.Struct, frozen=True):
 def is_repeatable(recorded: Answered) -> bool:
     """Whether the same weights draw the same tokens again: it was seeded, or greedy."""
     sampling = recorded.generate.sampling
-    return sampling.seed is not None or sampling.temperature == 0
+    return sampling.sampling_seed is not None or sampling.temperature == 0
 
 
 def difference(
@@ -90,7 +90,7 @@ def difference(
         first=first,
         max_logprob_delta=delta,
         versions_recorded=before.versions,
-        versions_again=list(again.versions),
+        versions_again=list(again.version_runs),
         finish_recorded=before.finish_reason,
         finish_again=again.finish_reason,
         is_reproducible=is_reproducible,

@@ -185,7 +185,7 @@ class Trajectories:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=sampling.seed,
+            seed=sampling.sampling_seed,
             asked_at=(asked.asked_ns + self._wall_minus_boot_ns) * NS,
             ended_at=(tap.at_ns + self._wall_minus_boot_ns) * NS,
             queue_ms=result.queue_ms,

@@ -65,7 +65,7 @@ class Updates:
         """Bring one worker to a version that was committed before."""
         worker.is_catching_up = True
         # What is torn has nothing left to keep beside the new weights.
-        mode = "in_place" if worker.beat.state == "torn" else "staged"
+        mode = "overwrite" if worker.beat.state == "torn" else "staged"
         body = PublishVersion(worker.policy, version, mode=mode)
         nobody = Watcher(_ignore_progress, _ignore_end)
         update = Update(self._name(), body, now + timeout_s, nobody, now, is_catch_up=True)

@@ -44,7 +44,7 @@ RUNS = [(VERSION - 1, 2), (VERSION, 1)]
 
 _encode = msgspec.msgpack.Encoder().encode
 
-SAMPLING = generation.Sampling(
+SAMPLING = generation.SamplingParams(
     max_new_tokens=64,
     min_new_tokens=2,
     temperature=0.75,
@@ -54,7 +54,7 @@ SAMPLING = generation.Sampling(
     repetition_penalty=1.5,
     frequency_penalty=0.25,
     presence_penalty=-0.25,
-    seed=-(2**40),
+    sampling_seed=-(2**40),
     stop_token_ids=[2, 32000],
     ignore_eos=True,
     stop=["\n\n"],
@@ -219,10 +219,10 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
     "settle_version": weights.SettleVersion(POLICY, VERSION),
     "publish_version": weights.PublishVersion(
-        *(POLICY, VERSION, "retract", "at-least:3", "collective", "in_place", 2, [OFFER])
+        *(POLICY, VERSION, "retract", "at-least:3", "collective", "overwrite", 2, [OFFER])
     ),
     "prepare_update": weights.PrepareUpdate(
-        *(POLICY, VERSION, BULK, "collective", [STREAM], "in_place", 2, 5)
+        *(POLICY, VERSION, BULK, "collective", [STREAM], "overwrite", 2, 5)
     ),
     "commit_update": weights.CommitUpdate(POLICY, VERSION, "finish_old"),
     "abort_update": weights.AbortUpdate(POLICY, VERSION),

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import rolloutbus
-from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
 from tests.integration.reference import Reference
 from tests.line_process import DEADLINE_S
@@ -21,7 +21,7 @@ from tests.line_process import DEADLINE_S
 pytestmark = pytest.mark.timeout(400)
 
 PROMPT = [5, 6, 7, 8]
-SAMPLING = Sampling(max_new_tokens=48, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=48, ignore_eos=True)
 TOLERANCE = 2e-3
 """Between a GPU's and a CPU's float32; other weights are off by a hundred times as much."""
 ENGINE: dict[str, object] = {"device": "cuda", "slots": 4, "kv_tokens": 4096, "max_context": 512}

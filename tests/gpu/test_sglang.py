@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import Memory
 from tests.gpu.permuting import PermutingModel, permutation
 from tests.integration.drills import Streamed
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEADLINE_S = 120.0
 N_REQUESTS = 48
 N_TOKENS = 400
-GREEDY = Sampling(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
 KV_TOKENS = 65_536
 MIB = 1 << 20
 ROUNDED_MIB = 64
@@ -87,9 +87,9 @@ async def trainer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
         publisher.forget()
 
 
-@pytest.mark.parametrize("in_flight", ["in_place", "retract", "abort", "finish_old"])
+@pytest.mark.parametrize("in_flight", ["keep", "retract", "abort", "finish_old"])
 async def test_each_token_is_of_the_version_it_says_with_overlapped_steps(
-    trainer: Trainer, in_flight: Literal["in_place", "retract", "abort", "finish_old"]
+    trainer: Trainer, in_flight: Literal["keep", "retract", "abort", "finish_old"]
 ) -> None:
     prompts = [[20 + n, 30 + n, 40 + n] for n in range(N_REQUESTS)]
     asked = [
@@ -122,7 +122,7 @@ async def test_weights_come_while_requests_run(trainer: Trainer, transport: str)
     first = Streamed(trainer.client, [50, 60], GREEDY, deadline_s=DEADLINE_S)
     await first.reached(10)
 
-    published = await trainer.publish("in_place", transport)
+    published = await trainer.publish("keep", transport)
     print(transport, published.transport, published.stall_ms)
     assert set(published.transport.values()) == {transport}, published.why
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import RolloutClient, Sampling, Want
+from rolloutbus import RolloutClient, SamplingParams, Want
 from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running
 from tests.gpu.tiny import (
     N_CHOSEN,
@@ -23,7 +23,7 @@ from tests.gpu.tiny import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SAMPLING = Sampling(max_new_tokens=64, temperature=1.0, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=64, temperature=1.0, ignore_eos=True)
 WANT = Want(routed_experts=True)
 N_LAYERS = SHAPE["num_hidden_layers"]
 N_REQUESTS = 24

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.engine import Adapters
 from rolloutbus.errors import Refused
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX_RANK, ROOM, SCALE = 16, 4, 0.1
 N_EACH = 8
 N_BEFORE = 20
-SAMPLING = Sampling(max_new_tokens=64, temperature=1.0, ignore_eos=True)
-LONG = Sampling(max_new_tokens=3000, temperature=1.0, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=64, temperature=1.0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=3000, temperature=1.0, ignore_eos=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Rollout, RolloutClient, Sampling, Want, WeightPublisher
+from rolloutbus import Rollout, RolloutClient, SamplingParams, Want, WeightPublisher
 from tests.gpu.gpu_fleets import DEADLINE_S, Served, gpu_fleet, running
 from tests.gpu.tiny import load_tiny, save_tiny
 from tests.integration.prefix_steps import marks_are, n_marks_of, random_tokens
@@ -13,7 +13,7 @@ from tests.sglang.models import VOCAB_SIZE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SAMPLING = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 PROMPT = random_tokens(640, 1, VOCAB_SIZE)
 N_MARKS = n_marks_of([PROMPT])
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from rolloutbus import Grammar, Rollout, RolloutClient, Sampling, Want
+from rolloutbus import Grammar, Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.engine_worker.engines.shared.penalties import penalised
 from rolloutbus.trainer_adapter.client.logit_processors import (
     action_mask,
@@ -30,7 +30,7 @@ from tests.sglang.models import EOS, FIRST_BYTE, VOCAB_SIZE, byte_tokenizer
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 N_TOKENS = 96
-GREEDY = Sampling(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
 TIED = 0.15
 """Logits nearer than this are in either order in bfloat16."""
 LOW, HIGH = list(range(100, 140)), list(range(400))
@@ -41,7 +41,7 @@ COLD, HOT, WARMUP = 0.5, 2.0, 40
 class Case(NamedTuple):
     """Rules of one request."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     options: GenerateOptions = {}  # noqa: RUF012 - never changed
 
 
@@ -145,15 +145,15 @@ async def test_rules_hold_across_a_pause(served: Served, mode: Any) -> None:  # 
         assert_follows(name, served.model, prompt_of(row), rollout)
 
 
-TRUNCATED: Mapping[str, Sampling] = {
-    "top_k": Sampling(max_new_tokens=32, temperature=0.9, top_k=5, ignore_eos=True),
-    "top_p": Sampling(max_new_tokens=32, temperature=0.9, top_p=0.5, ignore_eos=True),
-    "min_p": Sampling(max_new_tokens=32, temperature=0.9, min_p=0.2, ignore_eos=True),
-    "all": Sampling(
+TRUNCATED: Mapping[str, SamplingParams] = {
+    "top_k": SamplingParams(max_new_tokens=32, temperature=0.9, top_k=5, ignore_eos=True),
+    "top_p": SamplingParams(max_new_tokens=32, temperature=0.9, top_p=0.5, ignore_eos=True),
+    "min_p": SamplingParams(max_new_tokens=32, temperature=0.9, min_p=0.2, ignore_eos=True),
+    "all": SamplingParams(
         max_new_tokens=32, temperature=1.2, top_k=7, top_p=0.8, min_p=0.05, ignore_eos=True
     ),
-    "one": Sampling(max_new_tokens=32, temperature=0.7, top_k=1, ignore_eos=True),
-    "nothing": Sampling(max_new_tokens=32, temperature=0.7, ignore_eos=True),
+    "one": SamplingParams(max_new_tokens=32, temperature=0.7, top_k=1, ignore_eos=True),
+    "nothing": SamplingParams(max_new_tokens=32, temperature=0.7, ignore_eos=True),
 }
 N_KNOWN = 128
 
@@ -210,7 +210,7 @@ GRAMMARS: Mapping[str, tuple[Grammar, str]] = {
 
 async def test_grammars_are_kept_to_beside_rows_without_one(served: Served) -> None:
     plain = asyncio.create_task(run(served.client, prompt_of(0), CASES["plain"]))
-    sampling = Sampling(max_new_tokens=60, temperature=1.0)
+    sampling = SamplingParams(max_new_tokens=60, temperature=1.0)
     asked = [
         run(served.client, prompt_of(row), Case(sampling, {"grammar": grammar}))
         for row, (grammar, _) in enumerate([*GRAMMARS.values()] * 4)

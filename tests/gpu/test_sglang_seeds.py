@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Rollout, RolloutClient, Sampling
+from rolloutbus import Rollout, RolloutClient, SamplingParams
 from tests.gpu.gpu_fleets import DEADLINE_S, SLOTS, gpu_fleet, running
 from tests.gpu.tiny import NEAR, error_of, load_tiny, save_tiny
 from tests.integration.drills import Streamed
@@ -17,7 +17,7 @@ from tests.integration.drills import Streamed
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = [5, 6, 7, 8, 9]
-SEEDED = Sampling(max_new_tokens=128, temperature=1.0, ignore_eos=True, seed=7)
+SEEDED = SamplingParams(max_new_tokens=128, temperature=1.0, ignore_eos=True, sampling_seed=7)
 LONG = msgspec.structs.replace(SEEDED, max_new_tokens=1500)
 N_BEFORE = 30
 
@@ -34,7 +34,7 @@ async def client(path: Path) -> AsyncIterator[RolloutClient]:
 
 
 async def sample(client: RolloutClient, seed: int | None = 7) -> Rollout:
-    sampling = msgspec.structs.replace(SEEDED, seed=seed)
+    sampling = msgspec.structs.replace(SEEDED, sampling_seed=seed)
     return await client.generate(PROMPT, sampling, deadline_s=DEADLINE_S)
 
 

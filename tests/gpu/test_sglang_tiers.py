@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import CacheTier, Flushed
 from rolloutbus.bus.wire.messages.engine import Load
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
@@ -22,7 +22,7 @@ KV_TOKENS = 4096
 N_PROMPT = 1024
 N_OTHERS = 6
 """Prompts of this length that leave no room for another one on the GPU."""
-SAMPLING = Sampling(max_new_tokens=16, temperature=1.0, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=16, temperature=1.0, ignore_eos=True)
 UNCACHED = "total_prefill_uncached_tokens"
 EVERYTHING: list[CacheTier] = ["device", "host", "storage"]
 

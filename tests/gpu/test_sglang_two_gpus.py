@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rolloutbus
-from rolloutbus import Sampling, WeightPublisher
+from rolloutbus import SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
 from tests.gpu.permuting import PermutingModel, permutation
@@ -18,7 +18,7 @@ from tests.gpu.permuting import PermutingModel, permutation
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 
 DEADLINE_S = 120.0
-GREEDY = Sampling(max_new_tokens=64, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=64, temperature=0.0, ignore_eos=True)
 PROMPTS = [[20 + n, 40 + n] for n in range(16)]
 ARGUMENTS: dict[str, object] = {
     "attention_backend": "triton",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Media, Rollout, RolloutClient, Sampling, Want
+from rolloutbus import Media, Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.errors import EngineFailed, Refused
 from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running
 from tests.sglang.vision_model import BEGIN, picture, save_vision_model
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HEAD_SIZE = 64
 """What kernels of a GPU are made for."""
-GREEDY = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 PROMPT = [5, BEGIN, 6, 7]
 COLORS = [(255, 0, 0), (0, 0, 255), (0, 255, 0), (250, 250, 250)]
 SAME, OTHER = 0.03, 0.1

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from rolloutbus import RolloutClient, Sampling
+from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.bus.wire.codec import pack, unpack_result
 from rolloutbus.bus.wire.messages.generation import Abort, Aborted, Generated
 from tests.integration.drills import ENDLESS, Streamed
@@ -12,7 +12,9 @@ PROMPT = [3, 10, 20, 7]
 N_BEFORE, N_TOKENS = 20, 200
 
 
-async def all_under_way(clients: Sequence[RolloutClient], sampling: Sampling) -> list[Streamed]:
+async def all_under_way(
+    clients: Sequence[RolloutClient], sampling: SamplingParams
+) -> list[Streamed]:
     """A stream of each, once the first tokens of all of them came."""
     streams = [Streamed(client, PROMPT, sampling) for client in clients]
     for streamed in streams:
@@ -21,7 +23,7 @@ async def all_under_way(clients: Sequence[RolloutClient], sampling: Sampling) ->
 
 
 async def abort_stops_exactly_the_request_that_it_names(
-    address: str, sampling: Callable[[int], Sampling]
+    address: str, sampling: Callable[[int], SamplingParams]
 ) -> None:
     """`address`: of the router; `sampling`: of so many tokens."""
     async with RawClient(address, "x") as raw:

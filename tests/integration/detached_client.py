@@ -4,7 +4,7 @@ import asyncio
 import sys
 
 import rolloutbus
-from rolloutbus import Sampling
+from rolloutbus import SamplingParams
 
 NAME = "phoenix"
 PROMPTS = [[1, 2, 3 + index] for index in range(4)]
@@ -13,7 +13,7 @@ SEED = 7
 
 
 async def main() -> None:
-    sampling = Sampling(max_new_tokens=N_TOKENS, ignore_eos=True, seed=SEED)
+    sampling = SamplingParams(max_new_tokens=N_TOKENS, ignore_eos=True, sampling_seed=SEED)
     async with rolloutbus.connect(sys.argv[1], name=NAME) as client:
         streams = [
             client.stream(prompt, sampling, group=f"prompt-{index}", detached=True)

@@ -4,13 +4,13 @@ import asyncio
 import sys
 
 import rolloutbus
-from rolloutbus import Sampling
+from rolloutbus import SamplingParams
 
 N_STREAMS, N_TOKENS = 20, 30_000
 
 
 async def main() -> None:
-    sampling = Sampling(max_new_tokens=N_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=N_TOKENS, ignore_eos=True)
     async with rolloutbus.connect(sys.argv[1], name="doomed") as client:
         streams = [client.stream([1, 2, 3 + i], sampling) for i in range(N_STREAMS)]
         for stream in streams:

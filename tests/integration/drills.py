@@ -15,7 +15,7 @@ from rolloutbus import (
     FleetStatus,
     Rollout,
     RolloutClient,
-    Sampling,
+    SamplingParams,
     StreamSubscriber,
     WorkerStatus,
 )
@@ -66,7 +66,7 @@ class Streamed:
         self,
         client: RolloutClient,
         prompt: Sequence[int],
-        sampling: Sampling,
+        sampling: SamplingParams,
         **options: Unpack[GenerateOptions],
     ) -> None:
         ask = ask_of(prompt, sampling, stream=True, **options)
@@ -200,8 +200,8 @@ def worker_in(status: FleetStatus, name: str) -> WorkerStatus | None:
     return next((worker for worker in status.workers if worker.name == name), None)
 
 
-def fake_sampling(n_tokens: int) -> Sampling:
-    return Sampling(max_new_tokens=n_tokens, ignore_eos=True, seed=FAKE_SEED)
+def fake_sampling(n_tokens: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=n_tokens, ignore_eos=True, sampling_seed=FAKE_SEED)
 
 
 def assert_fake_rollout(

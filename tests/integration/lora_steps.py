@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.errors import Refused
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed
 from tests.lora_adapters import Lora, assert_from
 
 PROMPT = [5, 6, 7, 8, 9]
-SAMPLING = Sampling(max_new_tokens=32, temperature=1.0, ignore_eos=True)
-LONG = Sampling(max_new_tokens=ENDLESS, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=32, temperature=1.0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
 N_BEFORE = 30
 
 

@@ -4,19 +4,19 @@ import asyncio
 
 import torch
 
-from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.errors import EngineFailed
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when
 from tests.integration.reference import Weights
 
 PROMPT = [5, 6, 7]
 HUGE = 3e38
-GREEDY = Sampling(max_new_tokens=4, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
 KINDS = {
-    "alone": Sampling(max_new_tokens=4, ignore_eos=True),
-    "truncated": Sampling(max_new_tokens=4, top_k=5, top_p=0.9, min_p=0.01, ignore_eos=True),
+    "alone": SamplingParams(max_new_tokens=4, ignore_eos=True),
+    "truncated": SamplingParams(max_new_tokens=4, top_k=5, top_p=0.9, min_p=0.01, ignore_eos=True),
     "greedy": GREEDY,
-    "with rules": Sampling(max_new_tokens=4, repetition_penalty=1.5, ignore_eos=True),
+    "with rules": SamplingParams(max_new_tokens=4, repetition_penalty=1.5, ignore_eos=True),
 }
 N_EACH = 2
 """Enough to trip a worker, without what fails before its router knows of the weights."""
@@ -33,7 +33,7 @@ async def check_overflow(
     publisher = WeightPublisher(client)
     before = await client.status()
     expected = await client.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
-    running = Streamed(client, PROMPT, Sampling(max_new_tokens=n_endless, ignore_eos=True))
+    running = Streamed(client, PROMPT, SamplingParams(max_new_tokens=n_endless, ignore_eos=True))
     await running.reached(10)
 
     broken = {**sound, hurt: torch.full_like(sound[hurt], HUGE)}

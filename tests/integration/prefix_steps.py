@@ -5,14 +5,14 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from rolloutbus import Rollout, RolloutClient, Sampling, Want
+from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.bus.prefix_marks import marks_of, unpacked
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, status_when
 from tests.integration.session_steps import n_cached
 
 N_OWN = 20
-ONE_TOKEN = Sampling(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 LOWEST = 10
 """Below it are tokens of special meaning."""
 

@@ -11,14 +11,14 @@ from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages import ENDINGS
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Goodbye, Hello
 from tests.integration.drills import News
 
 PLACE = Placement("default")
 
 
-def generate_body(prompt: Sequence[int], sampling: Sampling) -> Raw:
+def generate_body(prompt: Sequence[int], sampling: SamplingParams) -> Raw:
     return pack(Generate(np.array(prompt, "<i4").tobytes(), sampling))
 
 

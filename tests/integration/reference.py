@@ -54,7 +54,7 @@ class Reference:
         return found.tolist()
 
     def by_runs(self, prompt: list[int], rollout: Rollout, temperature: float) -> np.ndarray:
-        """float32 [n]: with the KV cache built run by run, as under `in_place`.
+        """float32 [n]: with the KV cache built run by run, as under `in_flight="keep"`.
 
         A resumed rollout's kept tokens were computed anew, in one piece, where it went on; their
         own logprobs are those of an earlier worker and are left out (NaN).

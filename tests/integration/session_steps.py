@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from rolloutbus import Rollout, RolloutClient, Sampling, Session, Want
+from rolloutbus import Rollout, RolloutClient, SamplingParams, Session, Want
 from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
 from tests.integration.drills import DEADLINE_S
 
-GREEDY = Sampling(max_new_tokens=12, temperature=0.0, ignore_eos=True)
-LONG = Sampling(max_new_tokens=300, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=300, temperature=0.0, ignore_eos=True)
 OPTIONS: GenerateOptions = {"want": Want(cached_tokens=True), "deadline_s": DEADLINE_S}
 
 
@@ -82,7 +82,9 @@ async def a_replaced_turn_finds_what_was_before_it(steps: Steps) -> None:
     async with steps.session("replace", 70) as session:
         session.append([40, 41, 42])
         await session.sample(GREEDY, **OPTIONS)
-        other = Sampling(max_new_tokens=12, temperature=1.0, seed=None, ignore_eos=True)
+        other = SamplingParams(
+            max_new_tokens=12, temperature=1.0, sampling_seed=None, ignore_eos=True
+        )
         rollout = await session.replace(1, other, **OPTIONS)
         assert steps.finds(rollout, 69)
         assert [turn.is_sampled for turn in session.transcript.turns] == [False, True]

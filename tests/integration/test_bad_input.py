@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus import RolloutClient, Sampling
+from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.session import CloseSession
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.errors import BusError, Refused, RequestError, RequestExpired
@@ -90,7 +90,7 @@ async def test_a_bad_prompt_is_refused(client: RolloutClient, prompt: Any, says:
         ("max_new_tokens", 0, "at least 1"),
         ("max_new_tokens", MAX_CONTEXT, f"context of {MAX_CONTEXT} tokens"),
         ("min_new_tokens", 129, "from 0 to max_new_tokens, which is 128"),
-        ("seed", 2**63, "int64"),
+        ("sampling_seed", 2**63, "int64"),
         ("stop_token_ids", [VOCAB_SIZE], "from 0 to 31999"),
         ("stop_token_ids", [1] * 129, "length <= 128"),
         ("top_p", "high", "Expected `float`"),
@@ -102,7 +102,7 @@ async def test_a_bad_sampling_value_is_refused_with_its_limit(
     value: Any,  # noqa: ANN401
     says: str,
 ) -> None:
-    sampling = Sampling(**{field: value})
+    sampling = SamplingParams(**{field: value})
     with pytest.raises(Refused) as caught:
         await client.generate(PROMPT, sampling, deadline_s=DEADLINE_S)
     assert_explains(caught.value, f"sampling.{field}", says)

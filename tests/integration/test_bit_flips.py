@@ -189,7 +189,7 @@ async def test_a_worker_that_finds_a_wrong_bit_keeps_its_old_weights(
     async with family(tmp_path, old) as here:
         first = PrepareUpdate("default", here.version, here.store.bulk)
         assert isinstance(await do("prepare_update", first), Prepared)
-        commit = CommitUpdate("default", here.version, "in_place")
+        commit = CommitUpdate("default", here.version, "keep")
         assert isinstance(await do("commit_update", commit), Committed)
         weights = dict(engine.weights)
         second = replace(first, version=await put(here.store, new))

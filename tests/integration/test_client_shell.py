@@ -21,7 +21,13 @@ from rolloutbus.bus.wire.ids import Attempt, Peer
 from rolloutbus.bus.wire.messages.control import FleetOutcome, FleetStatus, Status, WorkerOutcome
 from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.generation import Abort, Aborted, Generate, Generated, Sampling
+from rolloutbus.bus.wire.messages.generation import (
+    Abort,
+    Aborted,
+    Generate,
+    Generated,
+    SamplingParams,
+)
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
 from rolloutbus.bus.wire.messages.session import OpenedSession
 from rolloutbus.bus.wire.messages.stream import Deltas
@@ -156,14 +162,14 @@ async def client(fleet: PretendFleet) -> AsyncIterator[RolloutClient]:
 
 
 async def test_generate_returns_arrays(client: RolloutClient) -> None:
-    rollout = await client.generate([5, 1, 2], Sampling(max_new_tokens=4))
+    rollout = await client.generate([5, 1, 2], SamplingParams(max_new_tokens=4))
     assert rollout.tokens.tolist() == [5, 6, 7, 8]
     assert rollout.logprobs.tolist() == pytest.approx([-0.05, -0.06, -0.07, -0.08])
 
 
 async def test_a_batch_comes_back_in_order_as_one_group_per_prompt(client: RolloutClient) -> None:
     prompts = [[100 * n] for n in range(1, 9)]
-    groups = await client.generate_batch(prompts, Sampling(max_new_tokens=3), n=4)
+    groups = await client.generate_batch(prompts, SamplingParams(max_new_tokens=3), n=4)
     assert [len(group) for group in groups] == [4] * 8
     for prompt, group in zip(prompts, groups, strict=True):
         assert {tuple(rollout.tokens.tolist()) for rollout in group} == {
@@ -175,21 +181,21 @@ async def test_a_batch_comes_back_in_order_as_one_group_per_prompt(client: Rollo
 async def test_a_misspelt_policy_is_warned_of_at_once(
     client: RolloutClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await client.generate([1, 2, 3], Sampling(max_new_tokens=2))
+    await client.generate([1, 2, 3], SamplingParams(max_new_tokens=2))
     assert caplog.messages == []
-    await client.generate([1, 2, 3], Sampling(max_new_tokens=2), policy="defualt")
+    await client.generate([1, 2, 3], SamplingParams(max_new_tokens=2), policy="defualt")
     (told,) = caplog.messages
     assert told.startswith("no worker of policy 'defualt' is here, its requests wait")
     assert told.endswith("there are workers of default; did you mean 'default'?")
 
 
 async def test_thousands_of_requests_run_side_by_side(client: RolloutClient) -> None:
-    groups = await client.generate_batch([[n] for n in range(20, 270)], Sampling(), n=8)
+    groups = await client.generate_batch([[n] for n in range(20, 270)], SamplingParams(), n=8)
     assert sum(len(group) for group in groups) == 2000
 
 
 async def test_a_stream_is_the_rollout(client: RolloutClient) -> None:
-    deltas = [delta async for delta in client.stream([5], Sampling(max_new_tokens=6))]
+    deltas = [delta async for delta in client.stream([5], SamplingParams(max_new_tokens=6))]
     assert np.concatenate([delta.tokens for delta in deltas]).tolist() == [5, 6, 7, 8, 9, 10]
     assert [delta.finish_reason for delta in deltas][-1] == "length"
 
@@ -198,7 +204,7 @@ async def test_leaving_a_stream_aborts_its_request(
     fleet: PretendFleet, client: RolloutClient
 ) -> None:
     held: list[int] = []
-    async for delta in client.stream([13], Sampling()):
+    async for delta in client.stream([13], SamplingParams()):
         held += delta.tokens.tolist()
         if len(held) >= 5:
             break
@@ -210,7 +216,7 @@ async def test_leaving_a_stream_aborts_its_request(
 async def test_cancelling_a_waiting_call_aborts_its_request(
     fleet: PretendFleet, client: RolloutClient
 ) -> None:
-    task = asyncio.create_task(client.generate([13], Sampling()))
+    task = asyncio.create_task(client.generate([13], SamplingParams()))
     await asyncio.sleep(0)  # the call submits in its first turn
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -220,7 +226,7 @@ async def test_cancelling_a_waiting_call_aborts_its_request(
 
 
 async def test_abort_ends_a_rollout_with_what_was_sampled(client: RolloutClient) -> None:
-    task = asyncio.create_task(client.generate([13], Sampling()))
+    task = asyncio.create_task(client.generate([13], SamplingParams()))
     await asyncio.sleep(0)  # the call submits in its first turn
     assert await client.abort() == 1
     with pytest.raises(RolloutCancelled) as caught:
@@ -229,7 +235,7 @@ async def test_abort_ends_a_rollout_with_what_was_sampled(client: RolloutClient)
 
 
 async def test_abort_takes_one_rid_as_it_is(client: RolloutClient) -> None:
-    first, second = (client.stream([13], Sampling()) for _ in range(2))
+    first, second = (client.stream([13], SamplingParams()) for _ in range(2))
     rid = (await anext(first)).rid
     spared = (await anext(second)).rid
     assert await client.abort(rid) == 1
@@ -252,7 +258,7 @@ async def test_rid_that_was_never_asked_for_is_said_and_others_are_stopped(
         await client.abort(wrong)
     assert (caught.value.code, caught.value.field) == ("unknown_request", "rids")
     assert repr(wrong) in str(caught.value)
-    stream = client.stream([13], Sampling())
+    stream = client.stream([13], SamplingParams())
     rid = (await anext(stream)).rid
     with pytest.raises(Refused, match="1 of 2 are no requests of this client"):
         await client.abort([wrong, rid])
@@ -287,7 +293,7 @@ async def test_bad_input_is_refused_and_the_field_named(
     client: RolloutClient, prompt: list[int], options: dict[str, str], field: str
 ) -> None:
     with pytest.raises(Refused) as caught:
-        await client.generate(prompt, Sampling(), **options)  # type: ignore[arg-type]
+        await client.generate(prompt, SamplingParams(), **options)  # type: ignore[arg-type]
     assert caught.value.field is not None
     assert caught.value.field.endswith(field.removeprefix("place."))
 
@@ -295,26 +301,26 @@ async def test_bad_input_is_refused_and_the_field_named(
 async def test_leaving_the_client_ends_its_callers_and_says_goodbye(fleet: PretendFleet) -> None:
     async with asyncio.timeout(DEADLINE_S):
         async with connect(fleet.address) as client:
-            task = asyncio.create_task(client.generate([13], Sampling()))
+            task = asyncio.create_task(client.generate([13], SamplingParams()))
             await asyncio.sleep(0)  # the call submits in its first turn
         with pytest.raises(ActorStopped):
             await task
         await fleet.goodbye.wait()
         with pytest.raises(ActorStopped):
-            await client.generate([5], Sampling())
+            await client.generate([5], SamplingParams())
 
 
 async def test_a_session_samples_between_its_opening_and_its_closing(client: RolloutClient) -> None:
     session = client.session("conversation")
     session.append([5])
     with pytest.raises(Refused, match="not open yet"):
-        await session.sample(Sampling(max_new_tokens=2))
+        await session.sample(SamplingParams(max_new_tokens=2))
     async with session:
-        await session.sample(Sampling(max_new_tokens=2))
+        await session.sample(SamplingParams(max_new_tokens=2))
     for late in (
-        lambda: session.sample(Sampling()),
-        lambda: session.generate([5], Sampling()),
-        lambda: anext(session.sample_stream(Sampling())),
+        lambda: session.sample(SamplingParams()),
+        lambda: session.generate([5], SamplingParams()),
+        lambda: anext(session.sample_stream(SamplingParams())),
         session.renew,
     ):
         with pytest.raises(Refused, match="is closed: branch from it") as caught:
@@ -328,7 +334,7 @@ async def test_a_client_opens_and_closes_without_a_block(fleet: PretendFleet) ->
     client = await connect(fleet.address).open()
     with pytest.raises(LocalProtocolError, match="open already"):
         await client.open()
-    assert (await client.generate([5], Sampling(max_new_tokens=1))).tokens.tolist() == [5]
+    assert (await client.generate([5], SamplingParams(max_new_tokens=1))).tokens.tolist() == [5]
     session = await client.session("conversation").open()
     session.close()
     await client.close()
@@ -387,7 +393,7 @@ async def test_a_subscriber_sees_the_stream_of_another_client(
         watching = asyncio.create_task(watch())
         async with asyncio.timeout(DEADLINE_S):
             while not watching.done():  # subscriptions take a moment to reach the publisher
-                await client.generate([5], Sampling(max_new_tokens=4))
+                await client.generate([5], SamplingParams(max_new_tokens=4))
         for row in (seen[0] for seen in rows.values()):
             assert row.tokens.tolist() == [5, 6, 7, 8]
             assert (row.worker, row.attempt, row.version) == ("w0", ATTEMPT, 0)
@@ -417,20 +423,22 @@ def test_a_plain_script_uses_the_same_names(tmp_path: Path) -> None:
     assert started.wait(DEADLINE_S)
     try:
         with connect_sync(address[0], name="script") as client:
-            assert client.generate([5], Sampling(max_new_tokens=2)).tokens.tolist() == [5, 6]
-            assert len(client.generate_batch([[5], [6]], Sampling(max_new_tokens=2), n=2)) == 2
+            assert client.generate([5], SamplingParams(max_new_tokens=2)).tokens.tolist() == [5, 6]
+            assert (
+                len(client.generate_batch([[5], [6]], SamplingParams(max_new_tokens=2), n=2)) == 2
+            )
             tokens = [
                 token
-                for delta in client.stream([5], Sampling(max_new_tokens=3))
+                for delta in client.stream([5], SamplingParams(max_new_tokens=3))
                 for token in delta.tokens.tolist()
             ]
             assert tokens == [5, 6, 7]
             assert client.pause().by_worker == {"w0": Done()}
             with client.session("conversation") as session:
-                rollout = session.generate([5], Sampling(max_new_tokens=3))
+                rollout = session.generate([5], SamplingParams(max_new_tokens=3))
                 assert (rollout.tokens.tolist(), session.session.worker) == ([5, 6, 7], "w0")
         with pytest.raises(ActorStopped, match="the client is closed"):
-            client.generate([5], Sampling())
+            client.generate([5], SamplingParams())
         again = connect_sync(address[0]).open()
         with pytest.raises(LocalProtocolError, match="open already"):
             again.open()
@@ -438,7 +446,7 @@ def test_a_plain_script_uses_the_same_names(tmp_path: Path) -> None:
         assert place.generate([5], {"max_new_tokens": 1}).tokens.tolist() == [5]
         place.close()
         with pytest.raises(Refused, match="is closed"):
-            place.sample(Sampling())
+            place.sample(SamplingParams())
         again.close()
         again.close()
     finally:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import DEADLINE_S
 
@@ -37,9 +37,9 @@ async def test_all_workers_take_version_after_version_from_the_broadcast(
         assert published.transport == dict.fromkeys(WORKERS, "collective"), published.why
         assert published.moved_bytes == dict.fromkeys(WORKERS, SIZE_BYTES)
         ended = await client.generate(
-            [1, 2, 3], Sampling(max_new_tokens=4), deadline_s=DEADLINE_S, versions="latest"
+            [1, 2, 3], SamplingParams(max_new_tokens=4), deadline_s=DEADLINE_S, versions="latest"
         )
-        assert [version for version, _ in ended.versions] == [published.version]
+        assert [version for version, _ in ended.version_runs] == [published.version]
     publisher.forget()
 
 

@@ -35,7 +35,7 @@ async def test_after_each_sleep_the_rollouts_are_those_of_the_new_weights(tmp_pa
     assert seen == rounds[:-1]
     for version, rollouts in enumerate(rounds):
         for rollout in rollouts:
-            assert rollout.versions == [(version, len(rollout.tokens))]
+            assert rollout.version_runs == [(version, len(rollout.tokens))]
             truth = reference.fresh(PROMPT, rollout, 1.0)
             np.testing.assert_allclose(rollout.logprobs, truth, atol=TOLERANCE, rtol=0)
     first, last = load_tiny_model(tmp_path).state_dict(), reference.model.state_dict()

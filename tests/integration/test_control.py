@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import FleetResult, FleetStatus, Rollout, RolloutClient, Sampling
+from rolloutbus import FleetResult, FleetStatus, Rollout, RolloutClient, SamplingParams
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
 from rolloutbus.bus.wire.messages.endings import Done
@@ -45,8 +45,10 @@ async def afterwards_all_serve(client: RolloutClient) -> AsyncIterator[None]:
     await client.wake_up(check=False)
 
 
-def sampling(n_tokens: int) -> Sampling:
-    return Sampling(max_new_tokens=n_tokens, temperature=0.9, ignore_eos=True, seed=11)
+def sampling(n_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        max_new_tokens=n_tokens, temperature=0.9, ignore_eos=True, sampling_seed=11
+    )
 
 
 async def under_way(client: RolloutClient, n_tokens: int = ENDLESS) -> Streamed:
@@ -235,7 +237,7 @@ async def test_a_worker_with_running_requests_refuses_to_sleep(client: RolloutCl
 
 async def test_flushing_forgets_cached_prompts_once(client: RolloutClient) -> None:
     prompt = list(range(3, 63))
-    rollout = await client.generate(prompt, Sampling(max_new_tokens=4), deadline_s=DEADLINE_S)
+    rollout = await client.generate(prompt, SamplingParams(max_new_tokens=4), deadline_s=DEADLINE_S)
 
     first = (await client.flush_cache(target=rollout.worker)).only(Flushed)
     second = (await client.flush_cache(target=rollout.worker)).only(Flushed)

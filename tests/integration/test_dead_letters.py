@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import rolloutbus
-from rolloutbus import Sampling
+from rolloutbus import SamplingParams
 from rolloutbus.errors import EngineFailed
 from rolloutbus.launcher.plan import DEAD_LETTERS
 from rolloutbus.launcher.settings import UpOptions
@@ -31,7 +31,7 @@ def fleet_options(path: Path) -> UpOptions:
 
 async def poison(address: str) -> str:
     """Send a poisonous request; its rid, once it has ended as one."""
-    sampling = Sampling(max_new_tokens=4, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=4, ignore_eos=True)
     async with rolloutbus.connect(address) as client:
         with pytest.raises(EngineFailed) as caught:
             await client.generate([POISON, 1, 2], sampling, deadline_s=WAIT_S)

@@ -111,7 +111,7 @@ async def test_caller_that_stops_waiting_leaves_it_to_be_collected(
     fleet: Fleet, hold: Hold
 ) -> None:
     prompt = [9, 9, 9]
-    sampling = rolloutbus.Sampling(max_new_tokens=N_TOKENS, ignore_eos=True, seed=7)
+    sampling = rolloutbus.SamplingParams(max_new_tokens=N_TOKENS, ignore_eos=True, sampling_seed=7)
     async with rolloutbus.connect(fleet.address, name="patient") as client:
         with hold.at(HELD_AT):
             stream = client.stream(prompt, sampling, detached=True, deadline_s=DEADLINE_S)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from rolloutbus import Grammar, Media, Processor, RolloutClient, Sampling, Want, connect_sync
+from rolloutbus import Grammar, Media, Processor, RolloutClient, SamplingParams, Want, connect_sync
 from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.wire.arrays import array_of
@@ -255,7 +255,7 @@ async def test_what_is_wanted_goes_along_and_its_arrays_come_back(
     fleet.arrays = {"hidden_states": array_of(bits, "bfloat16"), "top_token_ids": floats(3, 2)}
     rollout = await client.generate(
         [1, 2],
-        Sampling(max_new_tokens=3, stop=["."], logit_bias={5: -1.0}),
+        SamplingParams(max_new_tokens=3, stop=["."], logit_bias={5: -1.0}),
         lora="judge@3",
         want=Want(hidden_states="last"),
         grammar=Grammar("regex", "a+"),
@@ -276,7 +276,7 @@ async def test_what_is_wanted_goes_along_and_its_arrays_come_back(
 async def test_every_sample_of_a_batch_has_the_same_wishes(
     fleet: PretendFleet, client: RolloutClient
 ) -> None:
-    await client.generate_batch([[1], [2]], Sampling(3), n=2, lora="judge", want=Want(1))
+    await client.generate_batch([[1], [2]], SamplingParams(3), n=2, lora="judge", want=Want(1))
     bodies = [cast("Generate", body) for _, body in fleet.asked]
     assert [(body.lora, body.want.top_logprobs) for body in bodies] == [("judge", 1)] * 4
 
@@ -284,7 +284,7 @@ async def test_every_sample_of_a_batch_has_the_same_wishes(
 async def test_a_plain_request_is_as_small_as_ever(
     fleet: PretendFleet, client: RolloutClient
 ) -> None:
-    rollout = await client.generate([1], Sampling(3))
+    rollout = await client.generate([1], SamplingParams(3))
     assert rollout.arrays == {}
     plain = msgspec.msgpack.decode(pack(fleet.asked[0][1]))
     assert set(plain) == {"prompt", "sampling"}

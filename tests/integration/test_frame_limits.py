@@ -32,7 +32,7 @@ from rolloutbus.bus.wire.limits import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOKENS_BYTES,
 )
-from rolloutbus.bus.wire.messages.generation import Generate, Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Prefix, SamplingParams
 from rolloutbus.bus.wire.messages.weights import PushChunk
 from tests.integration.drills import DEADLINE_S, News
 from tests.integration.keyring import Keyring
@@ -106,8 +106,8 @@ def ignore(_: list[Entry]) -> None:
 def largest_generate() -> msgspec.Raw:
     """Every field as long as its type lets it be."""
     runs = [(HUGE, HUGE)] * MAX_ITEMS
-    sampling = Sampling(
-        max_new_tokens=2**62, seed=2**62, stop_token_ids=[2**62] * MAX_STOP_TOKEN_IDS
+    sampling = SamplingParams(
+        max_new_tokens=2**62, sampling_seed=2**62, stop_token_ids=[2**62] * MAX_STOP_TOKEN_IDS
     )
     prefix = Prefix(COLUMN, COLUMN, runs, COLUMN)
     return pack(Generate(COLUMN, sampling, stream=True, prefix=prefix))

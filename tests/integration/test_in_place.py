@@ -104,9 +104,9 @@ async def manifest_of(store: StoreHarness, ask: PrepareUpdate) -> Manifest:
 
 
 async def take(
-    in_place: InPlace, store: StoreHarness, version: int, in_flight: InFlight = "in_place"
+    in_place: InPlace, store: StoreHarness, version: int, in_flight: InFlight = "keep"
 ) -> None:
-    ask = PrepareUpdate("default", version, store.bulk, "tcp", mode="in_place")
+    ask = PrepareUpdate("default", version, store.bulk, "tcp", mode="overwrite")
     in_place.agree(ask, await manifest_of(store, ask))
     await in_place.commit(CommitUpdate("default", version, in_flight), DEADLINE_S)
 
@@ -127,14 +127,14 @@ def check_versions(log: StepLog, job: Work, models: dict[int, Any]) -> None:
     assert set(emitted.versions) == models.keys()
 
 
-@pytest.mark.parametrize("in_flight", ["in_place", "retract", "abort", "finish_old"])
+@pytest.mark.parametrize("in_flight", ["keep", "retract", "abort", "finish_old"])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_logprobs_are_true_after_an_update_in_place(
     store: StoreHarness, build: Build, log: StepLog, transport: Transport, in_flight: InFlight
 ) -> None:
     engine = build()
     version, model = await publish(store, 1)
-    ask = PrepareUpdate("default", version, store.bulk, transport, mode="in_place")
+    ask = PrepareUpdate("default", version, store.bulk, transport, mode="overwrite")
     in_place = InPlace(engine)
     prepared = in_place.agree(ask, await manifest_of(store, ask))
     assert prepared.transport == transport
@@ -159,7 +159,7 @@ async def test_logprobs_are_true_after_an_update_in_place(
     }.get(in_flight, (0, 0))
     assert set(log["after"].versions) == {version}
     check_fresh(log, after, model)
-    crosses = in_flight in ("in_place", "retract")
+    crosses = in_flight in ("keep", "retract")
     assert [set(log[job.key[0]].versions) for job in jobs] == 2 * [{0, version} if crosses else {0}]
 
 
@@ -204,7 +204,7 @@ async def test_nothing_is_sampled_when_the_store_is_gone_in_the_middle_of_an_upd
     check_versions(log, running, {0: make_model("llama", 0), version: model})
 
 
-@pytest.mark.parametrize("mended_by", ["in_place", "staged"])
+@pytest.mark.parametrize("mended_by", ["overwrite", "staged"])
 async def test_an_update_that_went_wrong_leaves_it_torn_until_a_whole_one_came(
     store: StoreHarness, build: Build, log: StepLog, mended_by: str
 ) -> None:
@@ -224,12 +224,12 @@ async def test_an_update_that_went_wrong_leaves_it_torn_until_a_whole_one_came(
     assert (engine.stats().is_torn, engine.stats().version, engine.stats().steps) == (True, 0, 0)
 
     second, model = await publish(store, 2)
-    if mended_by == "in_place":
+    if mended_by == "overwrite":
         await take(InPlace(engine), store, second)
     else:
         state = dict(model.named_parameters())
         raw = {n: t.detach().view(-1).view(torch.uint8).numpy() for n, t in state.items()}
-        engine.install(second, raw, "in_place")
+        engine.install(second, raw, "keep")
     await asyncio.to_thread(log.wait_finished, "waiting")
     assert set(log["waiting"].versions) == {second}
     check_fresh(log, job, model)
@@ -257,11 +257,11 @@ async def test_a_store_that_is_gone_before_the_first_byte_tears_nothing(
     engine = build()
     version, _ = await publish(store, 1)
     in_place = InPlace(engine)
-    ask = PrepareUpdate("default", version, store.bulk, "tcp", mode="in_place")
+    ask = PrepareUpdate("default", version, store.bulk, "tcp", mode="overwrite")
     in_place.agree(ask, await manifest_of(store, ask))
     await store.kill()
     with pytest.raises(PeerLost):
-        await in_place.commit(CommitUpdate("default", version, "in_place"), DEADLINE_S)
+        await in_place.commit(CommitUpdate("default", version, "keep"), DEADLINE_S)
     job = work("after", 10)
     engine.generate([job])
     await asyncio.to_thread(log.wait_finished, "after")

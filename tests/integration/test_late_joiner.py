@@ -85,7 +85,7 @@ async def test_late_joiner_serves_only_the_newest_version(
             for _ in range(8):
                 askers.create_task(ask_until_it_serves())
         status = await client.status()
-    assert {tuple(rollout.versions) for rollout in seen} == {((newest, N_TOKENS),)}
+    assert {tuple(rollout.version_runs) for rollout in seen} == {((newest, N_TOKENS),)}
     assert {(each.version, each.problem) for each in status.workers} == {(newest, "")}
     assert status.counters["catch_ups"] >= 1
 

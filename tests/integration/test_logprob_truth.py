@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.weights import InFlight, UpdateMode
 from tests.integration.conftest import REAL_ENGINES
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed
@@ -23,9 +23,9 @@ TOLERANCE = 1e-4
 N_PROMPTS, N_ROLLOUTS, N_TOKENS = 8, 50, 160
 PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_PROMPTS)]
 TEMPERATURE = 0.8
-SAMPLING = Sampling(max_new_tokens=N_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=N_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
 N_STREAMS, N_BEFORE = 16, 30
-LONG = Sampling(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -89,18 +89,18 @@ def assert_true(
     for prompt, rollout in rollouts:
         truth = (reference.by_runs if by_runs else reference.fresh)(prompt, rollout, TEMPERATURE)
         error = np.abs(truth - rollout.logprobs)
-        assert np.nanmax(error) < TOLERANCE, (rollout.versions, int(np.nanargmax(error)))
+        assert np.nanmax(error) < TOLERANCE, (rollout.version_runs, int(np.nanargmax(error)))
 
 
 @pytest.mark.parametrize(
     ("in_flight", "mode"),
     [
-        ("in_place", "staged"),
+        ("keep", "staged"),
         ("retract", "staged"),
         ("abort", "staged"),
         ("finish_old", "staged"),
-        ("in_place", "in_place"),
-        ("retract", "in_place"),
+        ("keep", "overwrite"),
+        ("retract", "overwrite"),
     ],
 )
 async def test_logprobs_are_true_across_updates(
@@ -116,15 +116,15 @@ async def test_logprobs_are_true_across_updates(
     load.stop()
     rollouts = await running
 
-    assert_true(reference, rollouts, by_runs=in_flight == "in_place")
+    assert_true(reference, rollouts, by_runs=in_flight == "keep")
     seen = {int(version) for _, rollout in rollouts for version in rollout.token_versions}
     assert len(rollouts) >= N_ROLLOUTS
     assert all(len(rollout.tokens) == N_TOKENS for _, rollout in rollouts)
     assert seen & {first, second}, "no rollout met an update: the test tested nothing"
     if in_flight == "finish_old":
-        assert all(len(rollout.versions) == 1 for _, rollout in rollouts)
+        assert all(len(rollout.version_runs) == 1 for _, rollout in rollouts)
     else:
-        assert any(len(rollout.versions) > 1 for _, rollout in rollouts)
+        assert any(len(rollout.version_runs) > 1 for _, rollout in rollouts)
 
 
 async def moved_from(streamed: Streamed, victim: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import FleetStatus, RolloutClient, Sampling, WeightPublisher, connect
+from rolloutbus import FleetStatus, RolloutClient, SamplingParams, WeightPublisher, connect
 from rolloutbus.bus.wire.messages.weights import Transport
 from rolloutbus.launcher.fleet import Fleet
 from rolloutbus.launcher.plan import STORE
@@ -34,7 +34,7 @@ N_STREAMS, N_TOKENS = 8, 20
 TOLERANCE = 1e-4
 TEMPERATURE = 0.8
 PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_STREAMS)]
-LONG = Sampling(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
 
 
 class LocalTrainer:
@@ -142,11 +142,11 @@ async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
 
     assert told.by[WORKERS[ahead]] == transport
     assert struck, "nothing ran on the victim: the test tested nothing"
-    assert all(len(rollout.versions) > 1 for rollout in rollouts)
+    assert all(len(rollout.version_runs) > 1 for rollout in rollouts)
     for prompt, rollout in zip(PROMPTS, rollouts, strict=True):
         # In a thread: the members' links run in this loop.
         truth = await asyncio.to_thread(reference.fresh, prompt, rollout, TEMPERATURE)
-        assert np.abs(truth - rollout.logprobs).max() < TOLERANCE, rollout.versions
+        assert np.abs(truth - rollout.logprobs).max() < TOLERANCE, rollout.version_runs
 
 
 def _all_are_ready(status: FleetStatus) -> bool:

@@ -15,7 +15,7 @@ from rolloutbus import (
     Fleet,
     OpenAIClient,
     RolloutClient,
-    Sampling,
+    SamplingParams,
     SyncOpenAIClient,
     connect_sync,
 )
@@ -147,7 +147,7 @@ async def test_token_ids_and_logprobs_are_those_of_the_rollout(
     response = await openai.chat_completion(body)
     [choice] = response["choices"]
     prompt = response["prompt_token_ids"]
-    plain = await client.generate(prompt, Sampling(max_new_tokens=9, temperature=0.0))
+    plain = await client.generate(prompt, SamplingParams(max_new_tokens=9, temperature=0.0))
 
     assert choice["token_ids"] == plain.tokens.tolist()
     told = choice["logprobs"]["content"]

@@ -18,7 +18,7 @@ from rolloutbus import (
     record,
     subscribe,
 )
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.errors import WrongEventLoop
 from tests.integration.drills import DEADLINE_S
@@ -26,7 +26,7 @@ from tests.integration.test_client_shell import PretendFleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-FEW = Sampling(max_new_tokens=3)
+FEW = SamplingParams(max_new_tokens=3)
 WEIGHTS = {"w": torch.ones(2)}
 Use = Callable[[RolloutClient], Awaitable[Any]]
 
@@ -118,7 +118,7 @@ async def test_publisher_and_session_made_at_home_are_refused_elsewhere(
 async def test_stream_cannot_be_read_on_elsewhere_and_ends_at_home(
     fleet: PretendFleet, client: RolloutClient
 ) -> None:
-    stream = client.stream([13], Sampling())
+    stream = client.stream([13], SamplingParams())
     rid = (await anext(stream)).rid
     await elsewhere(lambda: anext(stream))
     async with asyncio.timeout(DEADLINE_S):

@@ -373,13 +373,13 @@ async def test_what_is_asked_for_reaches_the_router(tmp_path: Path, seed: int) -
             in_flight="retract",
             require="at-least:2",
             transport="tcp",
-            mode="in_place",
+            mode="overwrite",
             floor=3,
             deadline_s=DEADLINE_S,
         )
     [body] = harness.connection.published
     assert (body.in_flight, body.require, body.transport) == ("retract", "at-least:2", "tcp")
-    assert (body.mode, body.floor) == ("in_place", 3)
+    assert (body.mode, body.floor) == ("overwrite", 3)
 
 
 @pytest.mark.parametrize("require", ["most", "at-least:0", "at-least:", "", "at-least:-1"])

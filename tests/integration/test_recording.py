@@ -158,7 +158,7 @@ async def test_every_finished_rollout_of_a_recording_can_be_exported(
             assert row.output_ids.tolist() == rollout.tokens.tolist()
             assert row.logprobs.tolist() == rollout.logprobs.tolist()
             runs = list(zip(row.run_versions, row.run_lengths, strict=True))
-            assert runs == list(rollout.versions)
+            assert runs == list(rollout.version_runs)
             assert row.worker == rollout.worker
 
 

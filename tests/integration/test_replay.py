@@ -52,7 +52,7 @@ async def recording(
 
 
 async def test_the_recording_has_a_killed_worker_and_several_versions(recording: Recording) -> None:
-    versions = {version for each in recording.rollouts.values() for version, _ in each.versions}
+    versions = {version for each in recording.rollouts.values() for version, _ in each.version_runs}
     assert len(versions) >= 2
     assert any(each.n_resumed for each in recording.rollouts.values())
     assert set(messages_in(recording.journal)) == {"w0", "w1", THE_TAP}
@@ -126,7 +126,7 @@ async def test_who_comes_late_gets_all_that_was_played_by_repair(recording: Reco
     assert isinstance(found, Repaired)
     assert found.tokens == resumed.tokens.tobytes()
     assert found.logprobs == resumed.logprobs.tobytes()
-    assert found.versions == list(resumed.versions)
+    assert found.versions == list(resumed.version_runs)
     assert len(rows) == 1
 
 
@@ -148,7 +148,7 @@ async def test_a_subscriber_that_comes_in_the_middle_gets_its_streams_whole(
     assert any(isinstance(event, GapRepaired) for event in events)
     rollout = recording.rollouts[rid]
     assert events[-1].tokens.tolist() == rollout.tokens.tolist()
-    assert events[-1].versions == list(rollout.versions)
+    assert events[-1].version_runs == list(rollout.version_runs)
     assert player.playback.n_repairs > 0
 
 

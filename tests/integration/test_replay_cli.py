@@ -192,7 +192,7 @@ async def test_other_weights_differ_from_the_first_token_that_they_had_not_sampl
     assert status == 1
     assert told["requests"] == len(list(Trajectories(Journal(recording.journal))))
     for rid, rollout in recording.rollouts.items():
-        of_the_last = rollout.versions == [(recording.version, N_TOKENS)]
+        of_the_last = rollout.version_runs == [(recording.version, N_TOKENS)]
         assert found[rid]["is_equal"] == of_the_last
         assert found[rid]["versions_again"] == [[recording.version, N_TOKENS]]
         assert (found[rid]["first"] is None) == of_the_last

@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 
 import rolloutbus
-from rolloutbus import Fleet, RolloutClient, Sampling, StreamSubscriber
+from rolloutbus import Fleet, RolloutClient, SamplingParams, StreamSubscriber
 from rolloutbus.bus.security.key_files import read_key_pair
 from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
 from rolloutbus.bus.transport.endpoints import split_key, with_key
@@ -166,7 +166,7 @@ async def test_subscriber_sees_the_fleet_and_its_streams_but_generates_nothing(
     async with RolloutClient(settings) as client:
         assert (await client.status()).workers[0].name == "w0"
         with pytest.raises(Refused) as refused:
-            await client.generate(PROMPT, Sampling(max_new_tokens=1))
+            await client.generate(PROMPT, SamplingParams(max_new_tokens=1))
         assert refused.value.code == "forbidden"
         with pytest.raises(Refused, match="forbidden"):
             await client.pause()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rolloutbus import Fleet, RolloutClient, Sampling, connect_sync
+from rolloutbus import Fleet, RolloutClient, SamplingParams, connect_sync
 from rolloutbus.errors import Refused
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration import session_steps
@@ -72,7 +72,7 @@ async def test_a_turn_that_fails_leaves_the_transcript_as_it_was(steps: Steps) -
     async with steps.session("fails", 8) as session:
         before = session.transcript.tokens.tolist()
         with pytest.raises(Refused):
-            await session.replace(1, Sampling(top_p=0.0))
+            await session.replace(1, SamplingParams(top_p=0.0))
         with pytest.raises(Refused) as caught:
             await session.replace(3, GREEDY)
         assert caught.value.field == "turn"

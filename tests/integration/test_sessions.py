@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rolloutbus import Fleet, Rollout, RolloutClient, Sampling
+from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import Refused
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.core.effects import Result
@@ -40,7 +40,7 @@ class Order:
         self.rollouts: list[Rollout] = []
         """In the order in which they ended."""
 
-    def submit(self, prompt: list[int], sampling: Sampling, session: str = "") -> str:
+    def submit(self, prompt: list[int], sampling: SamplingParams, session: str = "") -> str:
         options: GenerateOptions = {"session": session}
         rid, future = self._client.connection.submit(
             ask_of(prompt, sampling, **options), DEADLINE_S

@@ -61,7 +61,7 @@ class Worker:
         return version, await self._do("prepare_update", ask)
 
     async def commit(self, version: int) -> msgspec.Struct:
-        return await self._do("commit_update", CommitUpdate("default", version, "in_place"))
+        return await self._do("commit_update", CommitUpdate("default", version, "keep"))
 
     async def take(self, tensors: Model, mode: UpdateMode = "staged") -> int:
         version, prepared = await self.prepare(tensors, mode=mode)
@@ -111,11 +111,11 @@ async def test_a_version_goes_over_the_old_one_and_needs_no_room_beside_it(
     async with store_harness(tmp_path) as store:
         worker = Worker(store, engine)
         await worker.take(model(1.0))
-        version = await worker.take(model(2.0), "in_place")
+        version = await worker.take(model(2.0), "overwrite")
         assert engine.stats().version == version
         assert engine.weights["head.weight"] == model(2.0)["head.weight"].numpy().tobytes()
         misfit = {**model(3.0), "head.weight": torch.ones(5)}
-        _, problem = await worker.prepare(misfit, mode="in_place")
+        _, problem = await worker.prepare(misfit, mode="overwrite")
         assert isinstance(problem, Problem)
         assert problem.field == "tensors.head.weight"
         assert not engine.stats().is_torn

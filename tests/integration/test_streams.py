@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from rolloutbus import Rollout, RolloutClient, Sampling
+from rolloutbus import Rollout, RolloutClient, SamplingParams
 from rolloutbus.bus.transport.ports import TopicBatchHandler
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_topics import SubPort
@@ -33,8 +33,10 @@ N_TOKENS = 200
 WATCHER = Path(__file__).with_name("stream_watcher.py")
 
 
-def seeded(seed: int, n_tokens: int = N_TOKENS) -> Sampling:
-    return Sampling(max_new_tokens=n_tokens, temperature=0.9, ignore_eos=True, seed=seed)
+def seeded(seed: int, n_tokens: int = N_TOKENS) -> SamplingParams:
+    return SamplingParams(
+        max_new_tokens=n_tokens, temperature=0.9, ignore_eos=True, sampling_seed=seed
+    )
 
 
 def assert_same(streamed: Streamed, rollout: Rollout) -> None:

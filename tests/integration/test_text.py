@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import rolloutbus
-from rolloutbus import RolloutClient, Sampling, TextClient
+from rolloutbus import RolloutClient, SamplingParams, TextClient
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import VOCAB_SIZE
 
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 FLEET: UpOptions = {"workers": 1, "engine_options": {"threads": 1}}
-SAMPLING = Sampling(max_new_tokens=12, seed=7, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=12, sampling_seed=7, ignore_eos=True)
 UNKNOWN = "<unk>"
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"

@@ -80,7 +80,7 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
             endless = Streamed(client, [3], fake_sampling(ENDLESS))
             await endless.reached(20)
             published = await WeightPublisher(client).publish(
-                WEIGHTS, require="all", in_flight="in_place", deadline_s=DEADLINE_S
+                WEIGHTS, require="all", in_flight="keep", deadline_s=DEADLINE_S
             )
             await endless.seen(lambda: endless.deltas[-1].version == published.version)
             await client.pause("in_place", target="w1")
@@ -123,7 +123,7 @@ async def test_every_rollout_is_on_its_worker_with_all_of_its_tokens(
         assert execution.outcome == ("cancelled" if rollout is run.cut else "finished")
         assert execution.spans[0].kind in {"prefill", "decode"}
         decoded = [each for each in execution.spans if each.kind == "decode"]
-        assert [(each.version, each.n_tokens) for each in decoded] == list(rollout.versions)
+        assert [(each.version, each.n_tokens) for each in decoded] == list(rollout.version_runs)
 
 
 async def test_the_stalls_are_those_that_the_trainer_was_told(run: Run, timeline: Timeline) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus import FleetResult, Grammar, Media, Processor, RolloutClient, Sampling, Want
+from rolloutbus import FleetResult, Grammar, Media, Processor, RolloutClient, SamplingParams, Want
 from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.launcher.settings import UpOptions
@@ -35,14 +35,14 @@ async def test_a_wish_that_no_engine_here_can_grant_fails_by_its_field(
     client: RolloutClient, options: GenerateOptions, field: str
 ) -> None:
     with pytest.raises(EngineFailed) as caught:
-        await client.generate([3, 4], Sampling(max_new_tokens=3), **options)
+        await client.generate([3, 4], SamplingParams(max_new_tokens=3), **options)
     error = caught.value
     assert (error.code, error.outcome, error.problem.field) == ("unsupported", "not_started", field)
 
 
 async def test_a_wish_that_no_engine_could_grant_is_refused(client: RolloutClient) -> None:
     with pytest.raises(Refused) as caught:
-        await client.generate([3, 4], Sampling(max_new_tokens=3, stop=["x" * 257]))
+        await client.generate([3, 4], SamplingParams(max_new_tokens=3, stop=["x" * 257]))
     assert caught.value.code == "bad_request"
     assert "stop" in caught.value.problem.field
 
@@ -67,5 +67,7 @@ async def test_server_info_tells_what_there_is(client: RolloutClient) -> None:
 
 
 async def test_after_all_that_the_worker_serves(client: RolloutClient) -> None:
-    rollout = await client.generate([3, 4], Sampling(max_new_tokens=3, seed=1, ignore_eos=True))
+    rollout = await client.generate(
+        [3, 4], SamplingParams(max_new_tokens=3, sampling_seed=1, ignore_eos=True)
+    )
     assert len(rollout.tokens) == 3

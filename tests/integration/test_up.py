@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from rolloutbus import Fleet, RolloutClient, Sampling
+from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.errors import ProcessFailed, SettingsError
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.process_tree import children_of
@@ -24,7 +24,7 @@ from tests.integration.drills import DEADLINE_S, process_ends
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-FIVE = Sampling(max_new_tokens=5, seed=1)
+FIVE = SamplingParams(max_new_tokens=5, sampling_seed=1)
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ def all_serve(status: FleetStatus) -> bool:
     )
 
 
-async def publish(client: RolloutClient, in_flight: InFlight = "in_place") -> int:
+async def publish(client: RolloutClient, in_flight: InFlight = "keep") -> int:
     published = await WeightPublisher(client).publish(
         WEIGHTS, in_flight=in_flight, require="all", deadline_s=DEADLINE_S
     )
@@ -92,12 +92,12 @@ async def test_a_request_for_a_coming_version_waits_until_it_is_published(
     waiting = [asyncio.create_task(sample(client, rule)) for rule in rules]
     await status_when(client, lambda status: status.n_queued == len(rules))
     # A request for what is there is not kept waiting by those.
-    assert (await sample(client, "latest")).versions == [(current, 5)]
+    assert (await sample(client, "latest")).version_runs == [(current, 5)]
 
     assert await publish(client) == current + 1
 
     for task in waiting:
-        assert (await task).versions == [(current + 1, 5)]
+        assert (await task).version_runs == [(current + 1, 5)]
 
 
 @pytest.mark.parametrize("rule", ["min", "exact"])
@@ -118,7 +118,7 @@ async def test_a_request_for_a_version_that_never_comes_is_refused_at_its_deadli
 
 
 async def test_a_version_that_is_gone_cannot_be_had(client: RolloutClient, current: int) -> None:
-    assert (await sample(client, f"exact:{current}")).versions == [(current, 5)]
+    assert (await sample(client, f"exact:{current}")).version_runs == [(current, 5)]
 
     await publish(client)
 
@@ -138,11 +138,11 @@ async def test_a_request_for_exactly_one_version_keeps_it_through_an_update(
 
     rollout = await pinned.rollout()
     assert_fake_rollout(PROMPT, rollout, N_TOKENS)
-    assert rollout.versions == [(current, N_TOKENS)]
+    assert rollout.version_runs == [(current, N_TOKENS)]
     assert_fake_rollout(PROMPT, await free.rollout(), N_TOKENS)
 
 
-@pytest.mark.parametrize("in_flight", ["in_place", "retract", "abort", "finish_old"])
+@pytest.mark.parametrize("in_flight", ["keep", "retract", "abort", "finish_old"])
 async def test_nobody_gets_less_than_asked_for_while_versions_change(
     client: RolloutClient, current: int, in_flight: InFlight
 ) -> None:
@@ -188,7 +188,7 @@ async def test_a_restarted_worker_catches_up_before_it_serves(
         for rule in ("latest", "any", "max-staleness:5", "any"):
             askers.create_task(ask(rule))
 
-    assert {tuple(rollout.versions) for rollout in seen} == {((version, 2),)}
+    assert {tuple(rollout.version_runs) for rollout in seen} == {((version, 2),)}
     status = await status_when(client, all_serve)
     after = worker_in(status, "w0")
     assert after is not None
@@ -207,7 +207,7 @@ async def test_a_worker_killed_during_an_update_is_left_out_and_the_others_go_on
     try:
         # The others serve on while the update waits, which it does until the lease is over.
         rollout = await sample(client, "any", 20, session)
-        assert update.done() or rollout.versions == [(current, 20)]
+        assert update.done() or rollout.version_runs == [(current, 20)]
     finally:
         fleet.kill("w1")
     published = await update
@@ -216,7 +216,7 @@ async def test_a_worker_killed_during_an_update_is_left_out_and_the_others_go_on
     assert list(published.quarantined) == ["w1"]
     assert sorted(published.stall_ms) == ["w0", "w2"]
     rollout = await sample(client, "latest")
-    assert rollout.versions == [(published.version, 5)]
+    assert rollout.version_runs == [(published.version, 5)]
     status = await status_when(client, all_serve)
     assert status.committed["default"] == published.version
 
@@ -241,7 +241,7 @@ async def test_weights_that_do_not_fit_are_named_and_change_nothing(
     assert named in str(caught.value)
     status = await status_when(client, all_serve)
     assert status.committed.get("default", 0) == current
-    assert (await sample(client, "latest")).versions == [(current, 5)]
+    assert (await sample(client, "latest")).version_runs == [(current, 5)]
     assert await publish(client) > current
 
 

@@ -61,7 +61,7 @@ async def test_workers_whose_turn_has_not_come_serve_under_the_next_router(
     rollout = await client.generate(
         PROMPT, fake_sampling(N_TOKENS), versions="exact:0", deadline_s=DEADLINE_S
     )
-    assert rollout.versions == [(0, N_TOKENS)]
+    assert rollout.version_runs == [(0, N_TOKENS)]
     assert_fake_rollout(PROMPT, rollout, N_TOKENS)
 
     await asyncio.gather(*(each.cut() for each in streams))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus import Fleet, FleetStatus, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Fleet, FleetStatus, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.errors import EngineFailed, RequestError
 from rolloutbus.trainer_adapter.publisher.published import Published
 from tests.integration.drills import DEADLINE_S, status_when
@@ -24,7 +24,7 @@ pytestmark = [
 FLEET = {"workers": 2, "engine": "fake"}
 WORKERS = ["w0", "w1"]
 PROMPT = [5, 6, 7]
-SAMPLING = Sampling(max_new_tokens=4, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=4, ignore_eos=True)
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
@@ -120,7 +120,7 @@ async def test_workers_that_were_torn_serve_nothing_until_the_next_whole_version
     bad = weights(5)
     bad["head.weight"][0] = float("nan")
     publisher = WeightPublisher(client, check="off")
-    torn = await publisher.publish(bad, mode="in_place", deadline_s=DEADLINE_S)
+    torn = await publisher.publish(bad, mode="overwrite", deadline_s=DEADLINE_S)
     assert sorted(torn.quarantined) == WORKERS
     assert all("head.weight" in why for why in torn.quarantined.values())
     status = await status_when(client, lambda status: states_are(status, "torn"))
@@ -136,7 +136,7 @@ async def test_workers_that_were_torn_serve_nothing_until_the_next_whole_version
 
     mended = await publish(client, weights(6))
     rollout = await waiting
-    assert rollout.versions == [(mended.version, 4)]
+    assert rollout.version_runs == [(mended.version, 4)]
     assert (await client.check_weights()).is_ok
 
 

@@ -59,7 +59,7 @@ async def sample(client: RolloutClient, version: int) -> None:
     rollout = await client.generate(
         PROMPT, fake_sampling(5), versions="latest", deadline_s=DEADLINE_S
     )
-    assert rollout.versions == [(version, 5)]
+    assert rollout.version_runs == [(version, 5)]
     assert_fake_rollout(PROMPT, rollout, 5)
 
 

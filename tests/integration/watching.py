@@ -68,7 +68,7 @@ class Watching:
         assert end.n_missing == 0
         assert end.tokens.tolist() == rollout.tokens.tolist()
         assert end.logprobs.tolist() == rollout.logprobs.tolist()
-        assert list(end.versions) == list(rollout.versions)
+        assert list(end.version_runs) == list(rollout.version_runs)
         assert end.finish_reason == rollout.finish_reason
         if rollout.rid in self._held and not self.of(Demoted):
             assert self._held[rollout.rid] == rollout.tokens.tolist()

@@ -18,7 +18,7 @@ from rolloutbus.bus.transport.zmq_topics import SubPort
 from rolloutbus.bus.wire.codec import pack, topic_of, unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Beat, Hello, Lease, Welcome
 from tests.integration.drills import News
 
@@ -28,7 +28,7 @@ Found = TypeVar("Found")
 
 
 def generate_body(n_new: int, *, stream: bool = False, prompt: tuple[int, ...] = (1, 2, 3)) -> Raw:
-    sampling = Sampling(max_new_tokens=n_new, ignore_eos=True, seed=7)
+    sampling = SamplingParams(max_new_tokens=n_new, ignore_eos=True, sampling_seed=7)
     return pack(Generate(np.array(prompt, np.int32).tobytes(), sampling, stream=stream))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Fleet, FleetResult, Rollout, RolloutClient, Sampling
+from rolloutbus import Fleet, FleetResult, Rollout, RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.control import PauseMode
 from rolloutbus.bus.wire.messages.endings import Done
 from tests.integration.control_steps import (
@@ -36,8 +36,8 @@ async def afterwards_it_serves(client: RolloutClient) -> AsyncIterator[None]:
     await client.resume(check=False)
 
 
-def sampling(n_tokens: int) -> Sampling:
-    return Sampling(max_new_tokens=n_tokens, temperature=TEMPERATURE, ignore_eos=True)
+def sampling(n_tokens: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=n_tokens, temperature=TEMPERATURE, ignore_eos=True)
 
 
 async def under_way(client: RolloutClient, n: int = 1) -> list[Streamed]:

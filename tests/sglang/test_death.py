@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from tests.integration.drills import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session"
 
 N_REQUESTS, N_BEFORE, N_TOKENS = 16, 30, 800
 PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_REQUESTS)]
-GREEDY = Sampling(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
 TOLERANCE = 1e-4
 RESTART_S = 400.0
 """An engine starts within this time on a busy machine."""
@@ -38,7 +38,7 @@ async def trained(client: RolloutClient, llama: Path) -> AsyncIterator[tuple[int
     reference.keep(published.version)
     yield published.version, reference
     # A worker must be there to take them.
-    await client.generate(PROMPTS[0], Sampling(max_new_tokens=1), deadline_s=RESTART_S)
+    await client.generate(PROMPTS[0], SamplingParams(max_new_tokens=1), deadline_s=RESTART_S)
     await publisher.publish(before, require="all", deadline_s=DEADLINE_S)
 
 

@@ -15,13 +15,14 @@ CLIENT = ROOT / ".venv" / "bin" / "python"
 PROGRAM = """
 import asyncio, importlib.util, json, sys
 import rolloutbus, transformers
-from rolloutbus import Sampling
+from rolloutbus import SamplingParams
 
 async def main():
     told = json.loads(sys.argv[1])
     async with rolloutbus.up(workers=1, store=False, **told) as fleet:
         async with rolloutbus.connect(fleet.address, name="me") as client:
-            rollout = await client.generate([5, 6, 7], Sampling(max_new_tokens=4, ignore_eos=True))
+            sampling = SamplingParams(max_new_tokens=4, ignore_eos=True)
+            rollout = await client.generate([5, 6, 7], sampling)
             info = await client.server_info()
             [worker] = info.by_worker.values()
             print("told:" + json.dumps({

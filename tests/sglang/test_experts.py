@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from rolloutbus import Rollout, RolloutClient, Sampling, Want
+from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.errors import ProcessFailed
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.gpu.tiny import (
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.timeout(400)]
 TOLERANCE = 1e-4
 CHUNK = 128
 """The longest prompt is computed in several steps."""
-SAMPLING = Sampling(max_new_tokens=24, temperature=1.0, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=24, temperature=1.0, ignore_eos=True)
 WANTS_CUDA = "Torch not compiled with CUDA"
 WANT = Want(routed_experts=True)
 LENGTHS = {5: 4, 40: 60, 7: 300}

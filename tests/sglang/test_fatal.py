@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from msgspec import Raw
 
-from rolloutbus import Fleet, RolloutClient, Sampling
+from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.messages.endings import Problem
 from tests.integration.raw_client import RawClient
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session"
 
 PROMPT = [5, 6, 7]
 COLUMN = np.array(PROMPT, "<i4").tobytes()
-GREEDY = Sampling(max_new_tokens=4, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -52,8 +52,8 @@ BREAKING: list[tuple[dict[str, Any], str]] = [
     (said(max_new_tokens="5"), "max_new_tokens"),
     (said(top_k=2.5), "top_k"),
     (said(ignore_eos=1), "ignore_eos"),
-    (said(seed="7"), "seed"),
-    (said(seed=2**64 - 1), "seed"),
+    (said(sampling_seed="7"), "sampling_seed"),
+    (said(sampling_seed=2**64 - 1), "sampling_seed"),
     (said(temperature=math.inf), "temperature"),
     (said(stop_token_ids=[[1]]), "stop_token_ids"),
     (said(stop_token_ids=[VOCAB_SIZE]), "stop_token_ids"),

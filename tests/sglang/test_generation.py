@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from rolloutbus import Rollout, RolloutClient, Sampling
+from rolloutbus import Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import Refused
 from tests.integration.drills import Streamed
 from tests.sglang.conftest import DEADLINE_S
@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session"
 
 TOLERANCE = 1e-4
 PROMPTS = [[3 + i, 10, 20 + i, 7, 100 + i] for i in range(8)]
-GREEDY = Sampling(max_new_tokens=32, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=32, temperature=0.0, ignore_eos=True)
 MIXED = [
     GREEDY,
-    Sampling(max_new_tokens=24, temperature=0.7, ignore_eos=True),
-    Sampling(max_new_tokens=40, temperature=1.3, top_k=20, ignore_eos=True),
-    Sampling(max_new_tokens=16, temperature=1.0, top_p=0.8, ignore_eos=True),
-    Sampling(max_new_tokens=30, temperature=0.9, min_p=0.02, ignore_eos=True),
-    Sampling(max_new_tokens=20, temperature=1.0, top_k=5, top_p=0.9, ignore_eos=True),
+    SamplingParams(max_new_tokens=24, temperature=0.7, ignore_eos=True),
+    SamplingParams(max_new_tokens=40, temperature=1.3, top_k=20, ignore_eos=True),
+    SamplingParams(max_new_tokens=16, temperature=1.0, top_p=0.8, ignore_eos=True),
+    SamplingParams(max_new_tokens=30, temperature=0.9, min_p=0.02, ignore_eos=True),
+    SamplingParams(max_new_tokens=20, temperature=1.0, top_k=5, top_p=0.9, ignore_eos=True),
 ]
 
 
@@ -62,7 +62,7 @@ async def test_neighbours_with_other_sampling_change_nothing(
 
 
 async def test_samples_of_one_prompt_differ(client: RolloutClient) -> None:
-    sampling = Sampling(max_new_tokens=24, temperature=1.0, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=24, temperature=1.0, ignore_eos=True)
 
     samples = await client.generate_batch(PROMPTS[:2], sampling, n=4, deadline_s=DEADLINE_S)
 
@@ -81,7 +81,7 @@ async def test_streams_hold_each_token_of_their_results_once(client: RolloutClie
 
 
 async def test_a_stream_tells_tokens_as_they_are_made(client: RolloutClient) -> None:
-    streamed = Streamed(client, PROMPTS[0], Sampling(max_new_tokens=200, ignore_eos=True))
+    streamed = Streamed(client, PROMPTS[0], SamplingParams(max_new_tokens=200, ignore_eos=True))
     await streamed.rollout()
     assert len(streamed.deltas) > 20
 
@@ -89,10 +89,12 @@ async def test_a_stream_tells_tokens_as_they_are_made(client: RolloutClient) -> 
 async def test_stop_tokens_end_a_request_also_without_end_of_sequence(
     client: RolloutClient, reference: SameWeights
 ) -> None:
-    sampling = Sampling(max_new_tokens=200, temperature=1.0, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=200, temperature=1.0, ignore_eos=True)
     free = await client.generate(PROMPTS[1], sampling, deadline_s=DEADLINE_S)
     stops = sorted({int(token) for token in free.tokens[:40]})
-    stopping = Sampling(max_new_tokens=2000, temperature=1.0, ignore_eos=True, stop_token_ids=stops)
+    stopping = SamplingParams(
+        max_new_tokens=2000, temperature=1.0, ignore_eos=True, stop_token_ids=stops
+    )
 
     rollouts = [Streamed(client, prompt, stopping) for prompt in PROMPTS]
 
@@ -107,7 +109,7 @@ async def test_stop_tokens_end_a_request_also_without_end_of_sequence(
 
 
 async def test_end_of_sequence_ends_a_request_unless_ignored(client: RolloutClient) -> None:
-    hot = Sampling(max_new_tokens=4000, temperature=5.0)
+    hot = SamplingParams(max_new_tokens=4000, temperature=5.0)
     rollout = await client.generate(PROMPTS[2], hot, deadline_s=DEADLINE_S)
     assert rollout.finish_reason == "stop"
     assert rollout.tokens.tolist().index(EOS) == len(rollout.tokens) - 1
@@ -116,14 +118,22 @@ async def test_end_of_sequence_ends_a_request_unless_ignored(client: RolloutClie
 @pytest.mark.parametrize(
     ("prompt", "sampling", "field"),
     [
-        ([5, VOCAB_SIZE], Sampling(max_new_tokens=4), "prompt"),
-        ([5, -1], Sampling(max_new_tokens=4), "prompt"),
-        ([], Sampling(max_new_tokens=4), "prompt"),
-        ([5] * MAX_CONTEXT, Sampling(max_new_tokens=1), "prompt"),
-        ([5, 6], Sampling(max_new_tokens=MAX_CONTEXT - 1), "sampling.max_new_tokens"),
-        ([5, 6], Sampling(max_new_tokens=4, stop_token_ids=[VOCAB_SIZE]), "sampling.stop_token"),
-        ([5, 6], Sampling(max_new_tokens=4, temperature=float("nan")), "sampling.temperature"),
-        ([5, 6], Sampling(max_new_tokens=4, top_p=0.0), "sampling.top_p"),
+        ([5, VOCAB_SIZE], SamplingParams(max_new_tokens=4), "prompt"),
+        ([5, -1], SamplingParams(max_new_tokens=4), "prompt"),
+        ([], SamplingParams(max_new_tokens=4), "prompt"),
+        ([5] * MAX_CONTEXT, SamplingParams(max_new_tokens=1), "prompt"),
+        ([5, 6], SamplingParams(max_new_tokens=MAX_CONTEXT - 1), "sampling.max_new_tokens"),
+        (
+            [5, 6],
+            SamplingParams(max_new_tokens=4, stop_token_ids=[VOCAB_SIZE]),
+            "sampling.stop_token",
+        ),
+        (
+            [5, 6],
+            SamplingParams(max_new_tokens=4, temperature=float("nan")),
+            "sampling.temperature",
+        ),
+        ([5, 6], SamplingParams(max_new_tokens=4, top_p=0.0), "sampling.top_p"),
     ],
     ids=[
         "beyond the vocabulary",
@@ -137,7 +147,7 @@ async def test_end_of_sequence_ends_a_request_unless_ignored(client: RolloutClie
     ],
 )
 async def test_what_cannot_be_sampled_is_refused_and_names_its_field(
-    client: RolloutClient, prompt: list[int], sampling: Sampling, field: str
+    client: RolloutClient, prompt: list[int], sampling: SamplingParams, field: str
 ) -> None:
     with pytest.raises(Refused) as caught:
         await client.generate(prompt, sampling, deadline_s=DEADLINE_S)

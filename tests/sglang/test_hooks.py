@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from rolloutbus import RolloutClient, Sampling
+from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.generation import Grammar
 from rolloutbus.cli.commands.doctor import look
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
@@ -18,7 +18,7 @@ from tests.sglang.removing import remove
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
-FEW = Sampling(max_new_tokens=2, temperature=0.0, ignore_eos=True)
+FEW = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
 
 
 @pytest.mark.parametrize("hook", [hooks.PROCESS_BATCH_RESULT], ids=lambda h: h.target)

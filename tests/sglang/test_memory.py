@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Fleet, Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import Flushed, Memory, MemoryTag
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.errors import RequestError, RolloutCancelled
@@ -19,8 +19,8 @@ from tests.sglang.processes import scheduler_pids
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = [5, 6, 7, 8, 9]
-GREEDY = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
-LONG = Sampling(max_new_tokens=ENDLESS, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
 ALL: list[MemoryTag] = ["weights", "kv_cache", "cuda_graph"]
 TOLERANCE = 1e-4
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load
 
-from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import CacheTier, Flushed, PauseMode, ServerFacts
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.engine import Load, Profiled
@@ -30,8 +30,8 @@ from tests.sglang.redis_server import EXECUTABLE
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = [5, 6, 7, 8, 9]
-GREEDY = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
-LONG = Sampling(max_new_tokens=ENDLESS, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
 WATCHED_S = 2.0
 """How long processes are watched; what they cost while starved for a core is only less."""
 IDLE_SHARE = 0.05

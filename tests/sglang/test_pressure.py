@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import Fleet, RolloutClient, Sampling
+from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.engine import Load
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import PACE_S, Streamed
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")
 ROOM = 1024
 """Tokens that the KV cache holds."""
 TOLERANCE = 1e-4
-GREEDY = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 RESTART_S = 400.0
 PRIORITIES = [0, 20, -20, 40]
 """In the order in which they come."""

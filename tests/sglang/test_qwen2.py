@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import RolloutClient, Sampling
+from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.errors import Refused, RequestError
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.reference import Reference
@@ -22,7 +22,7 @@ MAX_CONTEXT = 256
 USABLE = MAX_CONTEXT - 6
 """SGLang keeps some for itself."""
 PROMPTS = [[3 + i, 10, 20 + i, 7, 100 + i] for i in range(8)]
-GREEDY = Sampling(max_new_tokens=32, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=32, temperature=0.0, ignore_eos=True)
 
 
 def described(model: Path) -> UpOptions:
@@ -60,13 +60,13 @@ async def test_prompt_and_output_may_fill_the_context_and_not_more(
 ) -> None:
     prompt = [3 + i % 500 for i in range(n_prompt)]
     room = USABLE - n_prompt
-    full = Sampling(max_new_tokens=room, ignore_eos=True)
+    full = SamplingParams(max_new_tokens=room, ignore_eos=True)
 
     rollout = await client.generate(prompt, full, deadline_s=DEADLINE_S)
 
     assert len(rollout.tokens) == room
     assert rollout.finish_reason == "length"
-    too_much = Sampling(max_new_tokens=room + 1, ignore_eos=True)
+    too_much = SamplingParams(max_new_tokens=room + 1, ignore_eos=True)
     with pytest.raises(Refused, match=f"context of {USABLE} tokens"):
         await client.generate(prompt, too_much, deadline_s=DEADLINE_S)
 

@@ -75,7 +75,7 @@ async def test_classes_are_those_of_a_plain_forward_pass(tmp_path: Path) -> None
             logits = await client.score(QUERY, ITEMS, apply_softmax=False)
             turned = await client.score(QUERY, ITEMS, item_first=True)
             with pytest.raises(RequestError):
-                await client.generate(QUERY, rolloutbus.Sampling(max_new_tokens=1))
+                await client.generate(QUERY, rolloutbus.SamplingParams(max_new_tokens=1))
 
     assert logits.scores.shape == (len(ITEMS), N_CLASSES)
     truth = classes_of(path, [[*QUERY, *item] for item in ITEMS])

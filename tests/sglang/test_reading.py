@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import rolloutbus
-from rolloutbus import RolloutClient, Sampling
+from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.errors import EngineFailed, RequestError
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
@@ -56,7 +56,7 @@ async def test_vectors_are_cut_only_by_models_made_for_it(client: RolloutClient)
 
 async def test_a_model_that_reads_is_not_asked_to_write(client: RolloutClient) -> None:
     with pytest.raises(EngineFailed, match="reads only") as caught:
-        await client.generate(TEXTS[0], Sampling(max_new_tokens=4), deadline_s=DEADLINE_S)
+        await client.generate(TEXTS[0], SamplingParams(max_new_tokens=4), deadline_s=DEADLINE_S)
     assert caught.value.code == "unsupported"
     with pytest.raises(EngineFailed, match="generates or classifies"):
         await client.score(TEXTS[0], TEXTS, [5])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from rolloutbus import Sampling
+from rolloutbus import SamplingParams
 from rolloutbus.cli.regenerate import Regeneration, regenerate
 from rolloutbus.launcher.settings import UpOptions
 from tests.sglang.conftest import DEADLINE_S
@@ -21,7 +21,7 @@ N_TOKENS = 20
 async def test_recorded_tokens_get_the_recorded_logprobs_from_the_same_weights(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = Sampling(max_new_tokens=N_TOKENS, ignore_eos=True)
+    plain = SamplingParams(max_new_tokens=N_TOKENS, ignore_eos=True)
     options: UpOptions = {**fleet_of(llama), "tap": True}
     async with (
         rolloutbus.up(**options) as fleet,
@@ -31,7 +31,7 @@ async def test_recorded_tokens_get_the_recorded_logprobs_from_the_same_weights(
             await recorder.caught_up(DEADLINE_S)
             for i in range(4):
                 await client.generate([5, 6, 7 + i], plain, deadline_s=DEADLINE_S)
-            warm = Sampling(max_new_tokens=N_TOKENS, temperature=0.5)
+            warm = SamplingParams(max_new_tokens=N_TOKENS, temperature=0.5)
             changed = await client.generate([5, 6, 7], warm, deadline_s=DEADLINE_S)
             await recorder.caught_up(DEADLINE_S)
         wanted = Regeneration(

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import Fleet, Grammar, Rollout, RolloutClient, Sampling, Want
+from rolloutbus import Fleet, Grammar, Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.bus.wire.messages.generation import Generate, GrammarKind, Prefix
 from rolloutbus.errors import EngineFailed, Refused
 from rolloutbus.trainer_adapter.client.core.requests import Ask
@@ -34,7 +34,7 @@ from tests.sglang.models import EOS, VOCAB_SIZE, byte_tokenizer
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
 TOLERANCE = 1e-4
-GREEDY = Sampling(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPT = [70, 71, 72]
 LOW, HIGH = list(range(100, 140)), list(range(400))
 
@@ -43,7 +43,7 @@ class Case(NamedTuple):
     """One request."""
 
     prompt: Sequence[int]
-    sampling: Sampling
+    sampling: SamplingParams
     options: GenerateOptions = {}  # noqa: RUF012 - never changed
 
 
@@ -79,7 +79,7 @@ CASES: Mapping[str, Case] = {
     ),
     "minimum": Case(
         [5, 6, 7, 8, 9],
-        Sampling(
+        SamplingParams(
             max_new_tokens=12, temperature=0.0, min_new_tokens=6, stop_token_ids=[*range(384, 512)]
         ),
     ),
@@ -181,16 +181,16 @@ async def test_rules_hold_when_the_cache_is_dropped_on_the_way(sglang: RolloutCl
     assert_same(again, whole)
 
 
-TRUNCATED: Mapping[str, Sampling] = {
-    "top_k": Sampling(max_new_tokens=16, temperature=0.9, top_k=5, ignore_eos=True),
-    "top_p": Sampling(max_new_tokens=16, temperature=0.9, top_p=0.5, ignore_eos=True),
-    "min_p": Sampling(max_new_tokens=16, temperature=0.9, min_p=0.2, ignore_eos=True),
-    "all": Sampling(
+TRUNCATED: Mapping[str, SamplingParams] = {
+    "top_k": SamplingParams(max_new_tokens=16, temperature=0.9, top_k=5, ignore_eos=True),
+    "top_p": SamplingParams(max_new_tokens=16, temperature=0.9, top_p=0.5, ignore_eos=True),
+    "min_p": SamplingParams(max_new_tokens=16, temperature=0.9, min_p=0.2, ignore_eos=True),
+    "all": SamplingParams(
         max_new_tokens=16, temperature=1.2, top_k=7, top_p=0.8, min_p=0.05, ignore_eos=True
     ),
-    "one": Sampling(max_new_tokens=16, temperature=0.7, top_k=1, ignore_eos=True),
-    "nothing": Sampling(max_new_tokens=16, temperature=0.7, ignore_eos=True),
-    "greedy": Sampling(max_new_tokens=16, temperature=0.0, top_k=9, ignore_eos=True),
+    "one": SamplingParams(max_new_tokens=16, temperature=0.7, top_k=1, ignore_eos=True),
+    "nothing": SamplingParams(max_new_tokens=16, temperature=0.7, ignore_eos=True),
+    "greedy": SamplingParams(max_new_tokens=16, temperature=0.0, top_k=9, ignore_eos=True),
 }
 
 
@@ -340,7 +340,7 @@ async def test_a_grammar_is_kept_to_also_after_a_request_was_resumed(
     sglang: RolloutClient, kind: GrammarKind
 ) -> None:
     grammar = Grammar(kind, GRAMMARS[kind])
-    sampling = Sampling(max_new_tokens=40, temperature=0.0, frequency_penalty=1.0)
+    sampling = SamplingParams(max_new_tokens=40, temperature=0.0, frequency_penalty=1.0)
     case = Case(PROMPT, sampling, {"grammar": grammar})
     whole = await run(sglang, case)
     assert whole.tokens[-1] == EOS
@@ -361,7 +361,7 @@ async def test_a_grammar_is_kept_to_also_after_a_request_was_resumed(
         (
             Case(
                 PROMPT,
-                Sampling(max_new_tokens=5, min_new_tokens=3),
+                SamplingParams(max_new_tokens=5, min_new_tokens=3),
                 {"action_mask": [EOS]},
             ),
             "processors",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from rolloutbus import RolloutClient, Sampling
+from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
@@ -41,7 +41,7 @@ async def test_streamed_turns_are_turns_like_others(steps: Steps) -> None:
 
 
 async def test_prefixes_are_reset_also_of_what_runs_which_goes_on(client: RolloutClient) -> None:
-    long = Sampling(max_new_tokens=ENDLESS, temperature=1.0, ignore_eos=True)
+    long = SamplingParams(max_new_tokens=ENDLESS, temperature=1.0, ignore_eos=True)
     streamed = Streamed(client, [5, 6, 7], long)
     await streamed.reached(20)
 

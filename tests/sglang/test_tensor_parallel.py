@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import Fleet, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from tests.integration.drills import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")
 TOLERANCE = 1e-4
 RESTART_S = 400.0
 PROMPTS = [[3 + i, 10, 20 + i, 7, 100 + i] for i in range(4)]
-GREEDY = Sampling(max_new_tokens=32, temperature=0.0, ignore_eos=True)
-LONG = Sampling(max_new_tokens=400, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=32, temperature=0.0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=400, temperature=0.0, ignore_eos=True)
 N_BEFORE = 20
 
 

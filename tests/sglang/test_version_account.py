@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from rolloutbus import RolloutClient, Sampling, WeightPublisher
+from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.engine import Load
 from rolloutbus.bus.wire.messages.weights import InFlight
@@ -26,10 +26,10 @@ from tests.sglang.removing import forget_versions
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = [5, 6, 7, 8]
-LONG = Sampling(max_new_tokens=ENDLESS, ignore_eos=True)
-SOME = Sampling(max_new_tokens=200, ignore_eos=True)
-FEW = Sampling(max_new_tokens=6, ignore_eos=True)
-MODES: tuple[InFlight, ...] = ("in_place", "retract", "in_place", "abort")
+LONG = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
+SOME = SamplingParams(max_new_tokens=200, ignore_eos=True)
+FEW = SamplingParams(max_new_tokens=6, ignore_eos=True)
+MODES: tuple[InFlight, ...] = ("keep", "retract", "keep", "abort")
 
 
 def keeps_account() -> bool:
@@ -84,11 +84,11 @@ async def test_versions_pass_the_check_where_there_is_one(llama: Path) -> None:
             await publish(publisher, reference, mode)
             await streamed.grown_by(10)
         rollout = await streamed.cut()
-        assert len(rollout.versions) == len(MODES) + 1
+        assert len(rollout.version_runs) == len(MODES) + 1
         for other in await asyncio.gather(*others):
             assert len(other.tokens) == SOME.max_new_tokens
         last = await client.generate(PROMPT, FEW, deadline_s=DEADLINE_S)
-        assert [version for version, _ in last.versions] == [len(MODES)]
+        assert [version for version, _ in last.version_runs] == [len(MODES)]
         n_checked, n_contradicted = await counted(client)
         assert n_contradicted == 0
         # Those that an update aborted were checked at their abort, too.
@@ -104,9 +104,9 @@ async def test_versions_that_are_wrong_fail_their_request(
     forget_versions(monkeypatch, 0)
     async with client_of(llama) as client:
         rollout = await client.generate(PROMPT, FEW, deadline_s=DEADLINE_S)
-        assert [version for version, _ in rollout.versions] == [0]
+        assert [version for version, _ in rollout.version_runs] == [0]
         publisher = WeightPublisher(client)
-        assert await publish(publisher, Reference(llama), "in_place") == 1
+        assert await publish(publisher, Reference(llama), "keep") == 1
         with pytest.raises(EngineFailed, match=r"version 0, and by SGLang's own account .* of 1"):
             await client.generate(PROMPT, FEW, deadline_s=DEADLINE_S)
         n_checked, n_contradicted = await counted(client)

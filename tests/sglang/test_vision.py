@@ -14,7 +14,7 @@ import pytest_asyncio
 from transformers import AutoTokenizer
 
 import rolloutbus
-from rolloutbus import Media, OpenAIClient, Rollout, RolloutClient, Sampling
+from rolloutbus import Media, OpenAIClient, Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import EngineFailed, Refused
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
@@ -23,7 +23,7 @@ from tests.sglang.vision_model import BEGIN, END, IMAGE, picture, save_vision_mo
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
-GREEDY = Sampling(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 PLACE = [BEGIN]
 RED, BLUE = picture((255, 0, 0)), picture((0, 0, 255))
 

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import Rollout, RolloutClient, Sampling, WeightPublisher
+from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.weights import InFlight, Transport, TransportChoice
 from rolloutbus.errors import RequestError
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
@@ -29,11 +29,11 @@ WORKER = "w0"
 CHUNK = 128
 """Prompts longer than this are computed in several steps."""
 PROMPTS = [[(3 + n) % VOCAB_SIZE for n in range(length)] for length in (4, 30, 500, 9, 300, 5)]
-GREEDY = Sampling(max_new_tokens=16, temperature=0.0, ignore_eos=True)
-SAMPLING = Sampling(max_new_tokens=N_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
-LONG = Sampling(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=16, temperature=0.0, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=N_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
 TRANSPORTS: tuple[Transport, ...] = ("shm", "tcp", "disk", "delta", "collective")
-MODES: tuple[InFlight, ...] = ("in_place", "retract", "abort", "finish_old")
+MODES: tuple[InFlight, ...] = ("keep", "retract", "abort", "finish_old")
 
 
 @dataclass
@@ -115,14 +115,14 @@ def assert_true(
     for prompt, rollout in rollouts:
         truth = (reference.by_runs if by_runs else reference.fresh)(prompt, rollout, TEMPERATURE)
         error = np.abs(truth - rollout.logprobs)
-        assert np.nanmax(error) < TOLERANCE, (rollout.versions, int(np.nanargmax(error)))
+        assert np.nanmax(error) < TOLERANCE, (rollout.version_runs, int(np.nanargmax(error)))
 
 
 async def assert_greedy_is_true(trainer: Trainer, version: int) -> None:
     """New requests sample with this version, and with no KV of another."""
     for prompt in PROMPTS:
         rollout = await trainer.client.generate(prompt, GREEDY, deadline_s=DEADLINE_S)
-        assert [run for run, _ in rollout.versions] == [version]
+        assert [run for run, _ in rollout.version_runs] == [version]
         assert rollout.tokens.tolist() == trainer.reference.likeliest(prompt, rollout)
         truth = trainer.reference.fresh(prompt, rollout, 1.0)
         assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
@@ -160,19 +160,19 @@ async def test_logprobs_are_true_across_updates(trainer: Trainer, in_flight: InF
     versions = [(await trainer.publish(in_flight)).version for _ in range(3)]
     rollouts = await load.stop()
 
-    assert_true(trainer.reference, rollouts, by_runs=in_flight == "in_place")
+    assert_true(trainer.reference, rollouts, by_runs=in_flight == "keep")
     assert all(len(rollout.tokens) == N_TOKENS for _, rollout in rollouts)
     seen = {int(version) for _, rollout in rollouts for version in rollout.token_versions}
     assert seen & {*versions}, "no rollout met an update: the test tested nothing"
     if in_flight == "finish_old":
-        assert all(len(rollout.versions) == 1 for _, rollout in rollouts)
+        assert all(len(rollout.version_runs) == 1 for _, rollout in rollouts)
     else:
-        assert any(len(rollout.versions) > 1 for _, rollout in rollouts)
+        assert any(len(rollout.version_runs) > 1 for _, rollout in rollouts)
     # Nothing of what was cached under older weights is used.
     await assert_greedy_is_true(trainer, versions[-1])
 
 
-@pytest.mark.parametrize("in_flight", ["in_place", "retract"])
+@pytest.mark.parametrize("in_flight", ["keep", "retract"])
 async def test_a_paused_fleet_is_updated_and_goes_on_when_told(
     trainer: Trainer, in_flight: InFlight
 ) -> None:
@@ -186,9 +186,9 @@ async def test_a_paused_fleet_is_updated_and_goes_on_when_told(
     await client.resume()
     await streamed.grown_by(30)
     rollout = await streamed.cut()
-    assert [run for run, _ in rollout.versions][-1] == version
-    assert len(rollout.versions) == 2
-    assert_true(trainer.reference, [(prompt, rollout)], by_runs=in_flight == "in_place")
+    assert [run for run, _ in rollout.version_runs][-1] == version
+    assert len(rollout.version_runs) == 2
+    assert_true(trainer.reference, [(prompt, rollout)], by_runs=in_flight == "keep")
 
 
 async def test_what_does_not_fit_the_model_touches_nothing(trainer: Trainer) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from rolloutbus.bus.wire.arrays import AnyArray
 from rolloutbus.bus.wire.errors import BusError, LocalProtocolError, PeerLost, RequestCancelled
 from rolloutbus.bus.wire.messages.endings import Outcome, Problem
 from rolloutbus.bus.wire.messages.generation import FinishReason, VersionRuns
+from rolloutbus.bus.wire.near_names import no_attribute
 
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 
@@ -42,7 +43,7 @@ class Rollout:
     behaviour_logprobs: Float32s
     """float32 [n]: renormalised over the support that was sampled from; equal to `logprobs`
     where nothing truncates."""
-    versions: VersionRuns
+    version_runs: VersionRuns
     """[(version, n_tokens)]: which weights computed the logits of which tokens."""
     finish_reason: FinishReason
     worker: str
@@ -63,11 +64,16 @@ class Rollout:
     """`NAME@VERSION` of the adapter that sampled all tokens, as the engine had it loaded, also if
     the request named no version. Empty: no adapter, or a partial that no worker has vouched for."""
 
+    if not TYPE_CHECKING:  # a type checker knows without it that there is none
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(self, name, {"versions": "version_runs"})
+
     @cached_property
     def token_versions(self) -> Int64s:
         """int64 [n]: the version of each token."""
-        versions = np.array([version for version, _ in self.versions], np.int64)
-        return np.repeat(versions, [n_tokens for _, n_tokens in self.versions])
+        versions = np.array([version for version, _ in self.version_runs], np.int64)
+        return np.repeat(versions, [n_tokens for _, n_tokens in self.version_runs])
 
 
 class RolloutCancelled(RequestCancelled):

@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Grammar,
     Media,
     Processor,
-    Sampling,
+    SamplingParams,
     Want,
 )
 from rolloutbus.bus.wire.outgoing import sealed, seconds_of
@@ -37,8 +37,8 @@ OFF_ELSEWHERE = -1
 """A `top_k` that is off, as other libraries say it."""
 
 
-SamplingLike = Sampling | Mapping[str, Any]
-"""How tokens are drawn; a dict has the fields of `Sampling`."""
+SamplingLike = SamplingParams | Mapping[str, Any]
+"""How tokens are drawn; a dict has the fields of `SamplingParams`."""
 SessionName = Annotated[
     str, Described("the name of one session; for one each, call `generate` once for each prompt")
 ]
@@ -124,7 +124,7 @@ def ask_of(
         Refused: the prompt or an option is no valid value; `.field` names it.
     """
     deadline_s = seconds_of(deadline_s)
-    sampling, _ = sealed(sampling_of(sampling), Sampling, field="sampling")
+    sampling, _ = sealed(sampling_of(sampling), SamplingParams, field="sampling")
     if sampling.top_k == OFF_ELSEWHERE:
         sampling = msgspec.structs.replace(sampling, top_k=0)
     if not 0 < deadline_s < math.inf:
@@ -201,26 +201,28 @@ def _row_of(first: Ask, row: int) -> Ask:
     """The same prompt as a row of a batch."""
     body = first.body
     assert isinstance(body, Generate)
-    seed = body.sampling.seed
+    seed = body.sampling.sampling_seed
     if seed is not None and MIN_SEED <= seed <= MAX_SEED:  # another one is refused by its name
-        own = msgspec.structs.replace(body.sampling, seed=row_seed(seed, row))
+        own = msgspec.structs.replace(body.sampling, sampling_seed=row_seed(seed, row))
         body = msgspec.structs.replace(body, sampling=own)
     return Ask(first.kind, body, place=first.place, on_loss=first.on_loss, retries_busy=True)
 
 
-def sampling_of(given: SamplingLike) -> Sampling:
-    """A Sampling of what was given.
+def sampling_of(given: SamplingLike) -> SamplingParams:
+    """The SamplingParams of what was given.
 
     Raises:
         Refused: it is neither, or has a field that does not exist.
     """
     if isinstance(given, Mapping):
         try:
-            given = Sampling(**given)
+            given = SamplingParams(**given)
         except TypeError as error:
             raise Refused(bad_request("sampling", str(error))) from error
-    if not isinstance(given, Sampling):  # pyright: ignore[reportUnnecessaryIsInstance] - callers
-        message = f"a Sampling or a dict of its fields, not a value of type {type(given).__name__}"
+    if not isinstance(given, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance] - callers
+        message = (
+            f"SamplingParams or a dict of its fields, not a value of type {type(given).__name__}"
+        )
         raise Refused(bad_request("sampling", message))
     return given
 

@@ -5,7 +5,7 @@ They are the truth; what engines keep in their caches only saves time.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.arrays import AnyArray
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.near_names import no_attribute
 from rolloutbus.trainer_adapter.client.rollout import Float32s, Int32s, Int64s, Rollout
 from rolloutbus.trainer_adapter.client.rollouts import Prompt, tokens_of
 
@@ -71,9 +72,14 @@ class Transcript:
         return self._column(lambda rollout: rollout.behaviour_logprobs, 0, np.float32)
 
     @property
-    def versions(self) -> Int64s:
+    def token_versions(self) -> Int64s:
         """int64 [n]: the weights that sampled each token; -1 where it was appended."""
         return self._column(lambda rollout: rollout.token_versions, NO_VERSION, np.int64)
+
+    if not TYPE_CHECKING:  # a type checker knows without it that there is none
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(self, name, {"versions": "token_versions"})
 
     def append(self, tokens: Prompt) -> int:
         """Add what no model chose: a prompt, an observation, an end of sequence added by hand.

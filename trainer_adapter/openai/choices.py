@@ -50,7 +50,7 @@ def finish_of(reason: str, *, calls_tools: bool) -> str:
 def extras_of(rollout: Rollout, *, has_tokens: bool) -> Json:
     """What a trainer wants to know of a choice, beyond OpenAI's fields."""
     extras: Json = {
-        "weight_versions": [list(run) for run in rollout.versions],
+        "weight_versions": [list(run) for run in rollout.version_runs],
         "rid": rollout.rid,
         "worker": rollout.worker,
     }

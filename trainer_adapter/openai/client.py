@@ -11,7 +11,7 @@ import msgspec
 
 from rolloutbus.bus.strict_calls import Described, strict
 from rolloutbus.bus.wire.errors import EngineFailed, Refused, SettingsError
-from rolloutbus.bus.wire.messages.generation import Sampling, Want
+from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.rollout import Rollout
 from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of, row_seed
@@ -48,7 +48,7 @@ UNREAD = "none"
 class _Asked:
     body: Body
     prompts: list[list[int]]
-    sampling: Sampling
+    sampling: SamplingParams
     options: GenerateOptions
     answers: Answers
 
@@ -270,11 +270,11 @@ def _grouped(asked: _Asked) -> Iterator[tuple[list[int], GenerateOptions]]:
         yield prompt, {**asked.options, "group": group}
 
 
-def _seeded(sampling: Sampling, row: int) -> Sampling:
+def _seeded(sampling: SamplingParams, row: int) -> SamplingParams:
     """As `RolloutClient.generate_batch` has it."""
-    if sampling.seed is None:
+    if sampling.sampling_seed is None:
         return sampling
-    return msgspec.structs.replace(sampling, seed=row_seed(sampling.seed, row))
+    return msgspec.structs.replace(sampling, sampling_seed=row_seed(sampling.sampling_seed, row))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 NAMES_IN_BODIES = {
     "sampling.max_new_tokens": "max_tokens",
     "sampling.min_new_tokens": "min_tokens",
+    "sampling.sampling_seed": "seed",
     "deadline_s": "timeout",
     "session": "session_id",
     "lora": "lora_path",

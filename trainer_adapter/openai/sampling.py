@@ -4,7 +4,7 @@ import json
 from typing import TypeVar
 
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.generation import Grammar, Sampling
+from rolloutbus.bus.wire.messages.generation import Grammar, SamplingParams
 from rolloutbus.bus.wire.validation import check_sampling
 from rolloutbus.trainer_adapter.client.rollouts import OFF_ELSEWHERE, GenerateOptions
 from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, texts_in
@@ -16,13 +16,13 @@ ANY_TOKEN = 2**31 - 1
 """Only the worker knows its vocabulary."""
 
 
-def sampling_of(body: Body, default_max_tokens: int) -> Sampling:
+def sampling_of(body: Body, default_max_tokens: int) -> SamplingParams:
     """The sampling parameters of a body.
 
     Raises:
         Refused: a value is out of range; `.field` names it as the body does.
     """
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_new_tokens=_or(_max_tokens(body), default_max_tokens),
         min_new_tokens=_or(body.min_tokens, 0),
         temperature=_or(body.temperature, 1.0),
@@ -32,7 +32,7 @@ def sampling_of(body: Body, default_max_tokens: int) -> Sampling:
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
-        seed=body.seed,
+        sampling_seed=body.seed,
         stop_token_ids=_or(body.stop_token_ids, []),
         ignore_eos=bool(body.ignore_eos),
         stop=texts_in(body.stop),

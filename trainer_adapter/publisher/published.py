@@ -80,7 +80,7 @@ def publish_command(policy: str, version: int, options: PublishOptions) -> Publi
     return PublishVersion(
         policy=policy,
         version=version,
-        in_flight=options.get("in_flight", "in_place"),
+        in_flight=options.get("in_flight", "keep"),
         require=require,
         transport=options.get("transport", "auto"),
         mode=options.get("mode", "staged"),

@@ -171,7 +171,7 @@ class WeightPublisher:
         tensors: Publishable,
         *,
         layout: Layout | None = None,
-        in_flight: InFlight = "in_place",
+        in_flight: InFlight = "keep",
         require: Requirement = "any",
         transport: TransportChoice = "auto",
         mode: UpdateMode = "staged",
@@ -191,12 +191,12 @@ class WeightPublisher:
                 is asked for, all names are sent, and it is closed at the end in any case.
             layout: (name, dtype, shape) of every tensor that the iterator will give, in its order.
                 Without it the iterator's tensors are collected in host memory first.
-            in_flight: what becomes of running requests: `finish_old`, `in_place` (keep the KV
+            in_flight: what becomes of running requests: `finish_old`, `keep` (keep the KV
                 cache), `retract` (keep tokens, recompute the KV cache) or `abort`.
             require: how many workers must have it staged: `all`, `quorum`, `any` or `at-least:N`.
             transport: how the bytes reach the workers: `auto` (each by its locality), `shm`,
                 `tcp`, `delta`, `disk`, `cuda_ipc` or `collective`.
-            mode: `staged`: held beside the old weights first; `in_place`: written over them.
+            mode: `staged`: held beside the old weights first; `overwrite`: written over them.
             floor: workers that go on serving while others swap; 0: all swap at once.
             allow_zeros: a tensor may be all zero where the last version, or the active one of a
                 worker, was not: training begins again, or a layer was reset.
@@ -228,7 +228,7 @@ class WeightPublisher:
         tensors: Publishable,
         *,
         layout: Layout | None = None,
-        in_flight: InFlight = "in_place",
+        in_flight: InFlight = "keep",
         require: Requirement = "any",
         transport: TransportChoice = "auto",
         mode: UpdateMode = "staged",
@@ -308,7 +308,7 @@ class WeightPublisher:
         self,
         version: int,
         *,
-        in_flight: InFlight = "in_place",
+        in_flight: InFlight = "keep",
         require: Requirement = "any",
         transport: TransportChoice = "auto",
         mode: UpdateMode = "staged",
@@ -366,7 +366,7 @@ class WeightPublisher:
     async def begin(
         self,
         *,
-        in_flight: InFlight = "in_place",
+        in_flight: InFlight = "keep",
         require: Requirement = "any",
         transport: TransportChoice = "auto",
         mode: UpdateMode = "staged",

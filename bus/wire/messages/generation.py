@@ -4,6 +4,7 @@ Spec: docs/protocol.md, "Generation".
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -47,12 +48,30 @@ Numbers = Annotated[list[int | float], msgspec.Meta(max_length=MAX_PARAM_ITEMS)]
 Params = Annotated[dict[Short, bool | int | float | Numbers], msgspec.Meta(max_length=MAX_PARAMS)]
 
 
+_GRAMMAR = "say it in grammar=Grammar({name!r}, text), a parameter of the call"
+_TEXT = "results are token ids; a TextClient makes text of them"
+SAID_ELSEWHERE: Mapping[str, str] = {
+    "n": "for n samples of each prompt call generate_batch(prompts, sampling, n=...)",
+    "stream": "call the method `stream` for tokens as they come",
+    "logprobs": "the logprobs of sampled tokens always come; ask for others with want=Want(...)",
+    "custom_params": "give processors=[Processor(name, params)], a parameter of the call",
+    "skip_special_tokens": _TEXT,
+    "spaces_between_special_tokens": _TEXT,
+    "no_stop_trim": "results keep the stop token and the stop text",
+    "stream_interval": "streams come with every engine step",
+    **{name: _GRAMMAR.format(name=name) for name in get_args(GrammarKind)},
+}
+"""Sampling parameters of other libraries that are no field of `SamplingParams` -> what to do."""
+
+
 class _Told(msgspec.StructMeta):
     """Of what callers make themselves: a field or a choice that does not exist is told."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805 - of a class
         for name in kwargs:
             if name not in cls.__struct_fields__:
+                if cls is SamplingParams and name in SAID_ELSEWHERE:
+                    raise TypeError(f"SamplingParams has no field {name!r}: {SAID_ELSEWHERE[name]}")
                 meant = nearest(name, cls.__struct_fields__)
                 fields = ", ".join(cls.__struct_fields__)
                 hint = f"did you mean {meant}=?" if meant else f"there are {fields}"
@@ -73,7 +92,7 @@ def _choices_of(struct: type) -> list[tuple[str, tuple[str, ...]]]:
     return [(name, get_args(kind)) for name, kind in fields if get_origin(kind) is Literal]
 
 
-class Sampling(
+class SamplingParams(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, metaclass=_Told
 ):
     """How tokens are drawn. Limits are checked by `bus.validation`."""
@@ -89,8 +108,8 @@ class Sampling(
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    seed: int | None = None
-    """Token i is drawn with a generator seeded by (seed, i); None: the engine's own choice."""
+    sampling_seed: int | None = None
+    """Token i is drawn with a generator seeded by (this, i); None: the engine's own choice."""
     stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = []
     """Besides the model's end-of-sequence ids; the stop token is part of the output."""
     ignore_eos: bool = False
@@ -168,7 +187,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     prompt: Column
     """int32 [n_prompt_tokens], little endian, at least one token."""
-    sampling: Sampling
+    sampling: SamplingParams
     stream: bool = False
     """Publish every engine step; otherwise deltas come at a coarse interval."""
     prefix: Prefix | None = None

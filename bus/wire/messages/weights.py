@@ -23,8 +23,8 @@ from rolloutbus.bus.wire.limits import (
     TensorName,
 )
 
-InFlight = Literal["finish_old", "in_place", "retract", "abort"]
-UpdateMode = Literal["staged", "in_place"]
+InFlight = Literal["finish_old", "keep", "retract", "abort"]
+UpdateMode = Literal["staged", "overwrite"]
 Transport = Literal["shm", "tcp", "delta", "disk", "cuda_ipc", "collective"]
 TransportChoice = Literal["auto", "shm", "tcp", "delta", "disk", "cuda_ipc", "collective"]
 UpdatePhase = Literal["preparing", "recording", "committing", "committed", "aborted", "unknown"]
@@ -145,13 +145,13 @@ class PublishVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     policy: Short
     version: Natural
-    in_flight: InFlight = "in_place"
+    in_flight: InFlight = "keep"
     require: Short = "any"
     """Success rule: `all`, `quorum`, `any` (at least one worker) or `at-least:N`."""
     transport: TransportChoice = "auto"
     """`auto`: each worker by its locality."""
     mode: UpdateMode = "staged"
-    """`in_place`: nothing is held beside the old weights; a worker is torn while it pulls."""
+    """`overwrite`: nothing is held beside the old weights; a worker is torn while it pulls."""
     floor: Natural = 0
     """Workers that go on serving while others commit: the commit goes in waves. 0: all at once."""
     offers: Offers = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.generation import Grammar, Sampling
+from rolloutbus.bus.wire.messages.generation import Grammar, SamplingParams
 from rolloutbus.bus.wire.option_checks import truncates
 from rolloutbus.engine_worker.engine import EngineFacts, Work
 from rolloutbus.engine_worker.engines.sglang.schedulers.rules import (
@@ -86,7 +86,7 @@ def sampling_params(work: Work, terms: RequestTerms) -> dict[str, object]:
     if work.grammar is not None:
         params[_grammar_name(work.grammar)] = str(work.grammar.text)
     if terms.has_seeds:
-        seed = terms.chance.getrandbits(63) if s.seed is None else s.seed
+        seed = terms.chance.getrandbits(63) if s.sampling_seed is None else s.sampling_seed
         params["sampling_seed"] = int(seed)
     return params
 
@@ -189,7 +189,7 @@ def _refuse_what_speculation_hides(work: Work, rules: Rules, vocab_size: int) ->
         raise Unfit(Problem("unsupported", message, "not_started", field="sampling"))
 
 
-def _end_ids(sampling: Sampling, facts: EngineFacts) -> tuple[int, ...]:
+def _end_ids(sampling: SamplingParams, facts: EngineFacts) -> tuple[int, ...]:
     eos = () if sampling.ignore_eos else facts.eos_token_ids
     return tuple(sorted({*eos, *sampling.stop_token_ids}))
 

@@ -198,7 +198,7 @@ class LiveWeights:
                 return 0, self._loop.end_running()
             case "retract":
                 return self._loop.retract(), 0
-            case "in_place":
+            case "keep":
                 # A request's first run of tokens tells which weights its prompt's KV is of, so
                 # a prompt that is half computed starts again.
                 self._loop.retract(without_tokens_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from rolloutbus.bus.wire.ids import AttemptKey
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, FinishReason, Sampling
+from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, FinishReason, SamplingParams
 from rolloutbus.engine_worker.engine import EngineFacts, Int32s, Step, Work
 from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor
 from rolloutbus.engine_worker.engines.shared.wanted import WantedTokens
@@ -25,7 +25,7 @@ class Request:
     key: AttemptKey
     prompt: Int32s
     """int32 [n_prompt_tokens]."""
-    sampling: Sampling
+    sampling: SamplingParams
     tokens: list[int]
     """Generated so far, the resumed prefix first."""
     seed: int
@@ -91,7 +91,8 @@ def open_request(work: Work, facts: EngineFacts, seed: int) -> Request:
         prompt=np.ascontiguousarray(work.prompt, dtype=np.int32),
         sampling=sampling,
         tokens=list(struct.unpack(f"<{len(prefix) // 4}i", prefix)),
-        seed=(seed if sampling.seed is None else sampling.seed) & 0xFFFF_FFFF_FFFF_FFFF,
+        seed=(seed if sampling.sampling_seed is None else sampling.sampling_seed)
+        & 0xFFFF_FFFF_FFFF_FFFF,
         end_ids=frozenset({*eos, *sampling.stop_token_ids}),
         wanted=None if work.want == NOTHING_MORE else WantedTokens(work.want),
     )

@@ -17,7 +17,7 @@ from rolloutbus.bus.wire.errors import (
     Refused,
     RequestExpired,
 )
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.rollout import Delta, OnLoss, Rollout, RolloutCancelled
 from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
@@ -43,7 +43,7 @@ class Ask:
 
     op: str
     prompt: list[int]
-    sampling: Sampling
+    sampling: SamplingParams
     options: GenerateOptions
     is_streamed: bool
     abort_at: int
@@ -61,7 +61,7 @@ class Ask:
             op=self.op,
             at=now,
             prompt=_bytes(self.prompt),
-            seed=self.sampling.seed or 0,
+            seed=self.sampling.sampling_seed or 0,
             n_tokens=self.sampling.max_new_tokens,
             allowed=allowed,
             is_streamed=self.is_streamed,
@@ -92,7 +92,9 @@ def draw_ask(op: str, settings: LoadSettings, rng: Random) -> Ask:
     return Ask(
         op,
         prompt,
-        Sampling(max_new_tokens=n_tokens, temperature=temperature, ignore_eos=True, seed=seed),
+        SamplingParams(
+            max_new_tokens=n_tokens, temperature=temperature, ignore_eos=True, sampling_seed=seed
+        ),
         options,
         is_streamed,
         rng.randint(1, n_tokens) if is_aborted else 0,
@@ -155,7 +157,7 @@ async def collect(
     history.add(Looked(name, clock.now(), len(found)))
 
     async def take_up(op: str, rid: str) -> None:
-        ask = Ask(op, [], Sampling(), GenerateOptions(), is_streamed=False, abort_at=0)
+        ask = Ask(op, [], SamplingParams(), GenerateOptions(), is_streamed=False, abort_at=0)
         try:
             rollout = await client.collect(rid, deadline_s=deadline_s)
         except BusError as error:
@@ -211,7 +213,7 @@ def _with_rollout(ended: Ended, rollout: Rollout) -> Ended:
         outcome=ended.outcome,
         rid=rollout.rid,
         tokens=rollout.tokens.astype("<i4").tobytes(),
-        versions=list(rollout.versions),
+        versions=list(rollout.version_runs),
         worker=rollout.worker,
         n_attempts=rollout.n_attempts,
         streamed=ended.streamed,

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from rolloutbus.bus.actor.clock import BootClock
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.client import connect
 from tests.drills.chaos.crowd import TRAINER, Record
 from tests.drills.chaos.history import Life, Oracle, fake_oracle, judge, lives_of
@@ -142,7 +142,7 @@ async def _oracle(settings: ChaosSettings, rig: Rig) -> Oracle:
     prompts = _prompts(settings)
     if not prompts:
         return fake_oracle
-    sampling = Sampling(max_new_tokens=settings.max_tokens, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=settings.max_tokens, temperature=0.0, ignore_eos=True)
     async with connect(rig.fleet.address, name="reference") as client:
         groups = await client.generate_batch(prompts, sampling, deadline_s=settings.deadline_s)
     known = {

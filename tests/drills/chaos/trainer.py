@@ -21,7 +21,7 @@ from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from tests.drills.chaos.records import HistoryWriter, Offered, PublicationOutcome, Settled
 from tests.drills.chaos.settings import TrainerSettings
 
-IN_FLIGHT: Sequence[InFlight] = ("in_place", "retract", "abort")
+IN_FLIGHT: Sequence[InFlight] = ("keep", "retract", "abort")
 """All but `finish_old`, which by its nature lets new requests wait for old ones."""
 SHAPES = {"embed.weight": (8, 4), "head.weight": (4,)}
 """Of the fake engine's tensors, float32."""

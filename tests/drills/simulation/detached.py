@@ -92,7 +92,7 @@ def is_lost_for_good(world: "World", rid: str, case: Case) -> bool:
 def _judge(world: "World", rid: str, cases: list[Case]) -> None:
     outcomes = [outcome for case in cases for outcome in case.outcomes]
     results = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
-    if len({(each.tokens.tobytes(), tuple(each.versions)) for each in results}) > 1:
+    if len({(each.tokens.tobytes(), tuple(each.version_runs)) for each in results}) > 1:
         world.oracles.broken("one_outcome", rid, "ended differently for two processes")
     if outcomes or not world.routers.has_heard_of(rid):
         return

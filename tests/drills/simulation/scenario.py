@@ -8,7 +8,7 @@ from typing import get_args
 from msgspec.structs import replace
 
 from rolloutbus.bus.wire.entry import Placement
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.weights import Offer, PublishVersion, TransportChoice
 from rolloutbus.bus.wire.validation import cost_of
 from rolloutbus.trainer_adapter.client.core.requests import Ask
@@ -154,7 +154,9 @@ def drawn_ask(chance: Random, client: str, detached_share: float) -> Ask:
         priority=chance.choice([0, 0, 0, 5]),
         outlives_client=chance.random() < detached_share,
     )
-    sampling = Sampling(max_new_tokens=chance.randrange(2, 120), seed=chance.randrange(1000))
+    sampling = SamplingParams(
+        max_new_tokens=chance.randrange(2, 120), sampling_seed=chance.randrange(1000)
+    )
     body = Generate(_prompt(chance), sampling, stream=chance.random() < 0.4)
     place = replace(place, cost=cost_of(body))
     on_loss = chance.choices(LOSS_POLICIES, LOSS_WEIGHTS)[0]
@@ -163,14 +165,14 @@ def drawn_ask(chance: Random, client: str, detached_share: float) -> Ask:
 
 def plain_ask(chance: Random, n_tokens: int) -> Ask:
     """A request that any worker can serve."""
-    sampling = Sampling(max_new_tokens=n_tokens, seed=chance.randrange(1000))
+    sampling = SamplingParams(max_new_tokens=n_tokens, sampling_seed=chance.randrange(1000))
     body = Generate(_prompt(chance), sampling, stream=True)
     return Ask("generate", body, place=Placement("default", cost=cost_of(body)))
 
 
 def poison_ask(chance: Random) -> Ask:
     """A request that kills the engine that samples from it."""
-    body = Generate(POISON + _prompt(chance), Sampling(max_new_tokens=100, seed=1))
+    body = Generate(POISON + _prompt(chance), SamplingParams(max_new_tokens=100, sampling_seed=1))
     return Ask("generate", body, place=Placement("default"))
 
 

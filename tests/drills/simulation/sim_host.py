@@ -50,7 +50,7 @@ class SimRow:
     def __init__(self, body: Generate) -> None:
         self.prompt = body.prompt
         self.is_poison = body.prompt.startswith(POISON)
-        self.seed = body.sampling.seed or 0
+        self.seed = body.sampling.sampling_seed or 0
         self.n_tokens = len(body.prefix.tokens) // TOKEN_BYTES if body.prefix else 0
         self.max_new_tokens = body.sampling.max_new_tokens
 

@@ -15,8 +15,8 @@ from tests.drills.simulation.world import World
 SEED = 1
 WAYS: tuple[tuple[Transport, UpdateMode], ...] = (
     *((transport, "staged") for transport in get_args(Transport)),
-    ("shm", "in_place"),
-    ("tcp", "in_place"),
+    ("shm", "overwrite"),
+    ("tcp", "overwrite"),
 )
 VICTIMS = {
     "trainer": "restart_client",

@@ -124,7 +124,7 @@ def _judge(world: "World", report: Report, rid: str, case: Case) -> None:
         return
     report.sometimes["detached_collected"] += case.is_attached
     report.sometimes["resumed"] += outcome.n_resumed > 0
-    report.sometimes["mixed_versions"] += len(outcome.versions) > 1
+    report.sometimes["mixed_versions"] += len(outcome.version_runs) > 1
     report.sometimes["several_attempts"] += outcome.n_attempts > 1
     report.sometimes["served_in_haste"] += is_impatient(case)
     text = _wrong(case, outcome)
@@ -138,17 +138,17 @@ def _judge(world: "World", report: Report, rid: str, case: Case) -> None:
 def _wrong(case: Case, rollout: Rollout) -> str:
     """What is wrong with a result; empty if nothing is."""
     body = cast("Generate", case.ask.body)
-    tokens, logprobs = expected(body.prompt, body.sampling.seed or 0, rollout.versions)
+    tokens, logprobs = expected(body.prompt, body.sampling.sampling_seed or 0, rollout.version_runs)
     if rollout.tokens.tobytes() != tokens or rollout.logprobs.tobytes() != logprobs:
-        return f"wrong tokens, versions {rollout.versions}"
+        return f"wrong tokens, versions {rollout.version_runs}"
     n_tokens, wanted = len(rollout.tokens), body.sampling.max_new_tokens
     if rollout.finish_reason != "abort" and n_tokens != wanted:
         return f"{n_tokens} tokens instead of {wanted}"
     rule = parse_versions(case.ask.place.versions) if case.ask.place else None
     if isinstance(rule, VersionRule) and rule.kind in {"min", "exact"}:
-        bad = [version for version, _ in rollout.versions if not rule.accepts(version, version)]
+        bad = [version for version, _ in rollout.version_runs if not rule.accepts(version, version)]
         if bad:
-            return f"{rule} was asked for, and {rollout.versions} came"
+            return f"{rule} was asked for, and {rollout.version_runs} came"
     return ""
 
 

@@ -22,13 +22,13 @@ WAYS: Sequence[Way] = (
     ("delta", "staged"),
     ("disk", "staged"),
     ("collective", "staged"),
-    ("shm", "in_place"),
-    ("tcp", "in_place"),
+    ("shm", "overwrite"),
+    ("tcp", "overwrite"),
 )
 """Those that need no GPU."""
 PAIRS: Sequence[tuple[Victim, Phase]] = tuple(product(get_args(Victim), get_args(Phase)))
 N_CELLS = len(PAIRS) * len(WAYS)
-IN_FLIGHT: Sequence[InFlight] = ("in_place", "retract", "abort")
+IN_FLIGHT: Sequence[InFlight] = ("keep", "retract", "abort")
 """All but `finish_old`, which by its nature lets new requests wait for old ones."""
 
 RULES = ("any", "all")

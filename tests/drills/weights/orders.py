@@ -14,7 +14,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of every element of the new weights."""
     transport: TransportChoice = "auto"
     mode: UpdateMode = "staged"
-    in_flight: InFlight = "in_place"
+    in_flight: InFlight = "keep"
     require: str = "any"
 
 

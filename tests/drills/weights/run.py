@@ -9,7 +9,7 @@ from pathlib import Path
 from rolloutbus.bus.actor.clock import BootClock
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.control import FleetStatus
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.launcher.plan import LEDGER
 from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
 from tests.drills.chaos.history import judge, lives_of
@@ -38,7 +38,7 @@ RECOVERY_TIMEOUT_S = 60.0
 OUTCOME_TIMEOUT_S = 150.0
 MAY_WAIT = ("ready", "updating")
 """States of a worker that serves."""
-PROBE = Sampling(max_new_tokens=2, ignore_eos=True)
+PROBE = SamplingParams(max_new_tokens=2, ignore_eos=True)
 
 
 async def run_weight_faults(
@@ -200,7 +200,9 @@ class Drill:
             return f"weights differ: {found}"
         prompt = [self._n_orders]
         sampled = await self._client.generate(prompt, PROBE, versions="latest")
-        return "" if sampled.versions == [(version, 2)] else f"sampled with {sampled.versions}"
+        return (
+            "" if sampled.version_runs == [(version, 2)] else f"sampled with {sampled.version_runs}"
+        )
 
 
 def _is_reborn(case: Case, worker: str, before: FleetStatus, now: FleetStatus) -> bool:

@@ -22,7 +22,7 @@ from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS
 from rolloutbus.bus.wire.messages.delivery import Accepted
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Beat
 from tests.conformance import plain
 from tests.conformance.representatives import NAMES
@@ -37,11 +37,11 @@ bodies = st.one_of(
         Generate,
         prompt=st.binary(max_size=200),
         sampling=st.builds(
-            Sampling,
+            SamplingParams,
             max_new_tokens=uint64s,
             temperature=floats,
             top_p=floats,
-            seed=st.none() | st.integers(-(2**63), 2**64 - 1),
+            sampling_seed=st.none() | st.integers(-(2**63), 2**64 - 1),
             stop_token_ids=st.lists(uint64s, max_size=4),
             ignore_eos=st.booleans(),
         ),

@@ -14,19 +14,19 @@ from rolloutbus.bus.wire.messages.generation import (
     Media,
     Prefix,
     Processor,
-    Sampling,
+    SamplingParams,
     Want,
 )
 from rolloutbus.bus.wire.option_checks import adapter_of
 from rolloutbus.bus.wire.validation import check_generate
 
 VOCAB_SIZE = 100
-PLAIN = Generate(np.array([1, 2, 3], "<i4").tobytes(), Sampling(max_new_tokens=8))
+PLAIN = Generate(np.array([1, 2, 3], "<i4").tobytes(), SamplingParams(max_new_tokens=8))
 PREFIX = Prefix(np.array([4], "<i4").tobytes(), bytes(4), [(1, 1)])
 
 POSSIBLE: list[dict[str, Any]] = [
-    {"sampling": Sampling(8, stop=["x" * 256] * 32, stop_regex=["[.!?]$"])},
-    {"sampling": Sampling(8, logit_bias={0: -100.0, VOCAB_SIZE - 1: 1e9})},
+    {"sampling": SamplingParams(8, stop=["x" * 256] * 32, stop_regex=["[.!?]$"])},
+    {"sampling": SamplingParams(8, logit_bias={0: -100.0, VOCAB_SIZE - 1: 1e9})},
     {"want": Want(top_logprobs=64, logprobs_of=[0, 99] * 64)},
     {"want": Want(prompt_logprobs=True, prompt_logprobs_start=2)},
     {"want": Want(hidden_states="full", routed_experts=True, sampling_mask=True)},
@@ -40,15 +40,15 @@ POSSIBLE: list[dict[str, Any]] = [
 ]
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
-    ({"sampling": Sampling(8, stop=["x"] * 33)}, "sampling.stop", "at most 32"),
-    ({"sampling": Sampling(8, stop=["x" * 257])}, "sampling.stop", "1 to 256"),
-    ({"sampling": Sampling(8, stop_regex=[""])}, "sampling.stop_regex", "1 to 256"),
-    ({"sampling": Sampling(8, logit_bias={100: 1.0})}, "sampling.logit_bias", "0 to 99"),
-    ({"sampling": Sampling(8, logit_bias={-1: 1.0})}, "sampling.logit_bias", "0 to 99"),
-    ({"sampling": Sampling(8, logit_bias={1: math.nan})}, "sampling.logit_bias", "to 1e+09"),
-    ({"sampling": Sampling(8, logit_bias={1: -2e9})}, "sampling.logit_bias", "from -1e+09"),
+    ({"sampling": SamplingParams(8, stop=["x"] * 33)}, "sampling.stop", "at most 32"),
+    ({"sampling": SamplingParams(8, stop=["x" * 257])}, "sampling.stop", "1 to 256"),
+    ({"sampling": SamplingParams(8, stop_regex=[""])}, "sampling.stop_regex", "1 to 256"),
+    ({"sampling": SamplingParams(8, logit_bias={100: 1.0})}, "sampling.logit_bias", "0 to 99"),
+    ({"sampling": SamplingParams(8, logit_bias={-1: 1.0})}, "sampling.logit_bias", "0 to 99"),
+    ({"sampling": SamplingParams(8, logit_bias={1: math.nan})}, "sampling.logit_bias", "to 1e+09"),
+    ({"sampling": SamplingParams(8, logit_bias={1: -2e9})}, "sampling.logit_bias", "from -1e+09"),
     (
-        {"sampling": Sampling(8, logit_bias=dict.fromkeys(range(1025), 0.0))},
+        {"sampling": SamplingParams(8, logit_bias=dict.fromkeys(range(1025), 0.0))},
         "sampling.logit_bias",
         "at most 1024",
     ),

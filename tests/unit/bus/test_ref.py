@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.errors import LocalProtocolError, Refused, RemoteProtoc
 from rolloutbus.bus.wire.messages import COMMAND_OF, COMMANDS, KINDS
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Status
 from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 
 PROMPT = b"\x01\0\0\0"
 
@@ -53,7 +53,7 @@ async def test_what_is_told_and_asked_goes_to_its_address(address: str) -> None:
 
 async def test_a_stream_brings_deltas_in_order() -> None:
     ref, _ = _ref("")
-    deltas = ref.stream(Generate(prompt=PROMPT, sampling=Sampling()), deadline_s=1.0)
+    deltas = ref.stream(Generate(prompt=PROMPT, sampling=SamplingParams()), deadline_s=1.0)
     assert [delta async for delta in deltas] == [1, 2]
 
 

@@ -10,7 +10,7 @@ import pytest
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.limits import MAX_STOP_TOKEN_IDS, MAX_TOKENS_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Generate, Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Prefix, SamplingParams
 from rolloutbus.bus.wire.validation import (
     MAX_COST,
     MAX_NAME_BYTES,
@@ -43,7 +43,7 @@ def _assert_refused(problem: Problem | None, field: str, limit: str = "") -> Non
 
 GOOD = Generate(
     prompt=_ints(1, 2, 99),
-    sampling=Sampling(max_new_tokens=8),
+    sampling=SamplingParams(max_new_tokens=8),
     prefix=Prefix(_ints(5, 6, 7), _floats(3), [(1, 2), (UINT64_MAX, 1)], _floats(3)),
 )
 GOOD_PREFIX = Prefix(_ints(5, 6, 7), _floats(3), [(1, 3)])
@@ -56,15 +56,15 @@ GOOD_PREFIX = Prefix(_ints(5, 6, 7), _floats(3), [(1, 3)])
         {"temperature": 0.0},
         {"temperature": 100.0, "top_p": 1e-6, "min_p": 1.0, "top_k": 10**9},
         {"max_new_tokens": 3, "min_new_tokens": 3},
-        {"seed": 2**63 - 1},
-        {"seed": -(2**63)},
+        {"sampling_seed": 2**63 - 1},
+        {"sampling_seed": -(2**63)},
         {"repetition_penalty": 0.01, "frequency_penalty": -2.0, "presence_penalty": 2.0},
         {"stop_token_ids": [0, VOCAB_SIZE - 1]},
         {"stop_token_ids": [1] * MAX_STOP_TOKEN_IDS},
     ],
 )
 def test_sampling_within_its_limits_passes(values: dict[str, Any]) -> None:
-    assert check_sampling(Sampling(**values), VOCAB_SIZE) is None
+    assert check_sampling(SamplingParams(**values), VOCAB_SIZE) is None
 
 
 @pytest.mark.parametrize(
@@ -101,15 +101,15 @@ def test_sampling_within_its_limits_passes(values: dict[str, Any]) -> None:
         ("max_new_tokens", -5, "at least 1"),
         ("min_new_tokens", -1, "from 0"),
         ("min_new_tokens", 129, "which is 128"),
-        ("seed", 2**63, "int64"),
-        ("seed", -(2**63) - 1, "int64"),
+        ("sampling_seed", 2**63, "int64"),
+        ("sampling_seed", -(2**63) - 1, "int64"),
         ("stop_token_ids", [VOCAB_SIZE], "from 0 to 99"),
         ("stop_token_ids", [1, -1], "from 0 to 99"),
         ("stop_token_ids", [1] * (MAX_STOP_TOKEN_IDS + 1), "at most 128"),
     ],
 )
 def test_sampling_beyond_a_limit_names_its_field(name: str, value: object, limit: str) -> None:
-    sampling = msgspec.structs.replace(Sampling(), **{name: value})
+    sampling = msgspec.structs.replace(SamplingParams(), **{name: value})
     _assert_refused(check_sampling(sampling, VOCAB_SIZE), f"sampling.{name}", limit)
 
 
@@ -118,9 +118,9 @@ def test_sampling_beyond_a_limit_names_its_field(name: str, value: object, limit
     [
         GOOD,
         msgspec.structs.replace(GOOD, prefix=None),
-        Generate(_ints(0), Sampling(max_new_tokens=MAX_CONTEXT - 1)),
-        Generate(_ints(1), Sampling(max_new_tokens=3), prefix=GOOD_PREFIX),
-        Generate(_ints(1), Sampling(), prefix=Prefix(b"", b"", [])),
+        Generate(_ints(0), SamplingParams(max_new_tokens=MAX_CONTEXT - 1)),
+        Generate(_ints(1), SamplingParams(max_new_tokens=3), prefix=GOOD_PREFIX),
+        Generate(_ints(1), SamplingParams(), prefix=Prefix(b"", b"", [])),
     ],
 )
 def test_good_generate_passes(body: Generate) -> None:
@@ -137,8 +137,8 @@ def test_good_generate_passes(body: Generate) -> None:
         ({"prompt": bytes(MAX_TOKENS_BYTES + 4)}, "prompt", "4194304"),
         ({"prompt": _ints(*[1] * MAX_CONTEXT)}, "prompt", "64 tokens"),
         ({"prompt": _ints(*[1] * 57)}, "sampling.max_new_tokens", "64 tokens"),
-        ({"sampling": Sampling(top_p=2.0)}, "sampling.top_p", "at most 1"),
-        ({"sampling": Sampling(max_new_tokens=2)}, "prefix.tokens", "max_new_tokens is 2"),
+        ({"sampling": SamplingParams(top_p=2.0)}, "sampling.top_p", "at most 1"),
+        ({"sampling": SamplingParams(max_new_tokens=2)}, "prefix.tokens", "max_new_tokens is 2"),
     ],
 )
 def test_bad_generate_names_its_field(changes: dict[str, Any], field: str, limit: str) -> None:
@@ -168,7 +168,7 @@ def test_bad_prefix_names_its_column(changes: dict[str, Any], field: str) -> Non
 
 
 def test_a_prefix_that_was_truncated_comes_with_the_logprobs_over_what_was_left() -> None:
-    cut = Sampling(max_new_tokens=8, top_p=0.9)
+    cut = SamplingParams(max_new_tokens=8, top_p=0.9)
     bare = msgspec.structs.replace(GOOD, sampling=cut, prefix=GOOD_PREFIX)
     measured = msgspec.structs.replace(GOOD, sampling=cut)
     _assert_refused(

@@ -15,7 +15,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Generate,
     Generated,
     Prefix,
-    Sampling,
+    SamplingParams,
 )
 from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
 from rolloutbus.bus.wire.messages.membership import Beat, Lease
@@ -87,7 +87,7 @@ class Said:
         return found
 
 
-LONG = Sampling(max_new_tokens=100)
+LONG = SamplingParams(max_new_tokens=100)
 
 
 class Bench:
@@ -160,7 +160,7 @@ class Bench:
         prefix: Prefix | None = None,
         deadline_s: float = 5.0,
         prompt: tuple[int, ...] = (1, 2),
-        sampling: Sampling = LONG,
+        sampling: SamplingParams = LONG,
     ) -> None:
         body = Generate(
             np.array(prompt, np.int32).tobytes(),

@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.control import Pause
 from rolloutbus.bus.wire.messages.delivery import Ack
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
 from rolloutbus.bus.wire.messages.membership import Lease
 from rolloutbus.bus.wire.messages.stream import Deltas
@@ -24,7 +24,7 @@ N_RIDS = 30_000
 FEW = 40
 TOMBSTONES = 200_000
 LAST_RIDS_S = 600.0
-GENERATE = pack(Generate(np.array([1], np.int32).tobytes(), Sampling(max_new_tokens=9)))
+GENERATE = pack(Generate(np.array([1], np.int32).tobytes(), SamplingParams(max_new_tokens=9)))
 
 
 class Toil:

@@ -6,7 +6,7 @@ import pytest
 from rolloutbus.bus.actor.effects import Connect, Publish
 from rolloutbus.bus.wire.codec import topic_of, unpack, unpack_result
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Abort, Prefix, Repair, Repaired, Sampling
+from rolloutbus.bus.wire.messages.generation import Abort, Prefix, Repair, Repaired, SamplingParams
 from rolloutbus.bus.wire.messages.stream import Idle
 from rolloutbus.engine_worker.worker.effects import StartHost
 from tests.unit.engine_worker.core_bench import Bench
@@ -141,7 +141,7 @@ def test_repair_returns_the_missing_part(bench: Bench) -> None:
     assert ended.versions == [(0, 1), (2, 1)]
 
 
-CUT = Sampling(max_new_tokens=100, top_p=0.9)
+CUT = SamplingParams(max_new_tokens=100, top_p=0.9)
 NAN = float("nan")
 
 
@@ -174,11 +174,11 @@ def test_truncation_that_was_measured_comes_with_its_logprobs(bench: Bench) -> N
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(max_new_tokens=100, top_k=10**6),
-        Sampling(max_new_tokens=100, top_p=0.5, temperature=0.0),
+        SamplingParams(max_new_tokens=100, top_k=10**6),
+        SamplingParams(max_new_tokens=100, top_p=0.5, temperature=0.0),
     ],
 )
-def test_what_cuts_nothing_need_not_be_measured(bench: Bench, sampling: Sampling) -> None:
+def test_what_cuts_nothing_need_not_be_measured(bench: Bench, sampling: SamplingParams) -> None:
     bench.generate("c/1", sampling=sampling)
     bench.step({"c/1": [5]}, {"c/1": "stop"})
     assert bench.said.result("c/1").behaviour_logprobs == b""

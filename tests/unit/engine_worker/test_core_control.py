@@ -78,7 +78,7 @@ def test_missing_capability_is_unsupported(new: Bench) -> None:
 def test_commit_raises_the_attested_version_at_once(bench: Bench) -> None:
     bench.command("prepare_update", "c/1@w0", PrepareUpdate("default", 4, "ipc:///bulk"))
     bench.host_ends("finished", "c/1@w0", Prepared(4, 10, "shm", 1.0))
-    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 4, "in_place"))
+    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 4, "keep"))
     assert bench.core.state == "updating"
     bench.host_ends("finished", "c/2@w0", Committed(4, 1.5))
     assert (bench.said.beat().version, bench.said.beat().stalled_ms) == (4, 1.5)
@@ -89,7 +89,7 @@ def test_commit_raises_the_attested_version_at_once(bench: Bench) -> None:
 def test_update_to_the_active_version_succeeds_without_the_engine(bench: Bench) -> None:
     bench.version = 4
     bench.engine_beat()
-    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 4, "in_place"))
+    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 4, "keep"))
     assert bench.said.ending("c/1@w0").kind == "finished"
     bench.command("prepare_update", "c/2@w0", PrepareUpdate("default", 3, "ipc:///bulk"))
     assert bench.said.problem("c/2@w0")[:2] == ("failed", "stale_version")
@@ -98,7 +98,7 @@ def test_update_to_the_active_version_succeeds_without_the_engine(bench: Bench) 
 
 def test_commit_waits_for_requests_pinned_to_the_old_version(bench: Bench) -> None:
     bench.generate("c/1", versions="exact:0")
-    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 1, "in_place"))
+    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 1, "keep"))
     assert bench.said.to_host("commit_update") == []
     assert bench.core.state == "updating"
     bench.generate("c/3", versions="exact:0")
@@ -110,7 +110,7 @@ def test_commit_waits_for_requests_pinned_to_the_old_version(bench: Bench) -> No
 def test_requests_pinned_to_the_old_version_do_not_start_while_the_engine_swaps(
     bench: Bench,
 ) -> None:
-    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 1, "in_place"))
+    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 1, "keep"))
     assert len(bench.said.to_host("commit_update")) == 1
     bench.generate("c/2", versions="exact:0")
     bench.generate("c/3")
@@ -241,7 +241,7 @@ def test_sleeping_worker_with_a_silent_host_still_sleeps(bench: Bench) -> None:
 
 
 def test_weight_update_that_takes_long_does_not_end_the_host(bench: Bench) -> None:
-    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 1, "in_place"), None, 500.0)
+    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 1, "keep"), None, 500.0)
     bench.pass_time(200.0, beats=False)
     assert bench.said.beat().state == "frozen"
     bench.host_ends("finished", "c/1@w0", Committed(1, 1.5))
@@ -284,10 +284,10 @@ def test_shutdown_without_drain_cancels_what_runs(bench: Bench) -> None:
 
 def torn(bench: Bench) -> None:
     """An update in place breaks off in between."""
-    prepare = PrepareUpdate("default", 4, "ipc:///bulk", mode="in_place")
+    prepare = PrepareUpdate("default", 4, "ipc:///bulk", mode="overwrite")
     bench.command("prepare_update", "c/1@w0", prepare)
     bench.host_ends("finished", "c/1@w0", Prepared(4, 10, "tcp", 1.0))
-    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 4, "in_place"))
+    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 4, "keep"))
     assert bench.said.beat().state == "updating"
     bench.engine_beat(torn=True)
     assert bench.said.beat().state == "torn"
@@ -326,7 +326,7 @@ def test_torn_worker_takes_even_the_version_that_it_had(bench: Bench) -> None:
 
 def test_whole_version_makes_a_torn_worker_serve_again(bench: Bench) -> None:
     torn(bench)
-    bench.command("commit_update", "c/3@w0", CommitUpdate("default", 5, "in_place"))
+    bench.command("commit_update", "c/3@w0", CommitUpdate("default", 5, "keep"))
     assert bench.said.beat().state == "torn"
     bench.version = 5
     bench.engine_beat()
@@ -338,7 +338,7 @@ def test_whole_version_makes_a_torn_worker_serve_again(bench: Bench) -> None:
 
 def test_torn_worker_does_not_sleep_while_it_is_being_mended(bench: Bench) -> None:
     torn(bench)
-    bench.command("commit_update", "c/3@w0", CommitUpdate("default", 5, "in_place"))
+    bench.command("commit_update", "c/3@w0", CommitUpdate("default", 5, "keep"))
     bench.command("sleep", "c/4@w0", Sleep(["weights"]))
     assert bench.said.problem("c/4@w0")[:2] == ("refused", "update_in_progress")
 

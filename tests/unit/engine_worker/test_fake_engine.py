@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus.bus.wire.messages.generation import Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Prefix, SamplingParams
 from rolloutbus.engine_worker.engine import Bytes, InFlight, PauseMode, Work
 from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
@@ -39,7 +39,7 @@ def build(log: StepLog) -> Iterator[Build]:
 
 
 def work(name: str, n: int = 8, **kwargs: Any) -> Work:  # noqa: ANN401 - fields of Work
-    sampling = kwargs.pop("sampling", Sampling(max_new_tokens=n, seed=3))
+    sampling = kwargs.pop("sampling", SamplingParams(max_new_tokens=n, sampling_seed=3))
     return Work(key(name), kwargs.pop("prompt", PROMPT), sampling, **kwargs)
 
 
@@ -82,7 +82,7 @@ def test_a_complete_prefix_ends_at_once_with_an_empty_row(build: Build, log: Ste
 
 def test_a_stop_id_ends_and_is_part_of_the_output(build: Build, log: StepLog) -> None:
     stop = expected(8)[4]
-    sampling = Sampling(max_new_tokens=8, seed=3, stop_token_ids=[stop])
+    sampling = SamplingParams(max_new_tokens=8, sampling_seed=3, stop_token_ids=[stop])
     build().generate([work("a", sampling=sampling)])
     log.wait_finished("a")
     assert (log["a"].tokens, log["a"].finishes) == (expected(5), ["stop"])
@@ -161,7 +161,7 @@ def test_resume_calls_a_drain_off(build: Build, log: StepLog) -> None:
 
 @pytest.mark.parametrize(
     ("in_flight", "ending"),
-    [("in_place", "length"), ("retract", "length"), ("abort", "abort"), ("finish_old", "length")],
+    [("keep", "length"), ("retract", "length"), ("abort", "abort"), ("finish_old", "length")],
 )
 def test_tokens_carry_the_version_that_made_them(
     build: Build, log: StepLog, in_flight: InFlight, ending: str
@@ -250,12 +250,12 @@ def test_an_error_in_a_step_reaches_every_caller(build: Build, log: StepLog) -> 
 def test_it_exits_at_the_chosen_step() -> None:
     program = (
         "import threading, numpy as np\n"
-        "from rolloutbus.bus.wire.messages.generation import Sampling\n"
+        "from rolloutbus.bus.wire.messages.generation import SamplingParams\n"
         "from rolloutbus.engine_worker.engine import Work\n"
         "from rolloutbus.engine_worker.engines.registry import build_engine\n"
         "options = {'exit_after_steps': 3, 'exit_code': 9}\n"
         "engine = build_engine('fake', options, lambda step: print(len(step.keys), flush=True))\n"
-        "engine.generate([Work(('a', (1, 1)), np.ones(2, np.int32), Sampling())])\n"
+        "engine.generate([Work(('a', (1, 1)), np.ones(2, np.int32), SamplingParams())])\n"
         "threading.Event().wait(50)\n"
     )
     command = [sys.executable, "-c", program]

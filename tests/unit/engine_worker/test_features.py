@@ -10,19 +10,19 @@ from rolloutbus.bus.wire.messages.generation import (
     Grammar,
     Media,
     Processor,
-    Sampling,
+    SamplingParams,
     Want,
 )
 from rolloutbus.engine_worker.features import missing, needs, unknown_adapter
 
-PLAIN = Generate(b"\x01\x00\x00\x00", Sampling(top_k=4, stop_token_ids=[3], ignore_eos=True))
+PLAIN = Generate(b"\x01\x00\x00\x00", SamplingParams(top_k=4, stop_token_ids=[3], ignore_eos=True))
 
 NEEDS: list[tuple[dict[str, Any], str, str]] = [
-    ({"sampling": Sampling(seed=0)}, "seed", "sampling.seed"),
-    ({"sampling": Sampling(min_new_tokens=1)}, "min_new_tokens", "sampling.min_new_tokens"),
-    ({"sampling": Sampling(stop=["x"])}, "stop", "sampling.stop"),
-    ({"sampling": Sampling(stop_regex=["x"])}, "stop_regex", "sampling.stop_regex"),
-    ({"sampling": Sampling(logit_bias={1: 1.0})}, "logit_bias", "sampling.logit_bias"),
+    ({"sampling": SamplingParams(sampling_seed=0)}, "seed", "sampling.sampling_seed"),
+    ({"sampling": SamplingParams(min_new_tokens=1)}, "min_new_tokens", "sampling.min_new_tokens"),
+    ({"sampling": SamplingParams(stop=["x"])}, "stop", "sampling.stop"),
+    ({"sampling": SamplingParams(stop_regex=["x"])}, "stop_regex", "sampling.stop_regex"),
+    ({"sampling": SamplingParams(logit_bias={1: 1.0})}, "logit_bias", "sampling.logit_bias"),
     ({"want": Want(top_logprobs=1)}, "top_logprobs", "want.top_logprobs"),
     ({"want": Want(logprobs_of=[1])}, "logprobs_of", "want.logprobs_of"),
     ({"want": Want(prompt_logprobs=True)}, "prompt_logprobs", "want.prompt_logprobs"),
@@ -45,7 +45,7 @@ def test_a_plain_request_needs_nothing() -> None:
 
 
 def test_a_seed_means_nothing_to_the_greedy() -> None:
-    greedy = msgspec.structs.replace(PLAIN, sampling=Sampling(temperature=0, seed=3))
+    greedy = msgspec.structs.replace(PLAIN, sampling=SamplingParams(temperature=0, sampling_seed=3))
     assert list(needs(greedy)) == []
 
 

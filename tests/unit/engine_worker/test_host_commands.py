@@ -89,12 +89,12 @@ async def test_flush_returns_a_count(commands: HostCommands) -> None:
 async def test_update_to_what_is_active_needs_nothing(commands: HostCommands) -> None:
     prepare = PrepareUpdate("default", 0, "ipc:///nowhere")
     assert await do(commands, "prepare_update", prepare) == ("finished", Prepared(0, 0, "", 0.0))
-    commit = CommitUpdate("default", 0, "in_place")
+    commit = CommitUpdate("default", 0, "keep")
     assert await do(commands, "commit_update", commit) == ("finished", Committed(0, 0.0))
 
 
 async def test_commit_without_prepare_fails_with_a_hint(commands: HostCommands) -> None:
-    kind, body = await do(commands, "commit_update", CommitUpdate("default", 3, "in_place"))
+    kind, body = await do(commands, "commit_update", CommitUpdate("default", 3, "keep"))
     assert kind == "failed"
     assert isinstance(body, Problem)
     assert (body.code, body.outcome) == ("update_failed", "not_started")

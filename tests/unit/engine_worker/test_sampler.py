@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.wire.messages.generation import Processor, Sampling, Want
+from rolloutbus.bus.wire.messages.generation import Processor, SamplingParams, Want
 from rolloutbus.engine_worker.engine import EngineFacts, Work
 from rolloutbus.engine_worker.engines.shared.processors import Processors
 from rolloutbus.engine_worker.engines.shared.request import Request, open_request
@@ -24,7 +24,9 @@ FACTS = EngineFacts("test", VOCAB, 1000, 8, (1,))
 CPU = torch.device("cpu")
 
 
-def request(sampling: Sampling, generated: list[int] | None = None, prompt: int = 6) -> Request:
+def request(
+    sampling: SamplingParams, generated: list[int] | None = None, prompt: int = 6
+) -> Request:
     opened = open_request(
         Work(key("a"), np.arange(2, 2 + prompt, dtype=np.int32), sampling), FACTS, 0
     )
@@ -71,11 +73,11 @@ def reference(one: Request, row: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return full, kept / kept.sum()
 
 
-def random_sampling(rng: random.Random) -> Sampling:
+def random_sampling(rng: random.Random) -> SamplingParams:
     def maybe(value: Any, default: Any) -> Any:  # noqa: ANN401
         return value if rng.random() < 0.4 else default
 
-    return Sampling(
+    return SamplingParams(
         max_new_tokens=100,
         min_new_tokens=maybe(50, 0),
         temperature=rng.choice([0.0, 0.3, 1.0, 1.7]),
@@ -85,7 +87,7 @@ def random_sampling(rng: random.Random) -> Sampling:
         repetition_penalty=maybe(rng.uniform(0.5, 2.0), 1.0),
         frequency_penalty=maybe(rng.uniform(-1.0, 1.0), 0.0),
         presence_penalty=maybe(rng.uniform(-1.0, 1.0), 0.0),
-        seed=rng.getrandbits(64),
+        sampling_seed=rng.getrandbits(64),
         stop_token_ids=maybe([7, 8, 9], []),
     )
 
@@ -111,11 +113,11 @@ def test_every_row_of_a_mixed_batch_follows_its_own_parameters(rng: random.Rando
 
 def test_tokens_come_as_often_as_their_probability_says() -> None:
     n = 20_000
-    sampling = Sampling(temperature=0.8, top_p=0.9, seed=0)
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, sampling_seed=0)
     scores = logits(1, 5)
     sampler = Sampler(n, VOCAB, CPU)
     for seed in range(n):
-        sampler.enter(seed, request(Sampling(temperature=0.8, top_p=0.9, seed=seed)))
+        sampler.enter(seed, request(SamplingParams(temperature=0.8, top_p=0.9, sampling_seed=seed)))
     draw = sampler.sample(scores.repeat(n, 1), np.arange(n))
     seen = np.bincount(draw.tokens, minlength=VOCAB) / n
     _, kept = reference(request(sampling), scores[0])
@@ -137,7 +139,7 @@ def test_uniforms_are_even_and_differ_between_seeds_and_indices() -> None:
 
 
 def test_a_rows_draw_does_not_depend_on_its_neighbours() -> None:
-    requests = [request(Sampling(seed=i, top_k=5 * i)) for i in range(6)]
+    requests = [request(SamplingParams(sampling_seed=i, top_k=5 * i)) for i in range(6)]
     scores = logits(6, 1)
     together = sample(requests, scores)
     alone = [sample([one], scores[i : i + 1]).tokens[0] for i, one in enumerate(requests)]
@@ -145,16 +147,19 @@ def test_a_rows_draw_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_behaviour_logprobs_come_only_when_a_row_truncates() -> None:
-    plain = [request(Sampling(seed=1)), request(Sampling(temperature=0.0, top_k=3))]
+    plain = [
+        request(SamplingParams(sampling_seed=1)),
+        request(SamplingParams(temperature=0.0, top_k=3)),
+    ]
     assert sample(plain, logits(2, 0)).behaviour_logprobs is None
-    mixed = sample([*plain, request(Sampling(seed=1, top_k=1))], logits(3, 0))
+    mixed = sample([*plain, request(SamplingParams(sampling_seed=1, top_k=1))], logits(3, 0))
     assert mixed.behaviour_logprobs is not None
     assert mixed.behaviour_logprobs[:2].tolist() == mixed.logprobs[:2].tolist()
     assert abs(mixed.behaviour_logprobs[2]) < 1e-6
 
 
 def test_penalties_count_what_was_sampled_since() -> None:
-    one = request(Sampling(temperature=0.0, presence_penalty=100.0), prompt=1)
+    one = request(SamplingParams(temperature=0.0, presence_penalty=100.0), prompt=1)
     sampler = Sampler(1, VOCAB, CPU)
     sampler.enter(0, one)
     scores = logits(1, 3)
@@ -164,20 +169,22 @@ def test_penalties_count_what_was_sampled_since() -> None:
 
 def test_a_slot_forgets_its_last_request() -> None:
     sampler = Sampler(1, VOCAB, CPU)
-    before = Sampling(temperature=0.0, repetition_penalty=2.0, min_new_tokens=9, top_k=2)
+    before = SamplingParams(temperature=0.0, repetition_penalty=2.0, min_new_tokens=9, top_k=2)
     sampler.enter(0, request(before, list(range(VOCAB))))
     sampler.sample(logits(1, 0), np.array([0]))
     scores = logits(1, 4)
-    sampler.enter(0, request(Sampling(seed=5)))
+    sampler.enter(0, request(SamplingParams(sampling_seed=5)))
     again = sampler.sample(scores.clone(), np.array([0]))
-    assert again.tokens[0] == sample([request(Sampling(seed=5))], scores).tokens[0]
+    assert again.tokens[0] == sample([request(SamplingParams(sampling_seed=5))], scores).tokens[0]
     assert again.behaviour_logprobs is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_only_rows_without_a_distribution_fail(value: float, temperature: float) -> None:
-    requests = [request(Sampling(seed=seed, temperature=temperature)) for seed in (1, 2)]
+    requests = [
+        request(SamplingParams(sampling_seed=seed, temperature=temperature)) for seed in (1, 2)
+    ]
     scores = logits(2, 6)
     alone = sample(requests[1:], scores[1:].clone())
     scores[0] = value
@@ -186,7 +193,7 @@ def test_only_rows_without_a_distribution_fail(value: float, temperature: float)
     assert drawn.take([1]).tokens.tolist() == alone.tokens.tolist()
 
 
-def ruled(sampling: Sampling, **more: Any) -> Request:  # noqa: ANN401
+def ruled(sampling: SamplingParams, **more: Any) -> Request:  # noqa: ANN401
     opened = request(sampling)
     for name, value in more.items():
         setattr(opened, name, value)
@@ -194,7 +201,7 @@ def ruled(sampling: Sampling, **more: Any) -> Request:  # noqa: ANN401
 
 
 def test_bias_comes_before_penalties_and_processors_before_the_temperature() -> None:
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature=0.5, frequency_penalty=1.0, logit_bias={3: 2.0}, max_new_tokens=9
     )
     mask = Processor("action_mask", {"allowed": [3, 4]})
@@ -208,7 +215,7 @@ def test_bias_comes_before_penalties_and_processors_before_the_temperature() -> 
 
 def test_rules_of_one_row_leave_the_others_alone() -> None:
     processors = Processors({}).build([Processor("disallowed_tokens", {"blocked": [1]})], VOCAB)
-    greedy = Sampling(temperature=0.0)
+    greedy = SamplingParams(temperature=0.0)
     plain, scores = request(greedy), torch.zeros(2, VOCAB)
     scores[:, 1] = 5.0
     scores[:, 2] = 4.0
@@ -220,8 +227,8 @@ def test_a_row_that_nothing_is_left_of_fails_alone() -> None:
         Processor("action_mask", {"allowed": [5]}),
         Processor("disallowed_tokens", {"blocked": [5]}),
     ]
-    one = ruled(Sampling(), processors=Processors({}).build(asked, VOCAB))
-    drawn = sample([one, request(Sampling())], logits(2, 1))
+    one = ruled(SamplingParams(), processors=Processors({}).build(asked, VOCAB))
+    drawn = sample([one, request(SamplingParams())], logits(2, 1))
     assert list(drawn.failed) == [0]
     assert np.isfinite(drawn.logprobs[1])
 
@@ -229,9 +236,9 @@ def test_a_row_that_nothing_is_left_of_fails_alone() -> None:
 def test_what_is_wanted_comes_from_the_distribution_that_was_drawn_from() -> None:
     want = Want(top_logprobs=3, logprobs_of=[4, 9], sampling_mask=True)
     rows = [
-        ruled(Sampling(temperature=0.8, top_k=5), wanted=WantedTokens(want)),
-        request(Sampling()),
-        ruled(Sampling(temperature=0.0, top_p=0.5), wanted=WantedTokens(want)),
+        ruled(SamplingParams(temperature=0.8, top_k=5), wanted=WantedTokens(want)),
+        request(SamplingParams()),
+        ruled(SamplingParams(temperature=0.0, top_p=0.5), wanted=WantedTokens(want)),
     ]
     scores = logits(3, 2)
     drawn = sample(rows, scores)
@@ -248,7 +255,11 @@ def test_what_is_wanted_comes_from_the_distribution_that_was_drawn_from() -> Non
 
 def test_rows_that_are_taken_keep_what_is_told_of_them() -> None:
     want = WantedTokens(Want(logprobs_of=[4]))
-    rows = [request(Sampling()), ruled(Sampling(top_k=3), wanted=want), request(Sampling())]
+    rows = [
+        request(SamplingParams()),
+        ruled(SamplingParams(top_k=3), wanted=want),
+        request(SamplingParams()),
+    ]
     drawn = sample(rows, logits(3, 3))
     taken = drawn.take([2, 1])
     assert taken.tokens.tolist() == drawn.tokens[[2, 1]].tolist()

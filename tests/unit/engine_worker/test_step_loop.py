@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import EngineFacts, Work
 from rolloutbus.engine_worker.engines.fake.engine import FakeBatch
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
@@ -46,7 +46,7 @@ def loop(batch: SlowBatch, log: StepLog) -> Iterator[StepLoop]:
 
 
 def request(name: str, n: int = 3) -> Request:
-    work = Work(key(name), np.ones(2, np.int32), Sampling(n))
+    work = Work(key(name), np.ones(2, np.int32), SamplingParams(n))
     return open_request(work, FACTS, 0)
 
 

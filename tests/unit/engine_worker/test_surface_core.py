@@ -32,7 +32,7 @@ from rolloutbus.bus.wire.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling, Want
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams, Want
 from rolloutbus.bus.wire.messages.host import EngineReady, Extras
 from rolloutbus.bus.wire.messages.weights import CommitUpdate
 from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
@@ -59,7 +59,7 @@ def joined(new: Bench, ready: EngineReady) -> Bench:
 
 
 def generate(bench: Bench, rid: str, **wishes: object) -> None:
-    body = msgspec.structs.replace(Generate(PROMPT, Sampling(max_new_tokens=9)), **wishes)
+    body = msgspec.structs.replace(Generate(PROMPT, SamplingParams(max_new_tokens=9)), **wishes)
     bench.command("generate", rid, body, Placement("default"))
 
 
@@ -157,7 +157,7 @@ def test_a_request_that_costs_more_or_less_than_it_says_is_refused(
 ) -> None:
     n_prompt = len(PROMPT) // 4
     place = Placement("default", cost=cost)
-    bench.command("generate", "c/1", Generate(PROMPT, Sampling(10 - n_prompt)), place)
+    bench.command("generate", "c/1", Generate(PROMPT, SamplingParams(10 - n_prompt)), place)
     if is_true:
         assert len(bench.said.to_host("generate")) == 1
     else:
@@ -166,7 +166,7 @@ def test_a_request_that_costs_more_or_less_than_it_says_is_refused(
 
 def test_placement_travels_to_the_host(bench: Bench) -> None:
     place = Placement("default", session="conv-1", priority=7)
-    bench.command("generate", "c/1", Generate(PROMPT, Sampling(9)), place)
+    bench.command("generate", "c/1", Generate(PROMPT, SamplingParams(9)), place)
     (entry,) = bench.said.to_host("generate")
     assert entry.place is not None
     assert (entry.place.session, entry.place.priority) == ("conv-1", 7)
@@ -279,7 +279,7 @@ def test_weights_are_saved_while_they_are_there(
 
 
 def test_weights_are_not_saved_while_they_change(bench: Bench) -> None:
-    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 5, "in_place"))
+    bench.command("commit_update", "c/1@w0", CommitUpdate("default", 5, "keep"))
     bench.command("save_weights", "c/2@w0", SaveWeights("disk", "a", "sharded"))
     assert bench.said.problem("c/2@w0")[:2] == ("refused", "update_in_progress")
 

@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Media,
     Prefix,
     Processor,
-    Sampling,
+    SamplingParams,
     Want,
 )
 from rolloutbus.engine_worker.host.work import work_of
@@ -23,7 +23,7 @@ def test_work_has_everything_that_was_asked_for() -> None:
     prefix = Prefix(b"\x01\x00\x00\x00", bytes(4), [(0, 1)])
     body = Generate(
         PROMPT.tobytes(),
-        Sampling(9, stop=["."]),
+        SamplingParams(9, stop=["."]),
         stream=True,
         prefix=prefix,
         lora="judge@3",
@@ -43,7 +43,7 @@ def test_work_has_everything_that_was_asked_for() -> None:
 
 
 def test_work_without_wishes_is_plain() -> None:
-    body = Generate(PROMPT.tobytes(), Sampling(9))
+    body = Generate(PROMPT.tobytes(), SamplingParams(9))
     work = work_of(Entry("generate", "c/1", (1, 2), body=pack(body)), body)
     assert (work.stream, work.lora, work.want) == (False, "", NOTHING_MORE)
     assert (work.priority, work.session) == (0, "")

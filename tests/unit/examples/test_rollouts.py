@@ -12,7 +12,7 @@ def _rollout(rid: str, versions: list[tuple[int, int]], n_resumed: int = 0) -> R
         tokens=np.zeros(n_tokens, np.int32),
         logprobs=logprobs,
         behaviour_logprobs=logprobs,
-        versions=versions,
+        version_runs=versions,
         finish_reason="length",
         worker="w0",
         n_prompt_tokens=3,
@@ -53,7 +53,7 @@ def test_rollouts_that_kept_tokens_of_a_lost_worker_are_counted_once_each() -> N
 def test_versions_of_a_group_are_those_of_each_of_its_tokens() -> None:
     group = Group("abc", [_rollout("c/1", [(3, 2), (4, 1)]), _rollout("c/2", [(4, 3)])])
 
-    assert group.versions.tolist() == [3, 3, 4, 4, 4, 4]
+    assert group.token_versions.tolist() == [3, 3, 4, 4, 4, 4]
 
 
 def test_busy_clock_adds_up_busy_spans_only() -> None:

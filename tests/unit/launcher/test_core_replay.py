@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.cli.core_replay import replay_core, settings_in
 from rolloutbus.replay.turns.writer import TurnWriter
@@ -21,7 +21,7 @@ PEER = Peer(b"a" * 16)
 
 
 def generate(n: int) -> Entry:
-    body = Generate(bytes(16), Sampling(max_new_tokens=8))
+    body = Generate(bytes(16), SamplingParams(max_new_tokens=8))
     place = Placement("default", cost=12)
     return Entry("generate", f"ann/{n}", deadline_ms=60_000, place=place, body=pack(body))
 

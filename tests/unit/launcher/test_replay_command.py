@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.cli.app import app
 from rolloutbus.cli.commands.replay import line_of
 from rolloutbus.replay.journal.records import Stream, Tap
@@ -69,7 +69,7 @@ def test_the_line_tells_why_nothing_moves() -> None:
 
 def test_what_cannot_be_compared_is_refused_before_any_router_is_asked(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "j")
-    for event, entry in (("received", asked("c/1", Sampling())), ("sent", ended("c/1", 5))):
+    for event, entry in (("received", asked("c/1", SamplingParams())), ("sent", ended("c/1", 5))):
         desk.append(Tap, event, 0, 1.0, 1, "c", [entry])
     desk.close()
     status, said = complaint(tmp_path / "j", "--regenerate", "--router", "tcp://127.0.0.1:1")

@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Generate,
     Generated,
     Prefix,
-    Sampling,
+    SamplingParams,
 )
 from rolloutbus.bus.wire.messages.membership import Member, Members
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
@@ -70,10 +70,10 @@ def told(n: int, *members: Member) -> Told:
 
 
 def asked(
-    rid: str, sampling: Sampling | None = None, prefix: Prefix | None = None, attempt: int = 0
+    rid: str, sampling: SamplingParams | None = None, prefix: Prefix | None = None, attempt: int = 0
 ) -> Entry:
     """A generate: from its client, or with an attempt to a worker."""
-    body = pack(Generate(ints(3, 1), sampling or Sampling(seed=4), prefix=prefix))
+    body = pack(Generate(ints(3, 1), sampling or SamplingParams(sampling_seed=4), prefix=prefix))
     if attempt:
         return Entry("generate", rid, (1, attempt), route=CLIENT, body=body)
     return Entry("generate", rid, place=Placement("p"), body=body)

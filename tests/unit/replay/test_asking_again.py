@@ -9,14 +9,16 @@ from rolloutbus.bus.wire.messages.generation import (
     Grammar,
     Prefix,
     Processor,
-    Sampling,
+    SamplingParams,
     Want,
 )
 from rolloutbus.replay.regenerating.asked import Answered
 from rolloutbus.replay.regenerating.asking_again import to_sample, to_score
 from tests.unit.replay.streams import floats, ints
 
-PLAIN = Generate(ints(3, 1), Sampling(max_new_tokens=9, top_p=0.9, seed=4, ignore_eos=True))
+PLAIN = Generate(
+    ints(3, 1), SamplingParams(max_new_tokens=9, top_p=0.9, sampling_seed=4, ignore_eos=True)
+)
 
 
 def recorded(generate: Generate, *tokens: int) -> Answered:
@@ -41,7 +43,9 @@ def test_scoring_puts_what_was_sampled_behind_the_prompt_and_asks_for_its_logpro
 
 
 def test_logprobs_of_changed_logits_cannot_be_scored() -> None:
-    warm = msgspec.structs.replace(PLAIN, sampling=Sampling(temperature=0.5, logit_bias={3: 1.0}))
+    warm = msgspec.structs.replace(
+        PLAIN, sampling=SamplingParams(temperature=0.5, logit_bias={3: 1.0})
+    )
     shaped = msgspec.structs.replace(
         PLAIN, grammar=Grammar("regex", "a"), processors=[Processor("action_mask")]
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rolloutbus.bus.wire.entry import Placement
-from rolloutbus.bus.wire.messages.generation import Generate, Generated, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Generated, SamplingParams
 from rolloutbus.replay.regenerating.asked import Answered
 from rolloutbus.replay.regenerating.differences import (
     Again,
@@ -18,9 +18,9 @@ from rolloutbus.replay.regenerating.differences import (
 from tests.unit.replay.streams import floats, ints
 
 
-def recorded(sampling: Sampling | None = None) -> Answered:
+def recorded(sampling: SamplingParams | None = None) -> Answered:
     result = Generated(ints(5, 6, 7), floats(-1, -2, -3), [(1, 3)], "stop", 0, 2)
-    generate = Generate(ints(3), sampling or Sampling(seed=4))
+    generate = Generate(ints(3), sampling or SamplingParams(sampling_seed=4))
     return Answered("c/1", generate, Placement("p"), result)
 
 
@@ -65,7 +65,7 @@ def test_what_could_not_be_sampled_again_is_told_why() -> None:
 
 
 def test_only_seeded_and_greedy_ones_can_be_expected_to_be_equal() -> None:
-    given = (Sampling(seed=1), Sampling(temperature=0.0), Sampling())
+    given = (SamplingParams(sampling_seed=1), SamplingParams(temperature=0.0), SamplingParams())
     found = [difference(recorded(each), again(5, 6, 7)).is_reproducible for each in given]
     assert found == [True, True, False]
 

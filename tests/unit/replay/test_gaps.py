@@ -3,7 +3,7 @@
 from rolloutbus.bus.streams.tap import TapMark
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.generation import Generate, Generated, Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Generated, Prefix, SamplingParams
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.recording.gaps import LAST_ROW_NS, Gap, StreamGaps, TapGaps
 
@@ -32,7 +32,9 @@ def idle(n_tokens: int) -> Entry:
 
 def generate(n_prefix: int = 0) -> Entry:
     prefix = Prefix(bytes(4 * n_prefix), bytes(4 * n_prefix), [(0, n_prefix)]) if n_prefix else None
-    return Entry("generate", RID, ATTEMPT, body=pack(Generate(b"", Sampling(), prefix=prefix)))
+    return Entry(
+        "generate", RID, ATTEMPT, body=pack(Generate(b"", SamplingParams(), prefix=prefix))
+    )
 
 
 def finished(n_tokens: int) -> Entry:

@@ -30,7 +30,7 @@ def written(directory: Path, *, packs: bool) -> list[Record]:
         desk.append(Tap, "received", i, 0.0, 1, "c", [asked])
         desk.append(Stream, b"t", [deltas(rid, i // 10)])
         desk.flush()
-    commit = Entry("commit_update", "t/1@w0", body=pack(CommitUpdate("p", 3, "in_place")))
+    commit = Entry("commit_update", "t/1@w0", body=pack(CommitUpdate("p", 3, "keep")))
     desk.append(Tap, "sent", 99, 0.0, 2, "w0", [commit])
     desk.close()
     return list(Journal(directory))

@@ -4,7 +4,7 @@ import pytest
 
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.messages.generation import Generate, Repaired, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Repaired, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.replay.following.repairs import MAX_TRIES
 from rolloutbus.replay.following.stream_events import (
@@ -49,7 +49,7 @@ def test_rows_are_told_as_they_come_and_the_end_brings_all_of_them(bench: Stream
     assert (first.start, first.tokens.tolist(), first.version) == (0, tokens_of(0, 3), 0)
     assert bench.text() == tokens_of(0, 6)
     end = bench.finished()
-    assert (end.tokens.tolist(), end.versions) == (tokens_of(0, 6), [(0, 3), (1, 3)])
+    assert (end.tokens.tolist(), end.version_runs) == (tokens_of(0, 6), [(0, 3), (1, 3)])
     assert (end.finish_reason, end.n_missing) == ("stop", 0)
     assert not bench.asked
 
@@ -308,7 +308,7 @@ def test_only_the_requests_that_were_named_are_followed() -> None:
 
 
 def asked_for(rid: str, session: str) -> Entry:
-    body = Generate(b"\1\0\0\0", Sampling())
+    body = Generate(b"\1\0\0\0", SamplingParams())
     return Entry("generate", rid, place=Placement("p", session=session), body=pack(body))
 
 

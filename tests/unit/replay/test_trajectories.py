@@ -9,7 +9,7 @@ import numpy as np
 from rolloutbus.bus.streams.tap import TapEvent
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.messages.generation import Generate, Generated, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Generated, SamplingParams
 from rolloutbus.replay.journal.records import Head, Record, Tap
 from rolloutbus.replay.rollouts.trajectories import Trajectories
 
@@ -38,7 +38,9 @@ class Tape:
         self.records.append(Tap(n, (1 + n) * S, event, n, 0.0, 1, "x", list(entries)))
 
     def asked(self, rid: str = RID, session: str = "", group: str = "") -> None:
-        body = Generate(ints(3, 1, 2), Sampling(max_new_tokens=9, temperature=0.5, seed=4))
+        body = Generate(
+            ints(3, 1, 2), SamplingParams(max_new_tokens=9, temperature=0.5, sampling_seed=4)
+        )
         body = msgspec.structs.replace(body, lora="judge")
         place = Placement("p", session=session, group=group)
         self.add("received", Entry("generate", rid, place=place, body=pack(body)))
@@ -127,7 +129,7 @@ def test_a_result_that_is_none_is_counted_and_does_not_stop_the_others() -> None
 
 def test_what_could_not_be_delivered_is_not_taken_for_a_question() -> None:
     tape = Tape()
-    body = Generate(ints(3), Sampling(max_new_tokens=9))
+    body = Generate(ints(3), SamplingParams(max_new_tokens=9))
     returned = Entry("generate", RID, (1, 1), place=Placement("p"), body=pack(body))
     tape.add("undelivered", returned)  # asked before the recording began
     tape.ended()

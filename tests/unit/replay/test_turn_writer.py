@@ -14,7 +14,7 @@ from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Record, Router, Turn
@@ -34,7 +34,7 @@ LARGE = 40_000
 
 
 def generate(n: int, n_prompt_tokens: int = 4) -> Entry:
-    body = Generate(bytes(4 * n_prompt_tokens), Sampling(max_new_tokens=8))
+    body = Generate(bytes(4 * n_prompt_tokens), SamplingParams(max_new_tokens=8))
     place = Placement("default", cost=12)
     return Entry("generate", f"trainer/{n}", deadline_ms=60_000, place=place, body=pack(body))
 

@@ -23,7 +23,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Generate,
     Generated,
     Prefix,
-    Sampling,
+    SamplingParams,
 )
 from rolloutbus.bus.wire.messages.membership import (
     Beat,
@@ -85,7 +85,7 @@ class Tape:
 
     def asked(self, at_ms: int, rid: str, *, stream: bool = True, n_prefix: int = 0) -> Entry:
         prefix = Prefix(zeros(n_prefix), zeros(n_prefix), [(1, n_prefix)]) if n_prefix else None
-        body = Generate(zeros(3), Sampling(max_new_tokens=9), stream=stream, prefix=prefix)
+        body = Generate(zeros(3), SamplingParams(max_new_tokens=9), stream=stream, prefix=prefix)
         place = Placement("default", session="s", group="g")
         entry = Entry("generate", rid, place=place, body=pack(body))
         self.received(at_ms, "c", entry)
@@ -200,7 +200,7 @@ def _two_rollouts_and_an_update(tape: Tape) -> None:
     publish = Entry("publish_version", "t/1", body=pack(PublishVersion("default", 1)))
     tape.received(350, "t", publish)
     prepare = ("prepare_update", PrepareUpdate("default", 1, "ipc://s"))
-    commit = ("commit_update", CommitUpdate("default", 1, "in_place"))
+    commit = ("commit_update", CommitUpdate("default", 1, "keep"))
     prepared = ("finished", Prepared(1, 2 * 1024 * 1024, "shm", 30.0))
     play(
         tape,

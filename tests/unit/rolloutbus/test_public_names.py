@@ -21,7 +21,7 @@ NAMES = [
     "Recorder",
     "Rollout",
     "RolloutClient",
-    "Sampling",
+    "SamplingParams",
     "Session",
     "ShardedSource",
     "StreamSubscriber",

@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.messages.generation import (
     DetachedList,
     DetachedRequest,
     Generate,
-    Sampling,
+    SamplingParams,
 )
 from rolloutbus.bus.wire.messages.membership import ClientBeat, Goodbye
 from rolloutbus.router.detached.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
@@ -21,7 +21,7 @@ from rolloutbus.router.requests.record import Request
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 _PLACE = Placement("default", group="prompt-9", cost=10, outlives_client=True)
-_BODY = pack(Generate(bytes(4), Sampling(max_new_tokens=8)))
+_BODY = pack(Generate(bytes(4), SamplingParams(max_new_tokens=8)))
 _NEW_BOOT = "d" * 32
 
 

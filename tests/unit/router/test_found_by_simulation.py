@@ -3,7 +3,7 @@
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.weights import Committed, Prepared, PublishVersion
 from tests.unit.router.harness import Bus
 
@@ -77,7 +77,7 @@ def test_requests_that_were_found_at_a_worker_wait_side_by_side_when_it_is_lost(
     worker.detached = [(rid, "g") for rid in rids]
     worker.beat()
     place = Placement("default", cost=10, outlives_client=True)
-    body = pack(Generate(bytes(4), Sampling(max_new_tokens=8)))
+    body = pack(Generate(bytes(4), SamplingParams(max_new_tokens=8)))
     for rid in rids:
         client.say(Entry("generate", rid, deadline_ms=60_000, place=place, body=body))
     bus.advance(4)

@@ -10,13 +10,13 @@ from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
 from rolloutbus.bus.wire.validation import check_cost, cost_of
 from rolloutbus.router.requests.run_pace import MIN_ENDED
 from tests.unit.router.harness import Bus, SimPeer, SimWorker
 
-BODY = Generate(bytes(4 * 20), Sampling(max_new_tokens=80))
+BODY = Generate(bytes(4 * 20), SamplingParams(max_new_tokens=80))
 COST = cost_of(BODY)
 S_PER_TOKEN = 0.002
 SLOTS = 4

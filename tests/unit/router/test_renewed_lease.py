@@ -5,11 +5,11 @@ from typing import cast
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.delivery import Lost
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 _PLACE = Placement("default", group="g", cost=10, outlives_client=True)
-_BODY = pack(Generate(bytes(4), Sampling(max_new_tokens=8)))
+_BODY = pack(Generate(bytes(4), SamplingParams(max_new_tokens=8)))
 
 
 def _running(bus: Bus) -> tuple[SimWorker, SimClient, Entry]:

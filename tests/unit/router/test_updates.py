@@ -221,8 +221,8 @@ def test_worker_is_told_the_way_and_the_publisher_hears_which_it_was_and_why() -
 def test_mode_and_in_flight_reach_the_workers() -> None:
     bus = Bus()
     store, worker, client = bus.store(), bus.worker(), bus.client()
-    publish(client, mode="in_place", in_flight="retract")
-    assert prepare(worker).mode == "in_place"
+    publish(client, mode="overwrite", in_flight="retract")
+    assert prepare(worker).mode == "overwrite"
     record(store)
     command = worker.heard_one("commit_update")
     assert b"retract" in bytes(command.body)
@@ -392,7 +392,7 @@ def test_torn_worker_serves_nothing_and_is_mended_in_place_by_itself() -> None:
     client.generate(deadline_s=60)
     bus.advance(0.5)
     assert worker.take("generate") == []
-    assert prepare(worker, 3).mode == "in_place"
+    assert prepare(worker, 3).mode == "overwrite"
     worker.state = "ready"
     commit(worker, 3)
     worker.beat()

@@ -15,7 +15,7 @@ from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
 from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Lost
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Generate, Generated, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Generated, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
@@ -150,7 +150,7 @@ class Bench(Wire):
         lora: str = "",
         **ask: Any,  # noqa: ANN401 - fields of Ask
     ) -> str:
-        sampling = Sampling(max_new_tokens=8)
+        sampling = SamplingParams(max_new_tokens=8)
         body = Generate(prompt=ints(1, 2, 3), sampling=sampling, stream=stream, lora=lora)
         full = Ask("generate", body, place=Placement("default"), **ask)
         rid, effects = self.core.submit(full, deadline_s, self.clock.now())

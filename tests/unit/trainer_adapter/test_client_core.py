@@ -20,7 +20,7 @@ from rolloutbus.bus.wire.limits import MAX_BODY_BYTES
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, ServerFacts, Status
 from rolloutbus.bus.wire.messages.delivery import Queued
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.generation import Abort, Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Abort, Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Dismissed, Lease, Member, Members
 from rolloutbus.trainer_adapter.client.core.effects import PolicyUnserved, Stopped
 from rolloutbus.trainer_adapter.client.core.requests import Ask
@@ -51,7 +51,7 @@ def test_a_generate_is_sent_placed_by_the_router_and_ends_with_its_rollout(bench
 def test_a_policy_that_no_worker_has_is_told_once_and_its_request_waits(bench: Bench) -> None:
     def asked(policy: str) -> list[PolicyUnserved]:
         bench.effects.clear()
-        body = Generate(ints(1), Sampling(max_new_tokens=8))
+        body = Generate(ints(1), SamplingParams(max_new_tokens=8))
         ask = Ask("generate", body, place=Placement(policy))
         bench.apply(bench.core.submit(ask, 60.0, bench.clock.now())[1])
         assert len(bench.take("generate")) == 1
@@ -70,7 +70,7 @@ def test_a_policy_that_no_worker_has_is_told_once_and_its_request_waits(bench: B
 
 def test_a_request_that_no_frame_can_hold_is_refused_and_never_sent(bench: Bench) -> None:
     with pytest.raises(Refused) as caught:
-        bench.command("generate", Generate(bytes(MAX_BODY_BYTES), Sampling()))
+        bench.command("generate", Generate(bytes(MAX_BODY_BYTES), SamplingParams()))
     error = caught.value
     assert (error.code, error.outcome, error.field) == ("bad_request", "not_started", "prompt")
     assert bench.core.n_open == 0

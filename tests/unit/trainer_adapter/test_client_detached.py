@@ -8,7 +8,13 @@ from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.errors import DeadlineExceeded, PeerLost, Refused
 from rolloutbus.bus.wire.messages.delivery import Ack
-from rolloutbus.bus.wire.messages.generation import Attach, Generate, Repair, Repaired, Sampling
+from rolloutbus.bus.wire.messages.generation import (
+    Attach,
+    Generate,
+    Repair,
+    Repaired,
+    SamplingParams,
+)
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
 
@@ -23,7 +29,7 @@ def _attach(bench: Bench, rid: str = OLD, *, is_followed: bool = False) -> None:
 
 
 def _detached(bench: Bench) -> str:
-    body = Generate(ints(1, 2, 3), Sampling(max_new_tokens=8))
+    body = Generate(ints(1, 2, 3), SamplingParams(max_new_tokens=8))
     ask = Ask("generate", body, place=Placement("default", outlives_client=True))
     rid, effects = bench.core.submit(ask, 60.0, bench.clock.now())
     bench.apply(effects)

@@ -4,7 +4,7 @@ import numpy as np
 
 from rolloutbus.bus.prefix_marks import marks_of
 from rolloutbus.bus.wire.entry import Placement
-from rolloutbus.bus.wire.messages.generation import Generate, Media, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Media, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from tests.unit.trainer_adapter.bench import Bench
@@ -17,7 +17,7 @@ def sent_marks(bench: Bench, **body: object) -> bytes:
     """The marks of a request that is submitted now."""
     ask = Ask(
         "generate",
-        Generate(PROMPT, Sampling(max_new_tokens=8), **body),  # type: ignore[arg-type] - fields of Generate
+        Generate(PROMPT, SamplingParams(max_new_tokens=8), **body),  # type: ignore[arg-type] - fields of Generate
         place=Placement("default"),
     )
     bench.apply(bench.core.submit(ask, 60.0, bench.clock.now())[1])

@@ -15,7 +15,7 @@ from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages import COMMANDS
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.trainer_adapter.client.core.effects import Effect
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
@@ -61,7 +61,7 @@ HOSTILE = [
     ),
     *(np.int64(7), np.uint64(1 << 63), np.float32(0.5), np.longdouble(0.5), np.array([True])[0]),
     *(np.str_("x"), np.bytes_(b"x"), np.array([1, 2]), np.array(["x", None]), np.zeros((2, 2))),
-    *(np.datetime64("2026-01-01"), Sampling(), Placement("default", priority=1 << 80)),
+    *(np.datetime64("2026-01-01"), SamplingParams(), Placement("default", priority=1 << 80)),
 ]
 
 
@@ -143,21 +143,23 @@ def test_deadline_that_is_no_number_of_seconds_is_refused(bench: Bench, deadline
 
 
 def test_numbers_of_numpy_are_sent_as_what_they_are(bench: Bench) -> None:
-    sampling = Sampling(seed=np.int64(7), temperature=np.float32(0.5), stop_token_ids=np.array([2]))  # type: ignore[arg-type]
+    sampling = SamplingParams(
+        sampling_seed=np.int64(7), temperature=np.float32(0.5), stop_token_ids=np.array([2])
+    )  # type: ignore[arg-type]
     body = Generate(ints(1), sampling)
     _, effects = bench.core.submit(Ask("generate", body, place=Placement("d")), 9, 0.0)
     bench.apply(effects)
     (sent,) = bench.bodies("generate", Generate)
-    assert sent.sampling == Sampling(seed=7, temperature=0.5, stop_token_ids=[2])
+    assert sent.sampling == SamplingParams(sampling_seed=7, temperature=0.5, stop_token_ids=[2])
 
 
 @settings(max_examples=300, deadline=None)
-@given(name=st.sampled_from(Sampling.__struct_fields__), value=st.sampled_from(HOSTILE))
+@given(name=st.sampled_from(SamplingParams.__struct_fields__), value=st.sampled_from(HOSTILE))
 def test_hostile_sampling_of_a_call_is_refused_by_name_or_made_plain(
     name: str, value: object
 ) -> None:
     def call() -> None:
-        Bench().core.submit(ask_of([1, 2], _with(Sampling(), (name,), value)), 5.0, 0.0)
+        Bench().core.submit(ask_of([1, 2], _with(SamplingParams(), (name,), value)), 5.0, 0.0)
 
     refusal = _refusal_of(call)
     if refusal is not None:
@@ -175,7 +177,9 @@ def test_hostile_option_of_a_call_is_refused(name: str, value: object) -> None:
     options: Any = {name: value}
     checked: GenerateOptions = options
     core = Bench().core
-    refusal = _refusal_of(lambda: core.submit(ask_of([1, 2], Sampling(), **checked), 5.0, 0.0))
+    refusal = _refusal_of(
+        lambda: core.submit(ask_of([1, 2], SamplingParams(), **checked), 5.0, 0.0)
+    )
     if refusal is not None:
         assert ("outlives_client" if name == "detached" else name) in refusal.field
         assert core.n_open == 0

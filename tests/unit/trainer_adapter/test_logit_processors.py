@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rolloutbus.bus.wire.messages.generation import Generate, Processor, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, Processor, SamplingParams
 from rolloutbus.trainer_adapter.client.logit_processors import (
     action_mask,
     create_rl_logit_processor,
@@ -47,6 +47,6 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
 def test_short_options_become_processors_before_the_others() -> None:
     schedule = temperature_schedule(1.0, 2.0, 3)
     options = GenerateOptions(action_mask=[7, 8, 9], disallowed_tokens=[8], processors=[schedule])
-    body = ask_of([1, 2], Sampling(), **options).body
+    body = ask_of([1, 2], SamplingParams(), **options).body
     assert isinstance(body, Generate)
     assert body.processors == [action_mask([7, 8, 9]), disallowed_tokens([8]), schedule]

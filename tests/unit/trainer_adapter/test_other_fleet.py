@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.errors import DeadlineExceeded, OtherFleet, RequestCancelled
 from rolloutbus.bus.wire.messages.control import Status
-from rolloutbus.bus.wire.messages.generation import Attach, Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Attach, Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Lease, Members, Welcome
 from rolloutbus.bus.wire.messages.session import CloseSession, OpenedSession, OpenSession
 from rolloutbus.bus.wire.messages.weights import (
@@ -35,7 +35,7 @@ def _reconnect(bench: Bench) -> None:
 
 
 def _asked(bench: Bench, versions: str) -> str:
-    body = Generate(ints(1, 2, 3), Sampling(max_new_tokens=8))
+    body = Generate(ints(1, 2, 3), SamplingParams(max_new_tokens=8))
     ask = Ask("generate", body, place=Placement("default", versions))
     rid, effects = bench.core.submit(ask, 60.0, bench.clock.now())
     bench.apply(effects)
@@ -146,7 +146,7 @@ def _at_a_nameless_router(bench: Bench) -> None:
 
 def _begun(bench: Bench, *, session: str = "") -> str:
     """A request of which one token has come."""
-    body = Generate(ints(1, 2, 3), Sampling(max_new_tokens=8))
+    body = Generate(ints(1, 2, 3), SamplingParams(max_new_tokens=8))
     ask = Ask("generate", body, place=Placement("default", session=session))
     rid, effects = bench.core.submit(ask, 60.0, bench.clock.now())
     bench.apply(effects)
@@ -207,7 +207,7 @@ def test_sessions_and_their_turns_wait_until_the_router_names_the_fleet(bench: B
 
 def test_a_turn_of_a_session_does_not_go_on_at_another_fleet(bench: Bench) -> None:
     bench.say("members", Members([], fleet="x"))
-    body = Generate(ints(1, 2, 3), Sampling(max_new_tokens=8))
+    body = Generate(ints(1, 2, 3), SamplingParams(max_new_tokens=8))
     ask = Ask("generate", body, place=Placement("default", session="agent"))
     rid, effects = bench.core.submit(ask, 60.0, bench.clock.now())
     bench.apply(effects)

@@ -20,7 +20,7 @@ from rolloutbus import (
     connect_sync,
 )
 from rolloutbus.bus.wire.errors import ActorStopped, BusError, Refused, SettingsError
-from rolloutbus.bus.wire.messages.generation import Generate, Grammar, Media, Sampling, Want
+from rolloutbus.bus.wire.messages.generation import Generate, Grammar, Media, SamplingParams, Want
 from rolloutbus.trainer_adapter.client.rollouts import ask_of, group_asks
 from rolloutbus.trainer_adapter.publisher.publisher import source_of
 
@@ -40,7 +40,7 @@ def wrong(value: object) -> Any:  # noqa: ANN401 - so that a type checker lets i
     return value
 
 
-def sampling_in(given: object) -> Sampling:
+def sampling_in(given: object) -> SamplingParams:
     body = ask_of([1], wrong(given)).body
     assert isinstance(body, Generate)
     return body.sampling
@@ -49,14 +49,22 @@ def sampling_in(given: object) -> Sampling:
 @pytest.mark.parametrize(
     ("call", "kind", "told"),
     [
-        (lambda: client().generate([1], Sampling(), deadline_s=wrong(None)), Refused, "a number"),
-        (lambda: client().generate([1], Sampling(), versions=wrong(7)), Refused, "exact:V"),
-        (lambda: client().generate(wrong("hello"), Sampling()), Refused, "TextClient"),
-        (lambda: client().generate(wrong({"input_ids": [1]}), Sampling()), Refused, "input_ids"),
-        (lambda: client().generate([1], {"max_tokens": 3}), Refused, "max_new_tokens"),
-        (lambda: client().generate([1], wrong(None)), Refused, "a Sampling or a dict"),
         (
-            lambda: client().generate_batch([[1]], Sampling(), session=wrong(["a"])),
+            lambda: client().generate([1], SamplingParams(), deadline_s=wrong(None)),
+            Refused,
+            "a number",
+        ),
+        (lambda: client().generate([1], SamplingParams(), versions=wrong(7)), Refused, "exact:V"),
+        (lambda: client().generate(wrong("hello"), SamplingParams()), Refused, "TextClient"),
+        (
+            lambda: client().generate(wrong({"input_ids": [1]}), SamplingParams()),
+            Refused,
+            "input_ids",
+        ),
+        (lambda: client().generate([1], {"max_tokens": 3}), Refused, "max_new_tokens"),
+        (lambda: client().generate([1], wrong(None)), Refused, "SamplingParams or a dict"),
+        (
+            lambda: client().generate_batch([[1]], SamplingParams(), session=wrong(["a"])),
             Refused,
             "once for each prompt",
         ),
@@ -95,34 +103,36 @@ async def test_a_plain_mistake_is_told_in_a_sentence(
 
 def test_a_dict_is_as_good_as_a_sampling() -> None:
     given = {"max_new_tokens": 3, "temperature": 0.5}
-    assert sampling_in(given) == Sampling(max_new_tokens=3, temperature=0.5)
-    asks = group_asks([[1]], {**given, "seed": 7}, 2)
-    assert [cast("Generate", each.body).sampling.seed for each in asks] == [7, 8]
+    assert sampling_in(given) == SamplingParams(max_new_tokens=3, temperature=0.5)
+    asks = group_asks([[1]], {**given, "sampling_seed": 7}, 2)
+    assert [cast("Generate", each.body).sampling.sampling_seed for each in asks] == [7, 8]
 
 
 def test_a_top_k_of_minus_one_is_off_and_no_other_negative_one() -> None:
-    assert sampling_in(Sampling(top_k=-1)) == Sampling()
-    assert sampling_in({"top_k": -1}) == Sampling()
-    assert sampling_in(Sampling(top_k=-2)).top_k == -2  # which a worker refuses
+    assert sampling_in(SamplingParams(top_k=-1)) == SamplingParams()
+    assert sampling_in({"top_k": -1}) == SamplingParams()
+    assert sampling_in(SamplingParams(top_k=-2)).top_k == -2  # which a worker refuses
 
 
 @pytest.mark.parametrize("n_tokens", [0, -1, -3, -(2**40)])
 def test_too_few_tokens_are_told_by_the_name_that_the_caller_knows(n_tokens: int) -> None:
     with pytest.raises(Refused) as caught:
-        ask_of([1, 2], Sampling(max_new_tokens=n_tokens))
+        ask_of([1, 2], SamplingParams(max_new_tokens=n_tokens))
     assert caught.value.field == "sampling.max_new_tokens"
 
 
 def test_too_many_tokens_are_left_to_the_engine_that_knows_its_limit() -> None:
-    ask_of([1, 2], Sampling(max_new_tokens=2**31))  # not blamed on the cost that is made of it
+    ask_of(
+        [1, 2], SamplingParams(max_new_tokens=2**31)
+    )  # not blamed on the cost that is made of it
 
 
 @pytest.mark.parametrize(
     ("kind", "field", "told"),
     [
-        (Sampling, "max_tokens", "did you mean max_new_tokens=?"),
-        (Sampling, "temprature", "did you mean temperature=?"),
-        (Sampling, "best_of", "there are max_new_tokens,"),
+        (SamplingParams, "max_tokens", "did you mean max_new_tokens=?"),
+        (SamplingParams, "temprature", "did you mean temperature=?"),
+        (SamplingParams, "best_of", "there are max_new_tokens,"),
         (Want, "top_logprob", "did you mean top_logprobs=?"),
     ],
 )
@@ -149,7 +159,10 @@ def test_a_choice_that_does_not_exist_is_told_where_it_is_made(
 
 def test_numbers_of_numpy_are_numbers() -> None:
     ask = ask_of(
-        np.array([1, 2]), Sampling(), deadline_s=float(np.float32(3)), priority=wrong(np.int64(4))
+        np.array([1, 2]),
+        SamplingParams(),
+        deadline_s=float(np.float32(3)),
+        priority=wrong(np.int64(4)),
     )
     assert ask.place is not None
     assert ask.place.priority == 4

@@ -5,13 +5,13 @@ from typing import cast
 import pytest
 
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.generation import Generate, Sampling
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.trainer_adapter.client.rollouts import group_asks, row_seed
 
 
 def _seeds(prompts: list[list[int]], n: int, seed: int | None) -> list[int | None]:
-    asks = group_asks(prompts, Sampling(seed=seed), n)
-    return [cast("Generate", ask.body).sampling.seed for ask in asks]
+    asks = group_asks(prompts, SamplingParams(sampling_seed=seed), n)
+    return [cast("Generate", ask.body).sampling.sampling_seed for ask in asks]
 
 
 def test_prompt_that_stands_in_a_batch_twice_is_drawn_with_two_seeds() -> None:
@@ -41,5 +41,5 @@ def test_seed_that_is_none_is_not_made_one() -> None:
 
 def test_a_batch_of_token_ids_says_what_a_batch_is() -> None:
     with pytest.raises(Refused, match=r"such as \[\[1, 2\], \[3\]\]; this is a list of") as caught:
-        list(group_asks(cast("list[list[int]]", [1, 2]), Sampling(), 1))
+        list(group_asks(cast("list[list[int]]", [1, 2]), SamplingParams(), 1))
     assert caught.value.field == "prompts"

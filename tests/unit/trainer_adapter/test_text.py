@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.rollout import NO_LOGPROBS, Delta
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
@@ -60,6 +60,6 @@ def test_token_ids_are_decoded_with_special_tokens_or_without() -> None:
 async def test_streamed_text_joins_to_the_whole_and_never_splits_a_character(cut: int) -> None:
     raw = "aé😀b".encode()
     client = Saying(delta(0, raw[:cut]), delta(cut, raw[cut:], is_last=True))
-    pieces = [piece async for piece in TextClient(client, Utf8()).stream("?", Sampling())]
+    pieces = [piece async for piece in TextClient(client, Utf8()).stream("?", SamplingParams())]
     assert "".join(pieces) == "aé😀b"
     assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)

@@ -17,7 +17,7 @@ def rollout(tokens: list[int], versions: list[tuple[int, int]]) -> Rollout:
         tokens=ids,
         logprobs=-ids.astype(np.float32),
         behaviour_logprobs=-ids.astype(np.float32) / np.float32(2),
-        versions=versions,
+        version_runs=versions,
         finish_reason="stop",
         worker="w0",
         n_prompt_tokens=1,
@@ -41,7 +41,7 @@ def transcript() -> Transcript:
 def test_every_token_has_its_mask_logprob_and_version(transcript: Transcript) -> None:
     assert transcript.tokens.tolist() == [5, 6, 7, 8, 9, EOS, 10]
     assert transcript.loss_mask.tolist() == [0, 0, 1, 1, 1, 0, 1]
-    assert transcript.versions.tolist() == [-1, -1, 3, 4, 4, -1, 4]
+    assert transcript.token_versions.tolist() == [-1, -1, 3, 4, 4, -1, 4]
     assert transcript.logprobs.tolist() == [0, 0, -7, -8, -9, 0, -10]
     assert transcript.behaviour_logprobs.tolist() == [0, 0, -3.5, -4, -4.5, 0, -5]
     assert len(transcript) == 7

@@ -121,7 +121,7 @@ def rollout_of(request: OpenRequest, generated: Generated, worker: str) -> Rollo
         tokens=ints(generated.tokens),
         logprobs=logprobs,
         behaviour_logprobs=floats(truncated) if truncated else logprobs,
-        versions=generated.versions,
+        version_runs=generated.versions,
         finish_reason=generated.finish_reason,
         worker=worker,
         n_prompt_tokens=generated.n_prompt_tokens,

@@ -168,7 +168,7 @@ class Verdicts:
     def _deliver_last(self, request: OpenRequest, rollout: Rollout) -> None:
         deltas = [delta_of(request, row) for row in request.assembly.read()]
         if not deltas:
-            version = rollout.versions[-1][0] if rollout.versions else 0
+            version = rollout.version_runs[-1][0] if rollout.version_runs else 0
             end = request.assembly.n_tokens
             deltas.append(
                 Delta(request.rid, end, NO_TOKENS, NO_LOGPROBS, version, worker=rollout.worker)

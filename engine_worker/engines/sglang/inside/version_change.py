@@ -66,7 +66,7 @@ class VersionChange:
         match in_flight:
             case "finish_old":
                 return not self.running
-            case "in_place":
+            case "keep":
                 # A request's first tokens tell which weights its prompt's KV is of: none may be
                 # half computed.
                 return self._scheduler.chunked_req is None
@@ -75,7 +75,7 @@ class VersionChange:
 
     def make_way(self, in_flight: InFlight) -> Cost:
         """Do with what runs as asked; the scheduler is halted then, or has nothing to do."""
-        if in_flight == "in_place" and self._scheduler.chunked_req is None:
+        if in_flight == "keep" and self._scheduler.chunked_req is None:
             return Cost()
         running = self.running
         if not running:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rolloutbus.bus.wire.ids import AttemptKey, RequestId
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import Step, Work
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequests
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Finish, Rows
@@ -14,7 +14,7 @@ def key(name: str) -> AttemptKey:
 
 
 def work(name: str) -> Work:
-    return Work(key(name), np.array([1], np.int32), Sampling())
+    return Work(key(name), np.array([1], np.int32), SamplingParams())
 
 
 def rows(version: int | None, counts: dict[str, int], finishes: list[Finish]) -> Rows:

@@ -13,7 +13,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Media,
     Prefix,
     Processor,
-    Sampling,
+    SamplingParams,
     Want,
 )
 from rolloutbus.engine_worker.engine import EngineFacts, Work
@@ -41,23 +41,23 @@ def asked(work: Work, terms: RequestTerms = TERMS) -> dict[str, Any]:
 
 
 def work(
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     kept: tuple[int, ...] = (),
     body: Mapping[str, Any] | None = None,
 ) -> Work:
     raw = struct.pack(f"<{len(kept)}i", *kept)
     prefix = Prefix(raw, raw, [(0, len(kept))]) if kept else None
     prompt = np.array([5, 6, 7], np.int32)
-    return Work(key("a"), prompt, sampling or Sampling(), prefix, **(body or {}))
+    return Work(key("a"), prompt, sampling or SamplingParams(), prefix, **(body or {}))
 
 
-def params(sampling: Sampling, terms: RequestTerms = TERMS) -> dict[str, Any]:
+def params(sampling: SamplingParams, terms: RequestTerms = TERMS) -> dict[str, Any]:
     found: dict[str, Any] = asked(work(sampling), terms)["sampling_params"]
     return found
 
 
 def test_numbers_are_of_the_types_that_sglang_takes() -> None:
-    loose = Sampling(
+    loose = SamplingParams(
         temperature=1, top_p=1, min_p=0, top_k=5, logit_bias={3: 1}, stop_token_ids=[4]
     )
     found = params(loose)
@@ -69,19 +69,19 @@ def test_numbers_are_of_the_types_that_sglang_takes() -> None:
 
 
 def test_a_top_k_that_cuts_nothing_is_off() -> None:
-    assert [params(Sampling(top_k=k))["top_k"] for k in (0, VOCAB, 2**40)] == [-1, -1, -1]
-    assert params(Sampling(top_k=VOCAB - 1))["top_k"] == VOCAB - 1
+    assert [params(SamplingParams(top_k=k))["top_k"] for k in (0, VOCAB, 2**40)] == [-1, -1, -1]
+    assert params(SamplingParams(top_k=VOCAB - 1))["top_k"] == VOCAB - 1
 
 
 def test_the_likeliest_token_with_a_temperature_is_not_asked_for_as_greedy() -> None:
-    warm, cold = params(Sampling(top_k=1)), params(Sampling(top_k=1, temperature=0.0))
+    warm, cold = params(SamplingParams(top_k=1)), params(SamplingParams(top_k=1, temperature=0.0))
     assert warm["top_k"] == -1
     assert 0 < warm["top_p"] < 1e-6
     assert (cold["top_k"], cold["top_p"]) == (1, 1.0)
 
 
 def test_what_sglang_gets_wrong_is_left_to_our_rules() -> None:
-    sampling = Sampling(
+    sampling = SamplingParams(
         repetition_penalty=3.0, frequency_penalty=1, presence_penalty=-1, min_new_tokens=4
     )
     found = asked(work(sampling, kept=(8, 9)))
@@ -95,7 +95,7 @@ def test_what_sglang_gets_wrong_is_left_to_our_rules() -> None:
 
 
 def test_end_of_sequence_may_be_sampled_early_where_it_ends_nothing() -> None:
-    sampling = Sampling(min_new_tokens=4, ignore_eos=True, stop_token_ids=[30])
+    sampling = SamplingParams(min_new_tokens=4, ignore_eos=True, stop_token_ids=[30])
     assert rules_in(params(sampling)["custom_params"]).end_ids == (30,)
 
 
@@ -107,7 +107,7 @@ def test_a_plain_request_costs_nothing_more() -> None:
 
 
 def test_kept_tokens_are_input_and_count_towards_the_limit() -> None:
-    found = asked(work(Sampling(max_new_tokens=10), kept=(8, 9)))
+    found = asked(work(SamplingParams(max_new_tokens=10), kept=(8, 9)))
     assert found["input_ids"] == [5, 6, 7, 8, 9]
     assert found["sampling_params"]["max_new_tokens"] == 8
 
@@ -125,7 +125,7 @@ def test_processors_travel_as_the_path_of_their_factory_and_numbers() -> None:
     [
         ({"processors": [Processor("action_mask", {"allowed": [VOCAB]})]}, "processors"),
         ({"processors": [Processor("unheard_of")]}, "processors"),
-        ({"sampling": Sampling(stop_regex=["("])}, "sampling.stop_regex"),
+        ({"sampling": SamplingParams(stop_regex=["("])}, "sampling.stop_regex"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_sglang_sees_it(
@@ -140,9 +140,9 @@ def test_what_cannot_be_run_is_said_before_sglang_sees_it(
 
 def test_prompt_logprobs_with_stop_texts_are_not_resumed() -> None:
     wanted = {"want": Want(prompt_logprobs=True)}
-    assert asked(work(Sampling(stop=["x"]), body=wanted))["logprob_start_len"] == 0
+    assert asked(work(SamplingParams(stop=["x"]), body=wanted))["logprob_start_len"] == 0
     with pytest.raises(Unfit) as caught:
-        asked(work(Sampling(stop=["x"]), kept=(8,), body=wanted))
+        asked(work(SamplingParams(stop=["x"]), kept=(8,), body=wanted))
     assert caught.value.problem.code == "unsupported"
 
 
@@ -154,10 +154,10 @@ def test_prompt_logprobs_are_asked_for_from_one_token_earlier(start: int, told: 
 
 def test_each_request_has_a_seed_of_its_own_where_seeds_count() -> None:
     terms = RequestTerms(FACTS, Processors({}), random.Random(1), has_seeds=True)
-    seeds = [params(Sampling(), terms)["sampling_seed"] for _ in range(3)]
+    seeds = [params(SamplingParams(), terms)["sampling_seed"] for _ in range(3)]
     assert len({*seeds}) == 3
-    assert params(Sampling(seed=-5), terms)["sampling_seed"] == -5
-    assert "sampling_seed" not in params(Sampling(seed=7))
+    assert params(SamplingParams(sampling_seed=-5), terms)["sampling_seed"] == -5
+    assert "sampling_seed" not in params(SamplingParams(sampling_seed=7))
 
 
 def test_media_are_bytes_whatever_their_content_says() -> None:

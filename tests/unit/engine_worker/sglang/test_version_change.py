@@ -78,7 +78,7 @@ def test_what_waits_moves_to_the_new_version() -> None:
 
 @pytest.mark.parametrize(
     ("in_flight", "may"),
-    [("in_place", True), ("retract", True), ("abort", True), ("finish_old", False)],
+    [("keep", True), ("retract", True), ("abort", True), ("finish_old", False)],
 )
 def test_finish_old_waits_for_what_runs(in_flight: InFlight, *, may: bool) -> None:
     running = Request("a")
@@ -90,7 +90,7 @@ def test_finish_old_waits_for_what_runs(in_flight: InFlight, *, may: bool) -> No
 
 @pytest.mark.parametrize(
     ("in_flight", "may"),
-    [("in_place", False), ("retract", True), ("abort", True), ("finish_old", False)],
+    [("keep", False), ("retract", True), ("abort", True), ("finish_old", False)],
 )
 def test_a_prompt_is_not_computed_half_by_old_weights(in_flight: InFlight, *, may: bool) -> None:
     scheduler = Scheduler(chunked_req=Request("a"))

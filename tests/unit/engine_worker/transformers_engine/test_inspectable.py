@@ -20,7 +20,7 @@ def test_saved_weights_are_those_that_were_installed_last(
 ) -> None:
     engine = build(name)
     model = make_model(name, 0)
-    engine.install(1, changed(model, seed=3), "in_place")
+    engine.install(1, changed(model, seed=3), "keep")
 
     engine.save_weights(str(tmp_path), "safetensors")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.wire.messages.generation import Sampling, Want
+from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.engine_worker.engine import EngineFacts, Work
 from rolloutbus.engine_worker.engines.shared.request import Request, open_request
 from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
@@ -103,7 +103,7 @@ class Bench:
     def submit(self) -> None:
         tokens = self.rng.choices([2, 3], k=self.rng.randint(1, 16))
         n_new = self.rng.randint(1, MAX_CONTEXT - len(tokens))
-        sampling = Sampling(n_new, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(n_new, temperature=0.0, ignore_eos=True)
         asked = Work(
             key(f"r{next(self.names)}"),
             np.array(tokens, np.int32),
@@ -113,8 +113,8 @@ class Bench:
         self.waiting.append(open_request(asked, FACTS, 0))
 
     def update(self) -> None:
-        match self.rng.choice(["in_place", "retract", "abort", "alone"]):
-            case "in_place":
+        match self.rng.choice(["keep", "retract", "abort", "alone"]):
+            case "keep":
                 self.put_back(self.batch.retract(without_tokens_only=True))
             case "retract":
                 self.put_back(self.batch.retract())
@@ -212,13 +212,13 @@ def test_sound_weights_serve_from_the_blocks_of_broken_ones(
     sound = {n: p.detach().numpy().reshape(-1).view(np.uint8) for n, p in model.named_parameters()}
     weight = cast("torch.Tensor", dict(model.named_parameters())[hurt])
     huge = torch.full_like(weight, 3e38).numpy().reshape(-1).view(np.uint8)
-    engine.install(1, {**sound, hurt: huge}, "in_place")
+    engine.install(1, {**sound, hurt: huge}, "keep")
     # Of all lengths: padding is written, too.
     failing = [work(f"broken{i}", 4, 3 + 4 * i) for i in range(8)]
     engine.generate(failing)
     log.wait_until(lambda: sum(len(step.problems) for step in log.steps) == len(failing))
 
-    engine.install(2, sound, "in_place")
+    engine.install(2, sound, "keep")
     jobs = [work(f"sound{i}", 4, 2 + 5 * i) for i in range(8)]
     engine.generate(jobs)
     log.wait_finished(*(job.key[0] for job in jobs))
@@ -244,7 +244,12 @@ def test_an_adapter_that_overflows_leaves_nothing_in_blocks_that_others_get(
         ).in_memory(),
     )
     failing = [
-        Work(key(f"a{i}"), prompt(3 + 5 * i, i), Sampling(4, seed=1, ignore_eos=True), lora="a")
+        Work(
+            key(f"a{i}"),
+            prompt(3 + 5 * i, i),
+            SamplingParams(4, sampling_seed=1, ignore_eos=True),
+            lora="a",
+        )
         for i in range(4)
     ]
     together = [work(f"beside{i}", 6, 4 + 3 * i) for i in range(4)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus.bus.wire.messages.generation import Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Prefix, SamplingParams
 from rolloutbus.engine_worker.engine import PauseMode, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
 from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy, EngineDied
@@ -33,7 +33,9 @@ def test_logprobs_are_those_of_a_fresh_forward_pass(
     engine = build(name, slots=3, prefix_cache=prefix_cache, block_size=4, prefill_tokens=16)
     jobs = [work(f"r{i}", 5 + 3 * i, 1 + 7 * i, temperature=0.7) for i in range(7)]
     # The same prompt again and again: shared within a step, and after its first owner ended.
-    jobs += [Work(key(f"s{i}"), jobs[6].prompt, Sampling(9, seed=i)) for i in range(5)]
+    jobs += [
+        Work(key(f"s{i}"), jobs[6].prompt, SamplingParams(9, sampling_seed=i)) for i in range(5)
+    ]
     engine.generate(jobs)
     log.wait_finished(*[job.key[0] for job in jobs])
     for job in jobs:
@@ -53,7 +55,7 @@ def test_tokens_depend_on_the_seed_and_not_on_the_batch(build: Build, log: StepL
 
 
 def test_without_a_seed_samples_differ(build: Build, log: StepLog) -> None:
-    jobs = [Work(key(f"r{i}"), prompt(5), Sampling(20, ignore_eos=True)) for i in range(4)]
+    jobs = [Work(key(f"r{i}"), prompt(5), SamplingParams(20, ignore_eos=True)) for i in range(4)]
     build().generate(jobs)
     log.wait_finished("r0", "r1", "r2", "r3")
     assert len({tuple(log[f"r{i}"].tokens) for i in range(4)}) == 4
@@ -79,7 +81,7 @@ def test_a_complete_prefix_ends_at_once(build: Build, log: StepLog) -> None:
     cases = {"long": ([5, 6, 7], "length"), "ended": ([5, 1], "stop")}
     for name, (tokens, _) in cases.items():
         kept = Prefix(np.array(tokens, "<i4").tobytes(), bytes(4 * len(tokens)), [])
-        engine.generate([Work(key(name), prompt(4), Sampling(3), kept)])
+        engine.generate([Work(key(name), prompt(4), SamplingParams(3), kept)])
     log.wait_finished(*cases)
     for name, (_, reason) in cases.items():
         assert (log[name].tokens, log[name].finishes) == ([], [reason])
@@ -147,7 +149,10 @@ def test_more_requests_than_slots_or_memory_all_finish(
     rng = random.Random(seed)
     engine = build(slots=6, max_context=64, kv_tokens=64, block_size=4, prefill_tokens=24)
     jobs = [work(f"r{i}", rng.randint(1, 20), rng.randint(1, 44)) for i in range(60)]
-    jobs += [Work(key(f"s{i}"), jobs[i % 5].prompt, Sampling(5, seed=i)) for i in range(40)]
+    jobs += [
+        Work(key(f"s{i}"), jobs[i % 5].prompt, SamplingParams(5, sampling_seed=i))
+        for i in range(40)
+    ]
     engine.generate(jobs)
     log.wait_finished(*[job.key[0] for job in jobs])
     for job in jobs:
@@ -171,7 +176,7 @@ def test_sleep_drops_the_kv_cache_and_waking_brings_it_back(build: Build, log: S
     assert freed["kv_cache"] > 0
     assert freed["weights"] == 0, "a CPU has no better place for them"
     with pytest.raises(EngineBusy):
-        engine.install(1, changed(make_model("llama", 0), 1), "in_place")
+        engine.install(1, changed(make_model("llama", 0), 1), "keep")
     with pytest.raises(ValueError, match="tags"):
         engine.sleep(["disk"])
     job = work("a")
@@ -188,7 +193,7 @@ def test_requests_that_do_not_fit_are_refused_together(build: Build, log: StepLo
     with pytest.raises(ValueError, match="max_context"):
         engine.generate([work("a"), work("b", 30)])
     with pytest.raises(ValueError, match="token id"):
-        engine.generate([Work(key("c"), np.array([VOCAB], np.int32), Sampling(4))])
+        engine.generate([Work(key("c"), np.array([VOCAB], np.int32), SamplingParams(4))])
     engine.generate([work("a")])
     log.wait_finished("a")
     assert log["b"].finishes == []

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from rolloutbus.bus.prefix_marks import marks_of, unpacked
-from rolloutbus.bus.wire.messages.generation import Sampling
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import Int32s, Work
 from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
 from tests.lora_adapters import random_lora
@@ -14,7 +14,9 @@ from tests.tiny_models import Build, changed, make_model, prompt
 
 
 def job(name: str, tokens: Int32s) -> Work:
-    return Work(key(name), tokens, Sampling(max_new_tokens=4, ignore_eos=True, seed=1))
+    return Work(
+        key(name), tokens, SamplingParams(max_new_tokens=4, ignore_eos=True, sampling_seed=1)
+    )
 
 
 def run(engine: TransformersEngine, log: StepLog, *jobs: Work) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from rolloutbus.bus.wire.messages.generation import Prefix, Sampling
+from rolloutbus.bus.wire.messages.generation import Prefix, SamplingParams
 from rolloutbus.engine_worker.engine import Bytes, InFlight, Work
 from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
@@ -47,7 +47,7 @@ def by_runs(models: dict[int, Any], w: Work, tokens: list[int], versions: list[i
     return logprobs
 
 
-@pytest.mark.parametrize("in_flight", ["finish_old", "in_place", "retract", "abort"])
+@pytest.mark.parametrize("in_flight", ["finish_old", "keep", "retract", "abort"])
 def test_logprobs_are_true_across_an_update(
     build: Build, log: StepLog, in_flight: InFlight
 ) -> None:
@@ -66,13 +66,13 @@ def test_logprobs_are_true_across_an_update(
     for job in jobs:
         emitted = log[job.key[0]]
         tokens = np.concatenate([job.prompt, np.array(emitted.tokens, np.int32)])
-        if in_flight == "in_place":
+        if in_flight == "keep":
             want = by_runs(models, job, emitted.tokens, emitted.versions)
         else:
             each = {v: fresh(model, tokens, len(job.prompt)) for v, model in models.items()}
             want = [each[v][i] for i, v in enumerate(emitted.versions)]
         np.testing.assert_allclose(emitted.logprobs, want, atol=TOLERANCE, rtol=0)
-        crosses = in_flight in ("in_place", "retract")
+        crosses = in_flight in ("keep", "retract")
         assert set(emitted.versions) == ({0, 4} if crosses else {0})
         assert emitted.finishes == (["abort"] if in_flight == "abort" else ["length"])
 
@@ -82,9 +82,9 @@ def test_no_turn_reuses_kv_that_spans_an_update(build: Build, log: StepLog) -> N
     tensors = changed(new, 1)
     engine = build(block_size=4)
     job = work("first", 150)
-    swap_midway(engine, log, [job], lambda: engine.install(1, tensors, "in_place"))
+    swap_midway(engine, log, [job], lambda: engine.install(1, tensors, "keep"))
     said = np.concatenate([job.prompt, np.array(log["first"].tokens, np.int32)])
-    turn = Work(key("second"), said, Sampling(8, seed=0))
+    turn = Work(key("second"), said, SamplingParams(8, sampling_seed=0))
     engine.generate([turn])
     log.wait_finished("second")
     check_fresh(log, turn, new)
@@ -97,7 +97,7 @@ def test_a_prompt_half_computed_at_an_in_place_update_starts_again(
     tensors = changed(new, 1)
     engine = build(prefill_tokens=8, block_size=4)
     jobs = [work("short", 150, 3), work("long", 5, 200)]
-    swap_midway(engine, log, jobs, lambda: engine.install(1, tensors, "in_place"))
+    swap_midway(engine, log, jobs, lambda: engine.install(1, tensors, "keep"))
     assert set(log["long"].versions) == {1}
     check_fresh(log, jobs[1], new)
 
@@ -137,7 +137,7 @@ def test_an_update_that_does_not_fit_names_why_and_touches_nothing(
     }
     for message, tensors in bad.items():
         with pytest.raises(ValueError, match=message):
-            engine.install(1, tensors, "in_place")
+            engine.install(1, tensors, "keep")
     job = work("a")
     engine.generate([job])
     log.wait_finished("a")
@@ -150,7 +150,7 @@ def check_installed(
 ) -> None:
     """An engine takes these tensors, and then samples as `model` does."""
     engine = build("qwen2")
-    assert engine.install(2, tensors, "in_place").version == 2
+    assert engine.install(2, tensors, "keep").version == 2
     job = work("a")
     engine.generate([job])
     log.wait_finished("a")

@@ -85,7 +85,7 @@ def test_sampling_parameters_have_our_names() -> None:
     )
     sampling = sampling_of(body, 1)
     assert (sampling.max_new_tokens, sampling.min_new_tokens) == (5, 2)
-    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 0, 3)
+    assert (sampling.temperature, sampling.top_k, sampling.sampling_seed) == (0.5, 0, 3)
     assert (sampling.stop, sampling.logit_bias) == (["end"], {17: -100.0})
 
 

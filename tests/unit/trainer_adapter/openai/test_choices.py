@@ -18,7 +18,7 @@ def rollout() -> Rollout:
         tokens=np.array([7, 8], np.int32),
         logprobs=np.array([-0.5, -math.inf], np.float32),
         behaviour_logprobs=np.array([-0.5, -math.inf], np.float32),
-        versions=[(3, 2)],
+        version_runs=[(3, 2)],
         finish_reason="length",
         worker="w0",
         n_prompt_tokens=4,
