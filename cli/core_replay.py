@@ -116,7 +116,7 @@ class _Begun:
             raise JournalError(
                 f"a router of {router.program} cannot be made here, {installed_version()}: {error}"
             ) from error
-        return partial(repeat, core_of(settings, router.instance, router.tap))
+        return partial(repeat, core_of(settings, router.instance, router.tap).handle)
 
 
 def _report(told: dict[str, Any], first: DivergenceText | None) -> str:

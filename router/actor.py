@@ -1,7 +1,6 @@
 """The router's shell: two ROUTER sockets around the loop of its core. No policy lives here."""
 
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -18,12 +17,23 @@ from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_tap import TapPort
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.router.decider import Decider
+from rolloutbus.router.events import (
+    Counted,
+    Event,
+    Handle,
+    LettersKept,
+    Malformed,
+    Received,
+    Returned,
+    Revoked,
+    Ticked,
+)
+from rolloutbus.router.health.dead_letter import DeadLetter
 from rolloutbus.router.health.dead_letters import append_letters, check_letters
 from rolloutbus.router.outgoing import Effect
-from rolloutbus.router.recording import RecordedCore, TurnLog, core_of
+from rolloutbus.router.recording import TurnLog, core_of, recorded
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.router.tap import TappedCore
+from rolloutbus.router.tap import TapFeed, tapped
 
 TICK_S = 0.05
 
@@ -45,9 +55,8 @@ class RouterActor:
         self._clock = clock or BootClock()
         self._log = log
         self.core = core_of(settings, instance)
-        self._count: Callable[[str, int], None] = self.core.context.count
-        self._heard: Decider = self.core
-        """Takes what comes in: the core, its journal, or its tap."""
+        self._handle: Handle = self.core.handle
+        """What the core does, with its journal and its tap if there are any."""
         self._port: RouterPort | None = None
         self._tap: TapPort | None = None
         self._actor: Actor[Effect] | None = None
@@ -131,7 +140,7 @@ class RouterActor:
             await self._actor.stopped()
 
     def _tick(self, now: float) -> list[Effect]:
-        effects = self._heard.tick(now)
+        effects = self._handle(Ticked(), now)
         if self.core.context.superseded and self._actor is not None:
             self._actor.stop(self.core.context.superseded)
         if alarms := self._watch.look(now):
@@ -139,17 +148,22 @@ class RouterActor:
         if n_new := self.counters.turned_away - self._n_turned_away:
             self._count("turned_away", n_new)
             self._n_turned_away += n_new
-        letters = self._heard.take_dead_letters()
-        if letters and self._settings.dead_letters:
-            try:
-                n_kept = append_letters(Path(self._settings.dead_letters), letters)
-            except OSError as error:
-                n_kept = 0
-                if not self._has_warned:
-                    self._has_warned = True
-                    warn(f"dead letters are lost: {self._settings.dead_letters}: {error.strerror}")
-            self._count("dead_letters_dropped", len(letters) - n_kept)
+        if self.core.dead_letters:
+            self._keep(self.core.dead_letters)
+            self._handle(LettersKept(), now)
         return effects
+
+    def _keep(self, letters: list[DeadLetter]) -> None:
+        if not self._settings.dead_letters:
+            return
+        try:
+            n_kept = append_letters(Path(self._settings.dead_letters), letters)
+        except OSError as error:
+            n_kept = 0
+            if not self._has_warned:
+                self._has_warned = True
+                warn(f"dead letters are lost: {self._settings.dead_letters}: {error.strerror}")
+        self._count("dead_letters_dropped", len(letters) - n_kept)
 
     def _open_tap(self) -> None:
         if self._settings.tap:
@@ -158,13 +172,17 @@ class RouterActor:
             self.core.context.tap = self._tap.endpoint
 
     def _listen_in(self) -> None:
-        """Put those who asked for it between what comes in and the core."""
+        """Let those who asked for it hear what the core is told, and what it wants."""
         if self._log is not None:
             self._log.began(self._settings, self.core.context.instance, self.tap)
-            recorded = RecordedCore(self._heard, self._log)
-            self._heard, self._count = recorded, recorded.count
+            self._handle = recorded(self._handle, self._log)
         if self._tap is not None:
-            self._heard = TappedCore(self._heard, self._tap.offer, self._count)
+            self._handle = tapped(
+                self._handle, TapFeed(self.core.context, self._tap.offer, self._count)
+            )
+
+    def _count(self, counter: str, n: int) -> None:
+        self._handle(Counted(counter, n), self._clock.now())
 
     def _doorways(self) -> list[Doorway]:
         guard = self._guard
@@ -176,24 +194,25 @@ class RouterActor:
         ]
 
     def _revoked(self, keys: frozenset[str]) -> None:
-        if self._guard is None or self._port is None or self._actor is None:
+        if self._guard is None or self._port is None:
             return
         gone = frozenset(key for key in keys if self._guard.principal(key) is None)
         for code, some in (("forbidden", gone), ("unknown-peer", keys - gone)):
-            self._actor.feed(self._heard.revoked, self._port.peers_of(some), code)
+            for peer in self._port.peers_of(some):
+                self._feed(Revoked([peer], code))
 
     def _receive_signed(self, peer: Peer, principal: Principal, entries: list[Entry]) -> None:
-        if self._actor is not None:
-            self._actor.feed(self._heard.receive_signed, peer, principal, entries)
+        self._feed(Received(peer, entries, principal))
 
     def _malformed(self, peer: Peer) -> None:
-        if self._actor is not None:
-            self._actor.feed(self._heard.malformed, peer)
+        self._feed(Malformed(peer))
 
     def _undelivered(self, peer: Peer, entries: list[Entry]) -> None:
-        if self._actor is not None:
-            self._actor.feed(self._heard.undelivered, peer, entries)
+        self._feed(Returned(peer, entries))
 
     def _receive(self, peer: Peer, entries: list[Entry]) -> None:
+        self._feed(Received(peer, entries))
+
+    def _feed(self, event: Event) -> None:
         if self._actor is not None:
-            self._actor.feed(self._heard.receive, peer, entries)
+            self._actor.feed(self._handle, event)

@@ -1,13 +1,12 @@
-"""The router's decisions: a batch or a tick in, effects out; no socket, clock or chance of its own.
+"""The router's decisions: an event in, effects out; no socket, clock or chance of its own.
 
 One table of members drives dispatch and control alike.
 Spec: docs/protocol.md.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, assert_never, cast
 
-from rolloutbus.bus.actor.effects import Forget
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.wire.codec import unpack
@@ -21,6 +20,16 @@ from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.router.context import Context, note_commit, refusal
 from rolloutbus.router.detached.over import Over
 from rolloutbus.router.detached.reattachment import Reattachment
+from rolloutbus.router.events import (
+    Counted,
+    Event,
+    LettersKept,
+    Malformed,
+    Received,
+    Returned,
+    Revoked,
+    Ticked,
+)
 from rolloutbus.router.health.dead_letter import DeadLetter
 from rolloutbus.router.health.health import Health, told_reason
 from rolloutbus.router.members.authority import Authority
@@ -129,13 +138,47 @@ class RouterCore:
         self._runs_from_client: Runs = {"generate": express.submitted}
         self._runs_from_member: Runs = {"finished": express.finished}
 
-    def receive(
-        self, peer: Peer, entries: list[Entry], now: float, principal: Principal | None = None
-    ) -> list[Effect]:
-        """Handle one batch from one connection; `principal`: whose key it has, if it has one."""
+    @property
+    def dead_letters(self) -> list[DeadLetter]:
+        """Requests that killed engines, until the shell has kept them."""
+        return self._health.dead_letters
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event, at `now` in seconds; returns what the shell is to do, in order."""
+        match event:
+            case Received():  # nothing is captured here: that takes longer than the call
+                self._received(event, now)
+            case Ticked():
+                self._ticked(now)
+            case Returned(peer, entries):
+                self._returned(peer, entries, now)
+            case Malformed(peer):
+                if not self._offences.is_shunned(peer, now):
+                    self._expulsion.offended(peer, now)
+            case Revoked(peers, code):
+                for peer in peers:
+                    self.context.count("revoked")
+                    self._expulsion.expel(peer, code, "the rights of this key have changed", now)
+            case Counted(counter, n):
+                self.context.count(counter, n)
+            case LettersKept():
+                self._health.dead_letters.clear()
+            case _:
+                assert_never(event)
+        return self.context.out.take()
+
+    def status(self, now: float) -> FleetStatus:
+        """The router's table, for people and tools."""
+        return self._desk.status(now)
+
+    def _received(self, event: Received, now: float) -> None:
+        peer, entries, principal = event.peer, event.entries, event.principal
+        if principal is not None:
+            entries = self._authority.screen(peer, principal, entries, now)
         if self._offences.shunned and self._offences.is_shunned(peer, now):
             self.context.count("shunned", len(entries))
-            return [Forget(peer)]
+            self.context.out.forget(peer)
+            return
         sender, handlers, runs = self._sender(peer)
         at, last = 0, len(entries) - 1
         while at <= last:
@@ -159,38 +202,14 @@ class RouterCore:
                 if self._expulsion.offended(peer, now):
                     break
         self._dispatcher.dispatch_waiting(now)
-        return self.context.out.take()
 
-    def receive_signed(
-        self, peer: Peer, principal: Principal, entries: list[Entry], now: float
-    ) -> list[Effect]:
-        """The same for a connection whose key is known: what it may not say is refused."""
-        screened = self._authority.screen(peer, principal, entries, now)
-        return self.receive(peer, screened, now, principal)
-
-    def revoked(self, peers: Iterable[Peer], code: str, now: float) -> list[Effect]:
-        """The keys of these connections have lost their rights, or (`unknown-peer`) have others."""
-        for peer in peers:
-            self.context.count("revoked")
-            self._expulsion.expel(peer, code, "the rights of this key have changed", now)
-        return self.context.out.take()
-
-    def undelivered(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
-        """This was not sent to that connection, which is gone or takes no more."""
+    def _returned(self, peer: Peer, entries: list[Entry], now: float) -> None:
         member = self.context.members.at(peer)
         if member is not None and member.role == "worker":
             self._undelivered.returned(member, entries)
             self._dispatcher.dispatch_waiting(now)
-        return self.context.out.take()
 
-    def malformed(self, peer: Peer, now: float) -> list[Effect]:
-        """A message of this connection could not even be decoded."""
-        if not self._offences.is_shunned(peer, now):
-            self._expulsion.offended(peer, now)
-        return self.context.out.take()
-
-    def tick(self, now: float) -> list[Effect]:
-        """Time passes; call at least every 0.25 s, after the sockets were drained."""
+    def _ticked(self, now: float) -> None:
         context = self.context
         if self._recovered_at is None:
             context.started_at = now
@@ -216,15 +235,6 @@ class RouterCore:
         self._backlogs.tick()
         self._offences.tick(now)
         self._dispatcher.tick(now)
-        return context.out.take()
-
-    def status(self, now: float) -> FleetStatus:
-        """The router's table, for people and tools."""
-        return self._desk.status(now)
-
-    def take_dead_letters(self) -> list[DeadLetter]:
-        """Requests that killed engines, since the last call: for the shell to keep."""
-        return self._health.take_dead_letters()
 
     def _client_handlers(self) -> Handlers:
         handlers: Handlers = {

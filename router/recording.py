@@ -1,23 +1,29 @@
-"""A core whose turns are told to whoever keeps them, and a core that is made to repeat them.
+"""Events and effects of a core as a journal keeps them, and a core that is made to repeat them.
 
-It stands between the shell and the core, and only where a journal was asked for.
+Only where a journal was asked for.
 Spec: docs/journal.md, "Turns".
 """
 
-from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import msgspec
 
 from rolloutbus.bus.actor.stimulus import Outcome, Stimulus, crash_of, outcome_of
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.router.context import Context
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.decider import Decider
-from rolloutbus.router.health.dead_letter import DeadLetter
+from rolloutbus.router.events import (
+    Counted,
+    Event,
+    Handle,
+    LettersKept,
+    Malformed,
+    Received,
+    Returned,
+    Revoked,
+    Ticked,
+)
 from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.settings import RouterSettings
 
@@ -34,84 +40,21 @@ class TurnLog(Protocol):
         ...
 
 
-class RecordedCore:
-    """The core's own events, each of which is told with its effects."""
+def recorded(handle: Handle, log: TurnLog) -> Handle:
+    """The same decisions, each of which is kept with what led to it."""
 
-    def __init__(self, core: Decider, log: TurnLog) -> None:
-        self._core = core
-        self._log = log
-        self._at = 0.0
-        """When the core was last told the time."""
-
-    @property
-    def context(self) -> Context:
-        """The core's tables."""
-        return self._core.context
-
-    def receive(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
-        """See `RouterCore.receive`."""
-        return self._turn(
-            Stimulus("received", now, [peer], entries),
-            lambda: self._core.receive(peer, entries, now),
-        )
-
-    def receive_signed(
-        self, peer: Peer, principal: Principal, entries: list[Entry], now: float
-    ) -> list[Effect]:
-        """See `RouterCore.receive_signed`."""
-        who = msgspec.json.encode(principal).decode()
-        return self._turn(
-            Stimulus("signed", now, [peer], entries, who),
-            lambda: self._core.receive_signed(peer, principal, entries, now),
-        )
-
-    def undelivered(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
-        """See `RouterCore.undelivered`."""
-        return self._turn(
-            Stimulus("undelivered", now, [peer], entries),
-            lambda: self._core.undelivered(peer, entries, now),
-        )
-
-    def malformed(self, peer: Peer, now: float) -> list[Effect]:
-        """See `RouterCore.malformed`."""
-        return self._turn(
-            Stimulus("malformed", now, [peer]), lambda: self._core.malformed(peer, now)
-        )
-
-    def revoked(self, peers: Iterable[Peer], code: str, now: float) -> list[Effect]:
-        """See `RouterCore.revoked`."""
-        those = list(peers)
-        return self._turn(
-            Stimulus("revoked", now, [*those], text=code),
-            lambda: self._core.revoked(those, code, now),
-        )
-
-    def tick(self, now: float) -> list[Effect]:
-        """See `RouterCore.tick`."""
-        return self._turn(Stimulus("tick", now), lambda: self._core.tick(now))
-
-    def count(self, name: str, by: int) -> None:
-        """What the shell has seen; see `Context.count`."""
-        self.context.count(name, by)
-        self._log.turn(Stimulus("counted", self._at, text=name, count=by), Outcome([]))
-
-    def take_dead_letters(self) -> list[DeadLetter]:
-        """See `RouterCore.take_dead_letters`."""
-        letters = self._core.take_dead_letters()
-        if letters:  # taking none changes nothing
-            self._log.turn(Stimulus("letters", self._at), Outcome([]))
-        return letters
-
-    def _turn(self, stimulus: Stimulus, handle: Callable[[], Sequence[Effect]]) -> list[Effect]:
-        self._at = stimulus.at
+    def handle_and_keep(event: Event, now: float) -> list[Effect]:
+        stimulus = stimulus_of(event, now)
         try:
-            effects = [*handle()]
+            effects = handle(event, now)
         except Exception as error:  # the turn that is wanted most
-            self._log.turn(stimulus, crash_of(error))
+            log.turn(stimulus, crash_of(error))
             raise
         # At once: the port that the effects go to goes on to fill their lists.
-        self._log.turn(stimulus, outcome_of(effects))
+        log.turn(stimulus, outcome_of(effects))
         return effects
+
+    return handle_and_keep
 
 
 def core_of(settings: RouterSettings, instance: str, tap: str = "") -> RouterCore:
@@ -121,44 +64,65 @@ def core_of(settings: RouterSettings, instance: str, tap: str = "") -> RouterCor
     return core
 
 
-def repeat(core: Decider, stimulus: Stimulus) -> Outcome:
+def repeat(handle: Handle, stimulus: Stimulus) -> Outcome:
     """Tell a core what another one was told.
 
     Raises:
         msgspec.DecodeError: the stimulus should name a principal, and does not.
         SettingsError: it names one that cannot be.
     """
-    tell = _telling(core, stimulus)
+    event = event_of(stimulus)
     try:
-        return outcome_of(tell())
+        return outcome_of(handle(event, stimulus.at))
     except Exception as error:  # noqa: BLE001 - what a core raises is its outcome
         return crash_of(error)
 
 
-def _telling(core: Decider, stimulus: Stimulus) -> Callable[[], Sequence[Effect]]:
-    entries, now, text = stimulus.entries, stimulus.at, stimulus.text
+def stimulus_of(event: Event, now: float) -> Stimulus:
+    """An event as a journal keeps it."""
+    match event:
+        case Received(peer, entries, None):
+            return Stimulus("received", now, [peer], entries)
+        case Received(peer, entries, principal):
+            who = msgspec.json.encode(principal).decode()
+            return Stimulus("signed", now, [peer], entries, who)
+        case Returned(peer, entries):
+            return Stimulus("undelivered", now, [peer], entries)
+        case Malformed(peer):
+            return Stimulus("malformed", now, [peer])
+        case Revoked(peers, code):
+            return Stimulus("revoked", now, [*peers], text=code)
+        case Ticked():
+            return Stimulus("tick", now)
+        case Counted(counter, n):
+            return Stimulus("counted", now, text=counter, count=n)
+        case LettersKept():
+            return Stimulus("letters", now)
+        case _:
+            assert_never(event)
+
+
+def event_of(stimulus: Stimulus) -> Event:
+    """What a journal has kept; raises as `repeat`."""
+    entries, text = stimulus.entries, stimulus.text
     peers = [Peer(each) for each in stimulus.peers]
     peer = peers[0] if peers else Peer(b"")
     match stimulus.event:
         case "received":
-            return lambda: core.receive(peer, entries, now)
+            return Received(peer, entries)
         case "signed":
-            principal = msgspec.json.decode(text, type=Principal)
-            return lambda: core.receive_signed(peer, principal, entries, now)
+            return Received(peer, entries, msgspec.json.decode(text, type=Principal))
         case "undelivered":
-            return lambda: core.undelivered(peer, entries, now)
+            return Returned(peer, entries)
         case "malformed":
-            return lambda: core.malformed(peer, now)
+            return Malformed(peer)
         case "revoked":
-            return lambda: core.revoked(peers, text, now)
+            return Revoked(peers, text)
         case "tick":
-            return lambda: core.tick(now)
+            return Ticked()
         case "counted":
-            return lambda: _nothing(core.context.count(text, stimulus.count))
+            return Counted(text, stimulus.count)
         case "letters":
-            return lambda: _nothing(core.take_dead_letters())
-
-
-def _nothing(_: object) -> list[Effect]:
-    """Effects of what was asked for its mark on the core alone."""
-    return []
+            return LettersKept()
+        case _:
+            assert_never(stimulus.event)

@@ -30,7 +30,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Stimulus(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One call of the core."""
+    """One event of the core."""
 
     event: StimulusEvent
     at: float

@@ -48,7 +48,8 @@ class Health:
         self.isolation = Isolation(context, table.placer, self._suspicions)
         self.is_watching = False
         """Anything is remembered at all; an attribute, because each request asks."""
-        self._dead: list[DeadLetter] = []
+        self.dead_letters: list[DeadLetter] = []
+        """Poisonous requests that nobody has kept yet."""
 
     def worker_failed(
         self,
@@ -149,11 +150,6 @@ class Health:
         is_calm = not self._breakers and not len(self._suspicions)
         self.is_watching = not is_calm or not self.isolation.is_idle
 
-    def take_dead_letters(self) -> list[DeadLetter]:
-        """Poisonous requests since the last call."""
-        dead, self._dead = self._dead, []
-        return dead
-
     def _charge(self, worker: MemberRecord, now: float) -> None:
         """Suspect what ran; what was only on its way there cannot have done it."""
         self.is_watching = True
@@ -172,8 +168,8 @@ class Health:
         self._suspicions.condemn(request.rid)
         self._context.count("poisoned")
         letter = DeadLetter(request.rid, request.client, POISON.message, request.body)
-        if len(self._dead) < KEPT_MAX:
-            self._dead.append(letter)
+        if len(self.dead_letters) < KEPT_MAX:
+            self.dead_letters.append(letter)
         self._table.unload(request)
         request.advance("poisoned")
         self._context.refuse(request.client, request.rid, POISON, "failed")

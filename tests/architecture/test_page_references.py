@@ -36,7 +36,7 @@ def test_what_the_pages_name_exists() -> None:
 
 def test_wrong_references_are_found() -> None:
     right = [
-        *("router/core.py:RouterCore.receive", "docs/", "README.md", "RouterCore.receive"),
+        *("router/core.py:RouterCore.handle", "docs/", "README.md", "RouterCore.handle"),
         *("versions=any", "a message", "rolloutbus.router"),
     ]
     wrong = [

@@ -19,7 +19,6 @@ from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Router, Turn
 from rolloutbus.replay.turns.writer import TurnWriter
 from rolloutbus.router.actor import RouterActor
-from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, fake_sampling
@@ -194,10 +193,10 @@ async def test_the_turn_that_ends_a_router_is_the_last_one_in_its_journal(tmp_pa
     async with TurnWriter(tmp_path / "turns", "1", pytest.fail) as writer:
         router = RouterActor(RouterSettings(ANY, ANY), "r", log=writer)
 
-        def crash(now: float) -> list[Effect]:
+        def crash(now: float) -> int:
             raise KeyError(now > 0)
 
-        router.core.tick = crash
+        router.core.context.detached.tick = crash
         async with router:
             with pytest.raises(KeyError):
                 await router.stopped()

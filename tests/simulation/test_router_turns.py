@@ -12,7 +12,7 @@ from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
 from rolloutbus.replay.journal.records import Record, Router, Turn, payload_of, record_in
 from rolloutbus.replay.turns.core_player import Begin, CorePlayer, Repeat
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.recording import RecordedCore, repeat
+from rolloutbus.router.recording import recorded, repeat
 from rolloutbus.router.settings import RouterSettings
 from tests.drills.simulation.process import BACK, FRONT, Process
 from tests.drills.simulation.scenario import Scenario
@@ -50,7 +50,7 @@ def run(seed: int) -> tuple[World, list[Scribe]]:
     def listen_in(process: Process) -> None:
         if isinstance(process, RouterNode):
             scribes.append(Scribe(process.core.context.instance))
-            process.decider = RecordedCore(process.core, scribes[-1])
+            process.handle = recorded(process.core.handle, scribes[-1])
 
     world = World(seed, SCENARIO, listen_in)
     world.run()
@@ -75,11 +75,11 @@ def played(scribe: Scribe, begin: Begin) -> CorePlayer:
 
 
 def _faithful(world: World, router: Router) -> Repeat:
-    return partial(repeat, fresh(world, router))
+    return partial(repeat, fresh(world, router).handle)
 
 
 def _luckless(world: World, router: Router) -> Repeat:
-    return partial(repeat, fresh(world, router, n_draws=2))
+    return partial(repeat, fresh(world, router, n_draws=2).handle)
 
 
 @pytest.mark.simulation
@@ -105,7 +105,7 @@ def _unfair(world: World, router: Router) -> Repeat:
     """A core that forgets to fence whoever holds what another has finished."""
     core = fresh(world, router)
     core.table.fence = lambda *_: None  # type: ignore[method-assign]
-    return partial(repeat, core)
+    return partial(repeat, core.handle)
 
 
 @pytest.mark.simulation

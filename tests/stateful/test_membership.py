@@ -15,6 +15,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.membership import WorkerFacts
 from rolloutbus.router.core import RouterCore
+from rolloutbus.router.events import Received, Ticked
 from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.settings import RouterSettings
 from tests.drills.simulation.peeks import holds_lease
@@ -68,7 +69,7 @@ class Membership(RuleBasedStateMachine):
     def _router_hears(self) -> None:
         while self.to_router:
             peer, frame = self.to_router.pop(0)
-            self._apply_router(self.router.receive(peer, decode_batch(frame), self.now))
+            self._apply_router(self.router.handle(Received(peer, decode_batch(frame)), self.now))
 
     def _member_hears(self) -> None:
         while self.to_member:
@@ -116,7 +117,7 @@ class Membership(RuleBasedStateMachine):
             self._member_hears()
 
     def _tick_router(self) -> None:
-        self._apply_router(self.router.tick(self.now))
+        self._apply_router(self.router.handle(Ticked(), self.now))
 
     def _tick_member(self) -> None:
         self._apply_member(self.member.tick(self.now))

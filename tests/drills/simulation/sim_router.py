@@ -7,7 +7,7 @@ from rolloutbus.bus.simulation.memory_ports import MemoryNet
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.decider import Decider
+from rolloutbus.router.events import Handle, LettersKept, Received, Returned, Ticked
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.requests.record import Request
@@ -32,8 +32,8 @@ class RouterNode(Process):
         super().__init__("router", net.time)
         chance = self.time.chance(instance)
         self.core = RouterCore(RouterSettings(FRONT, BACK), instance, chance)
-        self.decider: Decider = self.core
-        """Takes what comes in: the core, or whoever listens in between."""
+        self.handle: Handle = self.core.handle
+        """What the core does, with whoever listens."""
         self._context = self.core.context
         self.born_at, self.ended_at = self.time.now, NEVER
         self._watch = watch
@@ -58,11 +58,12 @@ class RouterNode(Process):
         """Time passes."""
         now = self.time.now
         late = self.core.context.members.expired(now)
-        self._apply(self.decider.tick(now))
+        self._apply(self.handle(Ticked(), now))
         for member in late:
             if member.state == "gone":
                 self._watch.fleet.expired(self, member)
-        self.decider.take_dead_letters()
+        if self.core.dead_letters:
+            self.handle(LettersKept(), now)
         self._sessions.check()
 
     def _receive(self, peer: Peer, entries: list[Entry]) -> None:
@@ -76,7 +77,7 @@ class RouterNode(Process):
                 self._deadlines[entry.rid] = max(self._deadlines.get(entry.rid, 0.0), deadline_at)
             elif entry.kind == "open_session":
                 self._sessions.heard(entry)
-        self._apply(self.decider.receive(peer, entries, now))
+        self._apply(self.handle(Received(peer, entries), now))
 
     def _apply(self, effects: list[Effect]) -> None:
         if not effects:
@@ -95,7 +96,7 @@ class RouterNode(Process):
             self._watch.fleet.stepped_down(self)
 
     def _returned(self, peer: Peer, entries: list[Entry]) -> None:
-        self._apply(self.decider.undelivered(peer, entries, self.time.now))
+        self._apply(self.handle(Returned(peer, entries), self.time.now))
 
     def _tell(self, peer: Peer, entries: list[Entry]) -> None:
         """Say what others must know of what it sends."""

@@ -13,7 +13,8 @@ from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.cli.core_replay import replay_core, settings_in
 from rolloutbus.replay.turns.writer import TurnWriter
-from rolloutbus.router.recording import RecordedCore, core_of
+from rolloutbus.router.events import Received, Ticked
+from rolloutbus.router.recording import core_of, recorded
 from rolloutbus.router.settings import RouterSettings
 
 SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back", seed=7)
@@ -30,11 +31,11 @@ async def written(directory: Path) -> Path:
     """The journal of a router that a client came to, and asked twice."""
     async with TurnWriter(directory, "9.9", pytest.fail) as writer:
         writer.began(SETTINGS, "router-a", "")
-        core = RecordedCore(core_of(SETTINGS, "router-a"), writer)
-        core.tick(100.0)
-        core.receive(PEER, [Entry("hello", body=pack(Hello("client", "ann", "f" * 32)))], 100.5)
-        core.receive(PEER, [generate(1), generate(2)], 101.0)
-        core.tick(102.0)
+        handle = recorded(core_of(SETTINGS, "router-a").handle, writer)
+        handle(Ticked(), 100.0)
+        handle(Received(PEER, [Entry("hello", body=pack(Hello("client", "ann", "f" * 32)))]), 100.5)
+        handle(Received(PEER, [generate(1), generate(2)]), 101.0)
+        handle(Ticked(), 102.0)
     return directory
 
 

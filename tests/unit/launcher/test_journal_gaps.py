@@ -15,7 +15,8 @@ from rolloutbus.replay.journal.scan import Found, framer_of, scan
 from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.offline import OfflineRollouts
 from rolloutbus.replay.turns.writer import TurnWriter
-from rolloutbus.router.recording import RecordedCore, core_of
+from rolloutbus.router.events import Ticked
+from rolloutbus.router.recording import core_of, recorded
 from rolloutbus.router.settings import RouterSettings
 from tests.unit.replay.segments import Desk
 from tests.unit.replay.streams import asked, ended
@@ -104,9 +105,9 @@ async def test_a_router_that_died_leaves_a_journal_without_an_end(tmp_path: Path
     async with TurnWriter(tmp_path / "j", "9.9", pytest.fail) as writer:
         settings = RouterSettings("ipc:///r/front", "ipc:///r/back", seed=7)
         writer.began(settings, "router-a", "")
-        core = RecordedCore(core_of(settings, "router-a"), writer)
+        handle = recorded(core_of(settings, "router-a").handle, writer)
         for second in range(5):
-            core.tick(100.0 + second)
+            handle(Ticked(), 100.0 + second)
     (file,) = [each.path for each in segments_in(tmp_path / "j")]
     command = ["replay", tmp_path / "j", "--core"]
     assert invoked(*command)[0] == 0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -17,13 +18,25 @@ from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.journal.records import Record, Router, Turn
+from rolloutbus.replay.journal.records import Record, Router, Turn, payload_of, record_in
 from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.turns.core_player import CorePlayer
 from rolloutbus.replay.turns.text import text_of
 from rolloutbus.replay.turns.writer import TurnWriter
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.recording import RecordedCore, core_of, repeat
+from rolloutbus.router.events import (
+    Counted,
+    Event,
+    Handle,
+    LettersKept,
+    Malformed,
+    Received,
+    Returned,
+    Revoked,
+    Ticked,
+)
+from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.recording import core_of, event_of, recorded, repeat, stimulus_of
 from rolloutbus.router.settings import RouterSettings
 
 SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back", seed=7)
@@ -39,18 +52,19 @@ def generate(n: int, n_prompt_tokens: int = 4) -> Entry:
     return Entry("generate", f"trainer/{n}", deadline_ms=60_000, place=place, body=pack(body))
 
 
-def drive(core: RecordedCore) -> None:
+def drive(handle: Handle) -> None:
     """A bit of everything."""
-    core.tick(0.0)
-    core.receive(PEER, [HELLO], 0.5)
-    core.receive(PEER, [generate(1), generate(2, LARGE)], 1.0)
-    core.count("turned_away", 3)
-    core.receive_signed(OTHER, PRINCIPAL, [Entry("nonsense")], 1.5)
-    core.malformed(OTHER, 2.0)
-    core.undelivered(PEER, [generate(3)], 2.5)
-    core.receive(PEER, [Entry("status", "trainer/9", deadline_ms=1000)], 3.0)
-    core.revoked([PEER, OTHER], "forbidden", 3.5)
-    core.tick(100.0)
+    handle(Ticked(), 0.0)
+    handle(Received(PEER, [HELLO]), 0.5)
+    handle(Received(PEER, [generate(1), generate(2, LARGE)]), 1.0)
+    handle(Counted("turned_away", 3), 1.0)
+    handle(Received(OTHER, [Entry("nonsense")], PRINCIPAL), 1.5)
+    handle(Malformed(OTHER), 2.0)
+    handle(Returned(PEER, [generate(3)]), 2.5)
+    handle(Received(PEER, [Entry("status", "trainer/9", deadline_ms=1000)]), 3.0)
+    handle(Revoked([PEER, OTHER], "forbidden"), 3.5)
+    handle(LettersKept(), 4.0)
+    handle(Ticked(), 100.0)
 
 
 class Notes:
@@ -68,15 +82,15 @@ class Notes:
         self.records.append(Turn(len(self.records), 0, n, stimulus, outcome))
 
 
-def recorded(settings: RouterSettings = SETTINGS) -> list[Record]:
+def turns_of(settings: RouterSettings = SETTINGS) -> list[Record]:
     notes = Notes()
     notes.began(settings, "router-a", "")
-    drive(RecordedCore(core_of(settings, "router-a"), notes))
+    drive(recorded(core_of(settings, "router-a").handle, notes))
     return notes.records
 
 
 def played(records: list[Record], settings: RouterSettings = SETTINGS) -> CorePlayer:
-    player = CorePlayer(lambda router: partial(repeat, core_of(settings, router.instance)))
+    player = CorePlayer(lambda router: partial(repeat, core_of(settings, router.instance).handle))
     for each in records:
         player.play(each)
     return player
@@ -87,26 +101,47 @@ async def test_a_core_repeats_what_is_written_of_another(tmp_path: Path) -> None
     async with TurnWriter(tmp_path / "j", "1.2", problems.append) as writer:
         for _ in range(2):  # one router after the other
             writer.began(SETTINGS, "router-a", "")
-            drive(RecordedCore(core_of(SETTINGS, "router-a"), writer))
+            drive(recorded(core_of(SETTINGS, "router-a").handle, writer))
     player = played(list(Journal(tmp_path / "j")))
     assert problems == []
-    assert (player.n_routers, player.n_turns) == (2, 20)
+    assert (player.n_routers, player.n_turns) == (2, 22)
     assert player.is_same
 
 
 def test_every_kind_of_turn_is_told_and_repeated() -> None:
-    records = recorded()
+    records = turns_of()
     events = [each.stimulus.event for each in records if isinstance(each, Turn)]
     assert events == [
         *("tick", "received", "received", "counted", "signed", "malformed", "undelivered"),
-        *("received", "revoked", "tick"),
+        *("received", "revoked", "letters", "tick"),
     ]
     assert played(records).is_same
 
 
+EVENTS: list[Event] = [
+    Received(PEER, [HELLO, generate(1)]),
+    Received(PEER, [HELLO], PRINCIPAL),
+    Returned(PEER, [generate(2)]),
+    Malformed(PEER),
+    Revoked([PEER, OTHER], "unknown-peer"),
+    Ticked(),
+    Counted("turned_away", 3),
+    LettersKept(),
+]
+
+
+def test_every_event_that_a_core_can_be_told_comes_back_from_a_journal() -> None:
+    assert {type(each) for each in EVENTS} == set(get_args(Event))
+    for n, event in enumerate(EVENTS):
+        turn = Turn(1, 0, n, stimulus_of(event, 7.5), Outcome([]))
+        read = record_in(payload_of(turn))
+        assert isinstance(read, Turn)
+        assert (read.stimulus.at, event_of(read.stimulus)) == (7.5, event)
+
+
 def test_another_setting_shows_at_the_first_turn_that_depends_on_it() -> None:
     other = msgspec.structs.replace(SETTINGS, queue_limit=1)
-    player = played(recorded(), other)
+    player = played(turns_of(), other)
     assert player.first is not None
     assert (player.first.router, player.first.turn.n, player.first.since_s) == (1, 2, 1.0)
     told = text_of(player.first, player.names)
@@ -117,7 +152,7 @@ def test_another_setting_shows_at_the_first_turn_that_depends_on_it() -> None:
 
 
 def test_what_only_the_shell_has_seen_shows_in_what_the_core_says_later() -> None:
-    records = recorded()
+    records = turns_of()
     forgotten = [
         msgspec.structs.replace(
             each, stimulus=msgspec.structs.replace(each.stimulus, count=each.stimulus.count + 1)
@@ -137,10 +172,10 @@ def test_large_bodies_of_effects_are_named_by_their_digest() -> None:
         notes = Notes()
         for fill in (b"x", b"y"):
             core = core_of(SETTINGS, "r")
-            core.tick(0.0)
+            core.handle(Ticked(), 0.0)
             body = msgspec.Raw(msgspec.msgpack.encode({"a": fill * size}))
             core.context.out.send(PEER, Entry("echo", body=body))
-            RecordedCore(core, notes).tick(0.1)
+            recorded(core.handle, notes)(Ticked(), 0.1)
             last = notes.records[-1]
             assert isinstance(last, Turn)
             outcomes.append(last.outcome)
@@ -157,29 +192,29 @@ class Broken:
 
     def __init__(self, at: float) -> None:
         self.core = core_of(SETTINGS, "router-a")
-        tick = self.core.tick
+        handle = self.core.handle
 
-        def tick_or_crash(now: float) -> list[object]:
+        def handle_or_crash(event: Event, now: float) -> list[Effect]:
             if now >= at:
                 raise KeyError("no such worker")
-            return [*tick(now)]
+            return handle(event, now)
 
-        self.core.tick = tick_or_crash  # type: ignore[method-assign,assignment]
+        self.core.handle = handle_or_crash  # type: ignore[method-assign]
 
 
 def test_the_turn_that_crashed_a_router_is_the_last_one_written_and_crashes_again() -> None:
     notes = Notes()
     notes.began(SETTINGS, "router-a", "")
-    core = RecordedCore(Broken(5.0).core, notes)
-    core.tick(0.0)
+    handle = recorded(Broken(5.0).core.handle, notes)
+    handle(Ticked(), 0.0)
     with pytest.raises(KeyError):
-        core.tick(5.0)
+        handle(Ticked(), 5.0)
     last = notes.records[-1]
     assert isinstance(last, Turn)
     assert last.outcome.crash == "KeyError: 'no such worker'"
 
     def begin(make: Callable[[], RouterCore]) -> CorePlayer:
-        player = CorePlayer(lambda _: partial(repeat, make()))
+        player = CorePlayer(lambda _: partial(repeat, make().handle))
         for each in notes.records:
             player.play(each)
         return player
@@ -194,16 +229,16 @@ def test_the_turn_that_crashed_a_router_is_the_last_one_written_and_crashes_agai
 
 
 def test_after_a_hole_nothing_is_repeated_until_the_next_router() -> None:
-    records = recorded()
+    records = turns_of()
     holed = [each for each in records if not isinstance(each, Turn) or each.n != 4]
     player = played([*holed, *records])
-    assert (player.n_turns, player.n_different, player.n_unplayable) == (4 + 10, 0, 5)
+    assert (player.n_turns, player.n_different, player.n_unplayable) == (4 + 11, 0, 6)
     assert not player.is_same
 
 
 def test_turns_before_any_router_are_not_repeated() -> None:
-    player = played(recorded()[1:])
-    assert (player.n_turns, player.n_unplayable, player.is_same) == (0, 10, False)
+    player = played(turns_of()[1:])
+    assert (player.n_turns, player.n_unplayable, player.is_same) == (0, 11, False)
 
 
 async def test_a_disk_that_is_too_slow_is_told_once_and_stops_no_router(tmp_path: Path) -> None:
@@ -211,7 +246,7 @@ async def test_a_disk_that_is_too_slow_is_told_once_and_stops_no_router(tmp_path
     tiny = JournalSettings(memory_bytes=1, sync_s=3600.0)
     async with TurnWriter(tmp_path / "j", "1.2", problems.append, tiny) as writer:
         writer.began(SETTINGS, "router-a", "")
-        drive(RecordedCore(core_of(SETTINGS, "router-a"), writer))
+        drive(recorded(core_of(SETTINGS, "router-a").handle, writer))
     assert problems == ["the router's journal has a hole: the disk is too slow"]
     assert not played(list(Journal(tmp_path / "j"))).is_same
 

@@ -24,6 +24,7 @@ from rolloutbus.bus.wire.messages.membership import (
     WorkerFacts,
 )
 from rolloutbus.router.core import RouterCore
+from rolloutbus.router.events import Received, Ticked
 from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.settings import RouterSettings
 
@@ -51,14 +52,14 @@ class Bus:
         self.reachable: set[Peer] = set()
         """Connections that the router's port would still send to."""
         self.n_peers = 0
-        self.apply(self.core.tick(self.now))
+        self.apply(self.core.handle(Ticked(), self.now))
         if recovered:
             self.advance(4.0)
 
     def deliver(self, peer: Peer, entries: list[Entry]) -> None:
         """A batch arrives at the router, which can answer from now on."""
         self.reachable.add(peer)
-        self.apply(self.core.receive(peer, decode_batch(encode_batch(entries)), self.now))
+        self.apply(self.core.handle(Received(peer, decode_batch(encode_batch(entries))), self.now))
 
     def apply(self, effects: list[Effect]) -> None:
         """Hand what the router sent to whom it was sent."""
@@ -75,7 +76,7 @@ class Bus:
             for peer in list(self.peers.values()):
                 if peer.is_alive and step % 2 == 0:
                     peer.beat()
-            self.apply(self.core.tick(self.now))
+            self.apply(self.core.handle(Ticked(), self.now))
 
     def freeze(self, seconds: float) -> None:
         """The router process stands still; everybody else goes on, unheard."""

@@ -23,6 +23,7 @@ from rolloutbus.bus.wire.messages.membership import (
 )
 from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.bus.wire.messages.weights import GetWeights
+from rolloutbus.router.events import Received, Revoked
 from tests.unit.router.harness import Bus, SimPeer
 
 WORKER_KEY = "ee" * 32
@@ -45,7 +46,7 @@ class KeyedPeer(SimPeer):
     def say(self, *entries: Entry) -> None:
         self.bus.reachable.add(self.peer)
         core, now = self.bus.core, self.bus.now
-        self.bus.apply(core.receive_signed(self.peer, self.principal, list(entries), now))
+        self.bus.apply(core.handle(Received(self.peer, list(entries), self.principal), now))
 
     def hello(self, role: str = "client", name: str = "", served: str = "", bulk: str = "") -> None:
         facts = {
@@ -278,7 +279,7 @@ def test_revoked_client_is_dismissed_and_its_work_stopped(bus: Bus) -> None:
     peer = joined(bus, "client")
     peer.ask("generate")
     worker.accept(*worker.take("generate"))
-    bus.apply(bus.core.revoked([peer.peer], "forbidden", bus.now))
+    bus.apply(bus.core.handle(Revoked([peer.peer], "forbidden"), bus.now))
     assert peer.dismissal() == "forbidden"
     assert worker.take("fenced")
     assert len(bus.core.context.clients) == 0
@@ -286,7 +287,7 @@ def test_revoked_client_is_dismissed_and_its_work_stopped(bus: Bus) -> None:
 
 def test_revoked_worker_loses_its_lease_at_once(bus: Bus) -> None:
     worker = bus.worker()
-    bus.apply(bus.core.revoked([worker.peer, Peer(b"nobody")], "forbidden", bus.now))
+    bus.apply(bus.core.handle(Revoked([worker.peer, Peer(b"nobody")], "forbidden"), bus.now))
     assert worker.take("dismissed")
     assert not list(bus.core.context.members)
 

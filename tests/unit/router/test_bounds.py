@@ -13,6 +13,7 @@ from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import Beat, Goodbye, Hello, WorkerFacts
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.router.core import RouterCore
+from rolloutbus.router.events import Received, Ticked
 from rolloutbus.router.members.member_commands import MAX_SHARES
 from rolloutbus.router.requests.fair_share import REMEMBERED, Passes
 from rolloutbus.router.settings import RouterSettings
@@ -34,13 +35,13 @@ class Crowd:
         self.core = RouterCore(settings, "router-a", Random(1))
         self.now = 1000.0
         self.n_peers = 0
-        self.core.tick(self.now)
+        self.core.handle(Ticked(), self.now)
         self.pass_time(4.0)
 
     def pass_time(self, seconds: float, step_s: float = 0.5) -> None:
         for _ in range(round(seconds / step_s)):
             self.now += step_s
-            self.core.tick(self.now)
+            self.core.handle(Ticked(), self.now)
 
     def peer(self) -> Peer:
         self.n_peers += 1
@@ -59,7 +60,7 @@ class Crowd:
         return peer, epoch
 
     def say(self, peer: Peer, *entries: Entry) -> None:
-        self.core.receive(peer, list(entries), self.now)
+        self.core.handle(Received(peer, list(entries)), self.now)
 
     def generate(self, peer: Peer, rid: str, policy: str = "default") -> None:
         place = Placement(policy, cost=1)

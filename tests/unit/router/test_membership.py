@@ -13,6 +13,7 @@ from rolloutbus.bus.wire.messages.membership import (
     Welcome,
     WorkerFacts,
 )
+from rolloutbus.router.events import Ticked
 from tests.unit.router.harness import Bus, SimPeer
 
 
@@ -181,7 +182,7 @@ def test_router_that_was_frozen_judges_nobody_before_they_could_speak() -> None:
     bus = Bus()
     worker = bus.worker()
     bus.freeze(10)
-    bus.apply(bus.core.tick(bus.now))
+    bus.apply(bus.core.handle(Ticked(), bus.now))
     assert len(bus.core.status(bus.now).workers) == 1
     bus.advance(3)
     assert len(bus.core.status(bus.now).workers) == 1
@@ -225,7 +226,7 @@ def test_router_that_was_frozen_for_long_keeps_its_clients_work() -> None:
     client.generate(deadline_s=600)
     worker.accept(worker.heard_one("generate"))
     bus.freeze(120)
-    bus.apply(bus.core.tick(bus.now))
+    bus.apply(bus.core.handle(Ticked(), bus.now))
     bus.advance(1)
     assert worker.take("fenced") == []
 

@@ -8,6 +8,7 @@ import pytest
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS, MAX_ROUTER_EPOCH
+from rolloutbus.router.events import Malformed
 from rolloutbus.router.members.offences import OFFENCES, REMEMBERED, SHUNNED_S, WINDOW_S, Offences
 from tests.unit.router.harness import Bus, SimClient
 
@@ -69,7 +70,7 @@ def test_messages_that_cannot_be_decoded_count_too() -> None:
     bus = Bus()
     client = bus.client()
     for _ in range(OFFENCES):
-        bus.apply(bus.core.malformed(client.peer, bus.now))
+        bus.apply(bus.core.handle(Malformed(client.peer), bus.now))
     assert client.take_body("dismissed").code == "protocol"
 
 

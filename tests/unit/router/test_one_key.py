@@ -13,6 +13,7 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
 from rolloutbus.bus.wire.validation import check_cost, cost_of
+from rolloutbus.router.events import Received, Ticked
 from rolloutbus.router.requests.run_pace import MIN_ENDED
 from tests.unit.router.harness import Bus, SimPeer, SimWorker
 
@@ -37,7 +38,7 @@ class Job(SimPeer):
     def say(self, *entries: Entry) -> None:
         self.bus.reachable.add(self.peer)
         core, now = self.bus.core, self.bus.now
-        self.bus.apply(core.receive_signed(self.peer, self.principal, list(entries), now))
+        self.bus.apply(core.handle(Received(self.peer, list(entries), self.principal), now))
 
     def beat(self) -> None:
         self.say(Entry("client_beat", body=pack(_beats(self.bus.now))))
@@ -113,7 +114,7 @@ def _rates(attackers: Sequence[str], place: Place, seconds: float = 20) -> tuple
                 engine.worker.beat()
                 for job in (*jobs, victim):
                     job.beat()
-            bus.apply(bus.core.tick(bus.now))
+            bus.apply(bus.core.handle(Ticked(), bus.now))
         found.append(victim.n_done / seconds)
     return found[0], found[1]
 

@@ -110,7 +110,7 @@ def test_second_death_alone_is_poison_and_stays_so() -> None:
     client.say(again)
     assert [each.rid for each in client.take("failed")] == [rids[0]]
     assert bus.counters["poisoned"] == 1
-    (letter,) = bus.core.take_dead_letters()
+    (letter,) = bus.core.dead_letters
     assert (letter.rid, letter.client) == (rids[0], "trainer")
     assert worker.take("generate") == []
 

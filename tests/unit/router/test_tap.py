@@ -11,8 +11,9 @@ from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
 from rolloutbus.router.core import RouterCore
+from rolloutbus.router.events import Malformed, Received, Returned, Revoked, Ticked
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.router.tap import TappedCore
+from rolloutbus.router.tap import TapFeed, tapped
 
 SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back")
 PEER = Peer(b"a" * 16)
@@ -23,7 +24,7 @@ BEAT = [Entry("client_beat", body=pack(ClientBeat(1)))]
 
 def core() -> RouterCore:
     made = RouterCore(SETTINGS, "router-a", Random(1))
-    made.tick(0.0)
+    made.handle(Ticked(), 0.0)
     return made
 
 
@@ -34,7 +35,8 @@ class Tapped:
         self.published: list[tuple[TapMark, list[Entry]]] = []
         self.counted: list[tuple[str, int]] = []
         self.has_room = True
-        self.core = TappedCore(core(), self._publish, self._count)
+        plain = core()
+        self.handle = tapped(plain.handle, TapFeed(plain.context, self._publish, self._count))
 
     def _publish(self, topic: bytes, entries: list[Entry]) -> bool:
         if self.has_room:
@@ -54,8 +56,8 @@ class Tapped:
 
 def test_what_comes_in_is_told_before_what_it_led_to() -> None:
     tapped = Tapped()
-    tapped.core.receive(PEER, [*HELLO, *BEAT], 1.0)
-    tapped.core.tick(1.5)
+    tapped.handle(Received(PEER, [*HELLO, *BEAT]), 1.0)
+    tapped.handle(Ticked(), 1.5)
     assert tapped.told() == [
         ("received", 1, "trainer", ["hello", "client_beat"]),
         ("sent", 1, "trainer", ["welcome", "lease"]),
@@ -69,21 +71,21 @@ def test_the_core_does_and_says_the_same_under_a_tap() -> None:
     plain, tapped = core(), Tapped()
     command = [Entry("abort", "trainer/1", deadline_ms=1000, body=pack(Abort()))]
     for at, entries in enumerate((HELLO, BEAT, command, [Entry("nonsense")]), start=1):
-        said = plain.receive(PEER, entries, float(at))
-        assert tapped.core.receive(PEER, entries, float(at)) == said
+        said = plain.handle(Received(PEER, entries), float(at))
+        assert tapped.handle(Received(PEER, entries), float(at)) == said
         sent = [each.entries for each in said if isinstance(each, SendAll)]
         published = [each for mark, each in tapped.published if mark.event == "sent"]
         assert published[len(published) - len(sent) :] == sent
-    assert plain.tick(9.0) == tapped.core.tick(9.0)
-    assert plain.malformed(PEER, 9.5) == tapped.core.malformed(PEER, 9.5)
-    assert plain.revoked([PEER], "forbidden", 10.0) == tapped.core.revoked(
-        [PEER], "forbidden", 10.0
+    assert plain.handle(Ticked(), 9.0) == tapped.handle(Ticked(), 9.0)
+    assert plain.handle(Malformed(PEER), 9.5) == tapped.handle(Malformed(PEER), 9.5)
+    assert plain.handle(Revoked([PEER], "forbidden"), 10.0) == tapped.handle(
+        Revoked([PEER], "forbidden"), 10.0
     )
 
 
 def test_entries_are_published_as_they_are_and_in_a_list_of_their_own() -> None:
     tapped = Tapped()
-    effects = tapped.core.receive(PEER, HELLO, 1.0)
+    effects = tapped.handle(Received(PEER, HELLO), 1.0)
     (sent,) = [each for each in effects if isinstance(each, SendAll)]
     (_, heard), (_, said) = tapped.published
     assert encode_batch(heard) == encode_batch(HELLO)
@@ -94,9 +96,9 @@ def test_entries_are_published_as_they_are_and_in_a_list_of_their_own() -> None:
 
 def test_connections_have_numbers_that_are_not_used_again() -> None:
     tapped = Tapped()
-    tapped.core.receive(PEER, BEAT, 1.0)  # a stranger: dismissed, and forgotten
-    tapped.core.receive(PEER, HELLO, 2.0)
-    tapped.core.receive(OTHER, BEAT, 3.0)
+    tapped.handle(Received(PEER, BEAT), 1.0)  # a stranger: dismissed, and forgotten
+    tapped.handle(Received(PEER, HELLO), 2.0)
+    tapped.handle(Received(OTHER, BEAT), 3.0)
     numbers = [mark.connection for mark, _ in tapped.published if mark.event == "received"]
     assert numbers == [1, 2, 3]
 
@@ -104,9 +106,9 @@ def test_connections_have_numbers_that_are_not_used_again() -> None:
 def test_what_a_key_says_and_loses_is_told_too() -> None:
     tapped = Tapped()
     principal = Principal("0" * 64, "trainer", "trainer")
-    tapped.core.receive_signed(PEER, principal, HELLO, 1.0)
-    tapped.core.malformed(PEER, 2.0)
-    tapped.core.revoked([PEER], "forbidden", 3.0)
+    tapped.handle(Received(PEER, HELLO, principal), 1.0)
+    tapped.handle(Malformed(PEER), 2.0)
+    tapped.handle(Revoked([PEER], "forbidden"), 3.0)
     events = [mark.event for mark, _ in tapped.published]
     assert events == ["received", "sent", "malformed", "revoked", "sent"]
     assert tapped.told()[-1] == ("sent", 1, "trainer", ["dismissed"])
@@ -114,17 +116,17 @@ def test_what_a_key_says_and_loses_is_told_too() -> None:
 
 def test_what_could_not_be_delivered_is_told_with_what_it_led_to() -> None:
     tapped = Tapped()
-    tapped.core.receive(PEER, HELLO, 1.0)
-    tapped.core.undelivered(PEER, [Entry("generate", "trainer/1")], 2.0)
+    tapped.handle(Received(PEER, HELLO), 1.0)
+    tapped.handle(Returned(PEER, [Entry("generate", "trainer/1")]), 2.0)
     assert tapped.told()[-1] == ("undelivered", 1, "trainer", ["generate"])
 
 
 def test_what_the_port_has_no_room_for_is_counted_and_shows_in_the_numbers() -> None:
     tapped = Tapped()
-    tapped.core.tick(1.0)
+    tapped.handle(Ticked(), 1.0)
     tapped.has_room = False
-    tapped.core.receive(PEER, HELLO, 2.0)
+    tapped.handle(Received(PEER, HELLO), 2.0)
     tapped.has_room = True
-    tapped.core.tick(3.0)
+    tapped.handle(Ticked(), 3.0)
     assert [mark.n for mark, _ in tapped.published] == [0, 3]
     assert tapped.counted == [("tap_dropped", 1), ("tap_dropped", 1)]

@@ -1,12 +1,13 @@
 """What could not be sent to its worker goes to another one at once, and nothing new to that one."""
 
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.router.events import Returned
 from tests.unit.router.harness import Bus, SimWorker
 
 
 def _returned(bus: Bus, worker: SimWorker, *entries: Entry) -> None:
     """The connection was gone before these left."""
-    bus.apply(bus.core.undelivered(worker.peer, list(entries), bus.now))
+    bus.apply(bus.core.handle(Returned(worker.peer, list(entries)), bus.now))
 
 
 def test_request_that_did_not_leave_is_given_to_another_worker_at_once() -> None:
@@ -43,6 +44,6 @@ def test_worker_that_could_not_be_sent_something_gets_nothing_new_until_it_beats
 def test_what_a_client_could_not_be_sent_concerns_no_worker() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
-    assert bus.core.undelivered(client.peer, [Entry("queued")], bus.now) == []
+    assert bus.core.handle(Returned(client.peer, [Entry("queued")]), bus.now) == []
     client.generate()
     assert len(worker.take("generate")) == 1

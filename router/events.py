@@ -1,0 +1,62 @@
+"""Everything that a router's core is told, as one union, and the one function that takes it.
+
+Spec: docs/journal.md, "Turns".
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.router.outgoing import Effect
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """One batch came from a connection."""
+
+    peer: Peer
+    entries: list[Entry]
+    principal: Principal | None = None
+    """Whose key the connection has, if it has one: what that one may not say is refused."""
+
+
+class Returned(msgspec.Struct, frozen=True, gc=False):
+    """These entries were not sent to a connection, which is gone or takes no more."""
+
+    peer: Peer
+    entries: list[Entry]
+
+
+class Malformed(msgspec.Struct, frozen=True, gc=False):
+    """A message of a connection could not even be decoded."""
+
+    peer: Peer
+
+
+class Revoked(msgspec.Struct, frozen=True, gc=False):
+    """The keys of connections have lost their rights, or (`unknown-peer`) have others."""
+
+    peers: list[Peer]
+    code: str
+
+
+class Ticked(msgspec.Struct, frozen=True, gc=False):
+    """Time has passed: at least every 0.25 s, after the sockets were drained."""
+
+
+class Counted(msgspec.Struct, frozen=True, gc=False):
+    """The shell has seen something that `status` shows."""
+
+    counter: str
+    n: int
+
+
+class LettersKept(msgspec.Struct, frozen=True, gc=False):
+    """The shell has taken the dead letters that there were."""
+
+
+Event = Received | Returned | Malformed | Revoked | Ticked | Counted | LettersKept
+Handle = Callable[[Event, float], list[Effect]]
+"""`RouterCore.handle`, with or without listeners: (event, now in seconds) -> effects."""
