@@ -26,7 +26,7 @@ import rolloutbus
 from benchmarks.open_requests import open_requests
 from benchmarks.weight_baselines import GlooBroadcast, memcpy_s
 from benchmarks.weight_model import HeldModel, build_model
-from rolloutbus.launcher.process_tree import children_of
+from rolloutbus.launcher.fleet import children_of
 
 N_WORKERS = 2
 GIB = 1024**3

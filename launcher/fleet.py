@@ -21,9 +21,26 @@ from rolloutbus.bus.wire.errors import SettingsError, cannot_be_pickled
 from rolloutbus.launcher.discovery import Registration
 from rolloutbus.launcher.engine_python import check_python
 from rolloutbus.launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan, environment
-from rolloutbus.launcher.process_tree import children_of, command_of
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, packages_of
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the living children of a process."""
+    return [
+        int(child)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in path.read_text().split()
+    ]
+
+
+def command_of(pid: int) -> list[str]:
+    """Its command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except OSError:
+        return []
+
 
 HOST_MODULE = "rolloutbus.engine_worker.host"
 

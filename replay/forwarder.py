@@ -23,7 +23,7 @@ from rolloutbus.bus.transport.ports import (
     SubscriptionPort,
     TopicBatchHandler,
 )
-from rolloutbus.bus.transport.zmq_forward import ForwardPort
+from rolloutbus.bus.transport.zmq_topics import ForwardPort
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.following.dismissal import sent_away

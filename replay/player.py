@@ -16,8 +16,8 @@ import msgspec
 
 from rolloutbus.bus.actor.clock import BootClock
 from rolloutbus.bus.actor.loop import Actor
-from rolloutbus.bus.transport.zmq_patient import PatientPubPort
 from rolloutbus.bus.transport.zmq_ports import RouterPort
+from rolloutbus.bus.transport.zmq_topics import PatientPubPort
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.ids import Peer

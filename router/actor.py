@@ -14,7 +14,7 @@ from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
 from rolloutbus.bus.transport.ports import PortCounters
 from rolloutbus.bus.transport.zmq_ports import RouterPort
-from rolloutbus.bus.transport.zmq_tap import TapPort
+from rolloutbus.bus.transport.zmq_topics import TapPort
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.router.events import (

@@ -18,7 +18,7 @@ from rolloutbus.bus.backoff import Backoff, Chance
 from rolloutbus.bus.membership.crash_witness import CrashWitness
 from rolloutbus.bus.membership.deliveries import Deliveries
 from rolloutbus.bus.membership.effects import Execute, Forget, Heed, MemberEffect, StopWork
-from rolloutbus.bus.membership.holder import LeaseHolder
+from rolloutbus.bus.membership.lease import LeaseHolder
 from rolloutbus.bus.membership.outbox import MAX_BYTES
 from rolloutbus.bus.membership.states import (
     HOLDING,

@@ -6,23 +6,132 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import zmq
+import zmq.utils.monitor
 
 from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.security.allow_list import AllowList
 from rolloutbus.bus.security.key_files import read_key_pair
+from rolloutbus.bus.security.keys import KeyPair
 from rolloutbus.bus.security.principals import Door, Principal
 from rolloutbus.bus.security.settings import SecuritySettings
 from rolloutbus.bus.security.zap import answer, knocker, user_in
-from rolloutbus.bus.security.zmq_curve import dress_server, new_key_pair
-from rolloutbus.bus.security.zmq_proof import prove
-from rolloutbus.bus.security.zmq_zap import ZapHandler
+from rolloutbus.bus.security.zmq_curve import dress_client, dress_server, new_key_pair
 from rolloutbus.bus.transport.endpoints import split_key, with_key
-from rolloutbus.bus.transport.zmq_contexts import new_context
-from rolloutbus.bus.transport.zmq_sockets import bind_anywhere, new_socket
-from rolloutbus.bus.transport.zmq_wires import Wire, hang_up, wire_of
+from rolloutbus.bus.transport.zmq_connections import Wire, hang_up, wire_of
+from rolloutbus.bus.transport.zmq_sockets import (
+    Reader,
+    allow_v6,
+    bind_anywhere,
+    new_context,
+    new_socket,
+)
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.errors import SecurityError, SettingsError
 from rolloutbus.bus.wire.ids import Peer
+
+# The proof of a lock only shakes hands: the actor behind the socket notices nothing.
+HANDSHAKE_S = 20.0
+"""A busy machine needs a fraction of it."""
+TRIES = 3
+"""A publisher that is just being opened again, or a process that was frozen, is not broken."""
+PAUSE_S = 0.5
+
+_ACCEPTED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+)
+
+
+async def prove(address: str, kind: int, server_key: str, known: KeyPair) -> None:
+    """Knock twice at a guarded socket.
+
+    Args:
+        address: where it listens.
+        kind: of the socket that knocks: DEALER at a ROUTER, SUB at a PUB.
+        server_key: what it must prove to hold.
+        known: a pair that must be let in.
+
+    Raises:
+        SecurityError: a random key came in, or the known one did not.
+    """
+    if await _is_let_in(address, kind, server_key, new_key_pair("stranger")):
+        raise SecurityError(f"{address} let an unknown key in: it must not be used")
+    for _ in range(TRIES):
+        if await _is_let_in(address, kind, server_key, known):
+            return
+        await asyncio.sleep(PAUSE_S)
+    raise SecurityError(f"{address} lets nobody in: the check of keys does not answer")
+
+
+async def _is_let_in(address: str, kind: int, server_key: str, pair: KeyPair) -> bool:
+    socket = new_socket(kind)
+    dress_client(socket, pair, server_key)
+    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    monitor = socket.get_monitor_socket(_ACCEPTED | _REFUSED)
+    found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def read_some() -> bool:
+        try:
+            event = zmq.utils.monitor.recv_monitor_message(monitor, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        if not found.done():
+            found.set_result(int(event["event"]) == _ACCEPTED)
+        return True
+
+    reader = Reader(monitor, read_some)
+    try:
+        allow_v6(socket, address)
+        socket.connect(address)
+        async with asyncio.timeout(HANDSHAKE_S):
+            return await found
+    except TimeoutError:
+        return False
+    finally:
+        reader.close()
+        socket.disable_monitor()
+        monitor.close()
+        socket.close()
+
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+QUESTIONS_AT_ONCE = 64
+
+
+class ZapHandler:
+    """Answers every question of one context, until it is closed: then nobody comes in."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        answer: Callable[[Sequence[bytes]], list[bytes]],
+    ) -> None:
+        self._answer = answer
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(ZAP_ENDPOINT)
+        self._reader = Reader(self._socket, self._read_some)
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._reader.close()
+        self._socket.close()
+
+    def _read_some(self) -> bool:
+        for _ in range(QUESTIONS_AT_ONCE):
+            try:
+                asker, *question = self._socket.recv_multipart(zmq.NOBLOCK)
+                self._socket.send_multipart([asker, *self._answer(question)], zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            except zmq.ZMQError:  # the asker is gone: whoever connects asks again
+                continue
+        return True
+
 
 REFRESH_S = 0.5
 """Between two looks at the allow-list."""

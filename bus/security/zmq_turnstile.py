@@ -10,7 +10,7 @@ import zmq
 from rolloutbus.bus.security.topics import granted, is_claim
 from rolloutbus.bus.security.zmq_guard import Doorway
 from rolloutbus.bus.transport.ports import PortCounters
-from rolloutbus.bus.transport.zmq_wires import Wire, hang_up, wire_of
+from rolloutbus.bus.transport.zmq_connections import Wire, hang_up, wire_of
 
 MAX_ASKED = 1_000
 """Subscriptions of one connection. One that asks on and on would fill the publisher's memory."""

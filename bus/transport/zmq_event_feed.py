@@ -11,8 +11,7 @@ import zmq
 
 from rolloutbus.bus.transport.endpoints import require_local
 from rolloutbus.bus.transport.ipc_paths import require_private_dir
-from rolloutbus.bus.transport.zmq_contexts import new_context
-from rolloutbus.bus.transport.zmq_sockets import allow_v6, new_socket
+from rolloutbus.bus.transport.zmq_sockets import allow_v6, new_context, new_socket
 
 HELD_MESSAGES = 100_000
 """Read and not yet handled, at most; beyond that some are lost."""

@@ -12,8 +12,7 @@ from rolloutbus.bus.membership.patience import LinkFailure
 from rolloutbus.bus.security.zmq_dialer import Dialer
 from rolloutbus.bus.security.zmq_guard import Doorway
 from rolloutbus.bus.transport.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters
-from rolloutbus.bus.transport.zmq_admission import Admission
-from rolloutbus.bus.transport.zmq_monitor import LinkEvent, Monitor
+from rolloutbus.bus.transport.zmq_connections import ConnectionLimit, LinkEvent, Monitor
 from rolloutbus.bus.transport.zmq_sockets import (
     Reader,
     Receiver,
@@ -235,7 +234,7 @@ class _RouterLane:
         socket.setsockopt(zmq.BACKLOG, 4_096)
         limit_frames(socket, peers.max_body_bytes)
         self.endpoint = (bind_local if doorway is None else doorway.bind)(socket, endpoint)
-        self._admission = Admission(socket, peers.counters)
+        self._admission = ConnectionLimit(socket, peers.counters)
         self._socket = socket
         outbox_of = peers.outbox_of
 

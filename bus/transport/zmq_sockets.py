@@ -7,21 +7,67 @@ socket's events are looked at again.
 """
 
 import asyncio
+import atexit
+import ctypes
 import errno
-from collections.abc import Callable
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from typing import cast
 
 import msgspec
 import zmq
+import zmq.utils.garbage  # pyright: ignore[reportUnusedImport]
 
 from rolloutbus.bus.actor.resources import too_few_fds
 from rolloutbus.bus.transport.endpoints import require_local
 from rolloutbus.bus.transport.ipc_paths import is_taken, require_private_dir
 from rolloutbus.bus.transport.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
-from rolloutbus.bus.transport.zmq_contexts import own_context
 from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, frames_of
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_FRAMES
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """A context of its own: for guarded sockets, since who may come in is asked per context."""
+    # libzmq draws its reconnect jitter from rand(), unseeded: without this every process on a
+    # machine would come back at the same moments.
+    ctypes.CDLL(None).srand(int.from_bytes(secrets.token_bytes(4), "little"))
+    context = zmq.Context[zmq.Socket[bytes]]()
+    context.set(zmq.MAX_SOCKETS, 16_384)
+    return context
+
+
+def _hear_out(context: zmq.Context[zmq.Socket[bytes]], pid: int) -> None:
+    """At the end of the process: wait while closed sockets still have something to say.
+
+    With a socket left open this would wait for ever; who closes nothing has no last words.
+    """
+    # There is no other list that names monitors, too.
+    sockets = cast("Iterable[zmq.Socket[bytes]]", context._sockets)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
+    if os.getpid() == pid and all(socket.closed for socket in sockets):
+        context.term()
+
+
+class _Contexts:
+    """One context per process: a forked child must not use its parent's."""
+
+    def __init__(self) -> None:
+        self._by_pid: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
+
+    def get(self) -> zmq.Context[zmq.Socket[bytes]]:
+        pid = os.getpid()
+        if pid not in self._by_pid:
+            self._by_pid.clear()
+            self._by_pid[pid] = new_context()
+            atexit.register(_hear_out, self._by_pid[pid], pid)
+        return self._by_pid[pid]
+
+
+own_context = _Contexts().get
+"""The context of this process."""
+
 
 DRAIN_MESSAGES = 64
 """Messages read before other callbacks get a turn."""

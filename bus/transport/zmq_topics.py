@@ -1,19 +1,26 @@
-"""ZeroMQ ports for streams: publishers and subscribers by topic."""
+"""ZeroMQ ports for streams: publishers and subscribers by topic.
+
+Besides the plain `PubPort`: `TapPort` bounds in bytes what slow subscribers hold up,
+`PatientPubPort` waits for them, `ForwardPort` publishes again what other publishers send.
+"""
 
 import asyncio
 import errno
+from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
 import zmq
 
-from rolloutbus.bus.security.topics import claim_of
+from rolloutbus.bus.security.topics import claim_of, is_claim
 from rolloutbus.bus.security.zmq_dialer import Dialer
 from rolloutbus.bus.security.zmq_guard import Doorway
 from rolloutbus.bus.security.zmq_turnstile import Turnstile
 from rolloutbus.bus.transport.ports import PortCounters, TopicBatchHandler
-from rolloutbus.bus.transport.zmq_admission import Admission
-from rolloutbus.bus.transport.zmq_monitor import LinkEvent, Monitor
+from rolloutbus.bus.transport.zmq_connections import ConnectionLimit, LinkEvent, Monitor
 from rolloutbus.bus.transport.zmq_sockets import (
+    DRAIN_MESSAGES,
+    SKIP_FRAMES,
     Reader,
     Receiver,
     TickOutbox,
@@ -23,8 +30,9 @@ from rolloutbus.bus.transport.zmq_sockets import (
     limit_frames,
     new_socket,
 )
-from rolloutbus.bus.wire.codec import topic_of
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, SIGNATURE, encode_batch, topic_of
+from rolloutbus.bus.wire.entry import NO_BODY, Entry
+from rolloutbus.bus.wire.limits import MAX_BODY_BYTES
 
 KNOCK_AGAIN_S = 1.0
 """Before a publisher is tried again that did not let us in."""
@@ -66,7 +74,7 @@ class PubPort:
             turnstile = Turnstile(socket, doorway, self.counters)
             self.endpoint = doorway.bind(socket, endpoint)
             self._reader = Reader(socket, turnstile.read_some)
-        self._admission = Admission(socket, self.counters)
+        self._admission = ConnectionLimit(socket, self.counters)
         self._outbox = TickOutbox(socket, self.counters, self._sent)
 
     def publish(self, topic: bytes, entry: Entry) -> None:
@@ -210,3 +218,239 @@ class SubPort(Subscription):
             return Receiver(socket, counters, on_batch, has_prefix=True).read_some
 
         super().__init__(reading, clients, dialer=dialer)
+
+
+# libzmq counts messages, and one message may have 20 MiB. So large ones are handed over with a
+# receipt: as long as any subscriber's queue holds one, its bytes count. Small ones are bounded by
+# their number: a receipt would cost more than to send them.
+SMALL_BYTES = DETACH_ABOVE_BYTES
+MAX_WAITING_BYTES = 256 * 1024 * 1024
+"""Of large messages, for all subscribers together: they share the memory."""
+_HEADER_BYTES = 64
+"""Of an entry, about."""
+_LOOK_EVERY = 64
+"""While there is no room, so many messages are dropped before all receipts are looked at again."""
+_MORE = zmq.SNDMORE | zmq.NOBLOCK
+
+
+class TapPort(PubPort):
+    """Publishes batches, each under a topic of its own; it never waits."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        doorway: Doorway | None = None,
+        *,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        """Listen; as `PubPort`."""
+        super().__init__(endpoint, doorway)
+        self._max_bytes = max_waiting_bytes
+        self._receipts: deque[tuple[zmq.MessageTracker, int]] = deque()
+        self._n_refused = 0
+        self.waiting_bytes = 0
+        """Of large messages that may still be in a queue."""
+
+    def offer(self, topic: bytes, entries: list[Entry]) -> bool:
+        """Queue one batch, which may be empty; False if it is dropped: there is no room for it."""
+        size_bytes = sum(len(entry.body) + _HEADER_BYTES for entry in entries)
+        if size_bytes <= SMALL_BYTES:
+            self.publish_all(topic, entries)
+            return True
+        if size_bytes > MAX_BODY_BYTES + _HEADER_BYTES or not self._has_room(size_bytes):
+            self.counters.dropped_out += len(entries)
+            return False
+        self._outbox.flush()  # what was queued before goes before
+        self._send(topic, entries, size_bytes)
+        return True
+
+    def _send(self, topic: bytes, entries: list[Entry], size_bytes: int) -> None:
+        self._socket.send(topic, _MORE)
+        entry = entries[0]
+        if len(entries) == 1 and len(entry.body) > DETACH_ABOVE_BYTES:
+            header = msgspec.structs.replace(entry, body=NO_BODY, detached=True)
+            self._socket.send(encode_batch([header]), _MORE)
+            content = bytes(entry.body)
+        else:
+            content = encode_batch(entries)
+        frame = zmq.Frame(content, track=True, copy=False)
+        self._socket.send(frame, zmq.NOBLOCK, copy=False)
+        assert isinstance(frame.tracker, zmq.MessageTracker)
+        self._receipts.append((frame.tracker, size_bytes))
+        self.waiting_bytes += size_bytes
+        self.counters.frames_out += 1
+        self.counters.entries_out += len(entries)
+        self._sent()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        receipts = self._receipts
+        while receipts and receipts[0][0].done:
+            self.waiting_bytes -= receipts.popleft()[1]
+        if self.waiting_bytes + size_bytes <= self._max_bytes:
+            self._n_refused = 0
+            return True
+        # The oldest may wait for one slow subscriber, and those behind it have long gone to others.
+        if self._n_refused % _LOOK_EVERY == 0:
+            self._receipts = deque(each for each in receipts if not each[0].done)
+            self.waiting_bytes = sum(size for _, size in self._receipts)
+        has_room = self.waiting_bytes + size_bytes <= self._max_bytes
+        self._n_refused = 0 if has_room else self._n_refused + 1
+        return has_room
+
+
+# For what was recorded, which can wait: a live publisher never waits for a reader.
+READ_AT_ONCE = 64
+_MAX_MESSAGES = 1_000
+"""That wait for one subscriber, here and again at its end."""
+_MAX_BYTES_IN = 512
+"""A subscription is a topic."""
+_SUBSCRIBE, _CANCEL = b"\1", b"\0"
+
+
+class PatientPubPort:
+    """Publishes batches by topic on a local address, and counts its subscriptions."""
+
+    def __init__(self, endpoint: str, on_subscribed: Callable[[], None]) -> None:
+        """Listen; `on_subscribed` hears of each change of `n_subscriptions`.
+
+        Raises:
+            SettingsError: the address is in use or not allowed.
+        """
+        self.counters = PortCounters()
+        self.n_subscriptions = 0
+        """Live ones: of one subscriber as many as it has topics; everything is one."""
+        self._on_subscribed = on_subscribed
+        self._is_refused = False
+        socket = new_socket(zmq.XPUB)
+        socket.setsockopt(zmq.SNDHWM, _MAX_MESSAGES)
+        socket.setsockopt(zmq.XPUB_NODROP, 1)
+        socket.setsockopt(zmq.XPUB_VERBOSER, 1)  # tells of each subscription and of each end of one
+        limit_frames(socket, _MAX_BYTES_IN)
+        self._socket = socket
+        self.endpoint = bind_local(socket, endpoint)
+        self._admission = ConnectionLimit(socket, self.counters)
+        self._reader = Reader(socket, self._read_some)
+        self._outbox = TickOutbox(socket, self.counters, self._reader.after_send, self._refused)
+
+    def offer(self, topic: bytes, entries: list[Entry]) -> bool:
+        """Publish one batch as one message, at once; False: somebody has no room for it yet.
+
+        `topic` is not empty. Nothing was sent to anybody if it is False.
+        """
+        self._is_refused = False
+        self._outbox.put_all(topic, list(entries))
+        self._outbox.flush()
+        return not self._is_refused
+
+    def close(self, *, linger_ms: int = 0) -> None:
+        """Stop publishing; what was taken has `linger_ms` milliseconds left to get out."""
+        self._reader.close()
+        self._admission.close()
+        self._socket.close(linger_ms)
+
+    def _refused(self, _: bytes, __: list[Entry]) -> None:
+        self._is_refused = True
+
+    def _read_some(self) -> bool:
+        for _ in range(READ_AT_ONCE):
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return False
+            self._count(frame.bytes)
+        return True
+
+    def _count(self, asked: bytes) -> None:
+        # Who has keys asks for the name of a client besides its topic.
+        if asked[:1] in (_SUBSCRIBE, _CANCEL) and not is_claim(asked[1:]):
+            self.n_subscriptions += 1 if asked[:1] == _SUBSCRIBE else -1
+            self._on_subscribed()
+
+
+# A forwarder reads everything that is published. Its own publisher judges who may read which topic,
+# like any other. Spec: docs/protocol.md, "Streams", 9.
+TOPIC_BYTES = len(topic_of(""))
+FRAMES = 3
+"""Topic, batch and body."""
+
+
+class ForwardPort:
+    """Subscribed to any number of publishers, and a publisher of what they say."""
+
+    def __init__(
+        self, endpoint: str, doorway: Doorway | None = None, *, dialer: Dialer | None = None
+    ) -> None:
+        """Listen.
+
+        Args:
+            endpoint: where.
+            doorway: the lock; None: it has none.
+            dialer: the keys to connect to publishers with.
+
+        Raises:
+            SettingsError: the address is in use or not allowed.
+        """
+        self.down = PubPort(endpoint, doorway)
+        self.endpoint = self.down.endpoint
+        self.up = Subscription(self._reading, dialer=dialer)
+        """Where to `connect` it."""
+
+    def close(self) -> None:
+        """Pass nothing on any more."""
+        self.up.close()
+        self.down.close()
+
+    def _reading(self, socket: zmq.Socket[bytes], counters: PortCounters) -> ReadSome:
+        return _Passage(socket, counters, self.down).read_some
+
+
+class _Passage:
+    """From one socket to the other."""
+
+    def __init__(self, socket: zmq.Socket[bytes], counters: PortCounters, down: PubPort) -> None:
+        self._recv = socket.recv
+        self._counters = counters
+        self._down = down
+        self._is_midway = False
+        """The rest of an overlong message comes next."""
+
+    def read_some(self) -> bool:
+        """Pass some on; True if there may be more."""
+        try:
+            if self._is_midway:
+                self._skip()
+                return True
+            for _ in range(DRAIN_MESSAGES):
+                self._pass_one()
+                if self._is_midway:
+                    return True
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.ENOTSOCK, zmq.ETERM):
+                return False
+            raise
+        return True
+
+    def _pass_one(self) -> None:
+        frames = [self._recv(zmq.NOBLOCK, copy=False)]
+        while frames[-1].more and len(frames) < FRAMES:
+            frames.append(self._recv(zmq.NOBLOCK, copy=False))
+        self._is_midway = bool(frames[-1].more)
+        if self._is_midway or not _is_message(frames):
+            self._counters.malformed_in += 1
+            return
+        self._counters.frames_in += 1
+        self._down.pass_on(frames)
+
+    def _skip(self) -> None:
+        for _ in range(SKIP_FRAMES):
+            if not self._recv(zmq.NOBLOCK, copy=False).more:
+                self._is_midway = False
+                break
+
+
+def _is_message(frames: list[zmq.Frame]) -> bool:
+    """Whether it is of this protocol; what it says is for its readers to judge."""
+    is_topic = len(frames[0].buffer) == TOPIC_BYTES
+    return is_topic and len(frames) > 1 and bytes(frames[1].buffer[: len(SIGNATURE)]) == SIGNATURE

@@ -11,7 +11,9 @@ import ctypes
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 HANDLE_BYTES = 64
 BLOCK_BYTES = 2 << 20
@@ -123,3 +125,39 @@ def _loaded(name: str) -> str:
     if found is None:
         raise CudaError(f"{name} is not loaded in this process")
     return found.group()
+
+
+# Spec: docs/protocol.md, "Bucket".
+
+_MAX_NUMBER = 2**31 - 1
+_Number = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
+
+
+class BadHandle(ValueError):
+    """Not a handle of GPU memory."""
+
+
+class CudaHandle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """GPU memory that another process of this host lends."""
+
+    memory: Annotated[bytes, msgspec.Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
+    """For `CudaMemory.open`."""
+    pid: _Number
+    """Of the owner; with `loan` the name of its `bus.loans.Loan`."""
+    loan: _Number
+
+    def pack(self) -> bytes:
+        """As it travels."""
+        return msgspec.msgpack.encode(self)
+
+
+def unpack_handle(packed: bytes) -> CudaHandle:
+    """Check every field.
+
+    Raises:
+        BadHandle: says what is wrong.
+    """
+    try:
+        return msgspec.msgpack.decode(packed, type=CudaHandle)
+    except msgspec.MsgspecError as error:
+        raise BadHandle(f"not a handle of GPU memory: {error}") from error

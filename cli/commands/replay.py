@@ -15,26 +15,62 @@ from rolloutbus.cli.core_replay import Changes, Core, replay_core
 from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
 from rolloutbus.cli.options import AsJson, YourKey, example
 from rolloutbus.cli.regenerate import Regeneration, regenerate
-from rolloutbus.cli.replay_options import (
-    Bind,
-    Concurrency,
-    DeadlineEach,
-    LiveFleet,
-    Regenerates,
-    Requests,
-    Scores,
-    Speed,
-    Stay,
-    Tolerance,
-    VersionRule,
-    Wait,
-)
 from rolloutbus.cli.terminal import ExitStatus, checked, fail, run
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.player import Playback, Player, PlayerSettings
 from rolloutbus.replay.regenerating.differences import LOGPROB_TOLERANCE
+
+Speed = Annotated[str, typer.Option(metavar="1|10|max", help="How many times as fast as it was.")]
+Requests = Annotated[
+    list[str] | None,
+    typer.Option("--request", metavar="RID", help="Only of this request; may be repeated."),
+]
+Bind = Annotated[
+    str, typer.Option(metavar="ENDPOINT", help="Where listeners find it. Default: a fresh one.")
+]
+Wait = Annotated[
+    int, typer.Option(min=0, help="Begin when every stream has so many subscriptions.")
+]
+Stay = Annotated[bool, typer.Option("--stay", help="Go on answering after the end, until Ctrl-C.")]
+Regenerates = Annotated[
+    bool,
+    typer.Option("--regenerate", help="Instead: ask a live fleet the same, and compare."),
+]
+Scores = Annotated[
+    bool,
+    typer.Option(
+        "--score",
+        help="--regenerate: sample nothing, compare what the weights say of the recorded tokens.",
+    ),
+]
+LiveFleet = Annotated[
+    str,
+    typer.Option(
+        "--name",
+        "--address",
+        "-a",
+        "--router",
+        "-r",
+        metavar="NAME|ENDPOINT",
+        help="--regenerate: of this fleet. Default: the only one that runs here.",
+    ),
+]
+VersionRule = Annotated[
+    str,
+    typer.Option(
+        "--version", metavar="RULE", help="--regenerate: exact:V, min:V, latest or any weights."
+    ),
+]
+DeadlineEach = Annotated[
+    float, typer.Option("--deadline", min=0.001, help="--regenerate: seconds for each request.")
+]
+Concurrency = Annotated[int, typer.Option(min=1, help="--regenerate: requests under way at once.")]
+Tolerance = Annotated[
+    float, typer.Option(min=0.0, help="--regenerate: difference of logprobs that is none.")
+]
+
 
 PROGRESS_EVERY_S = 0.5
 MAX_SPEED = "max"

@@ -1,7 +1,12 @@
 """`rolloutbus top`: a fleet as it is now, again and again, in a terminal."""
 
 import asyncio
+import os
 import sys
+import termios
+import tty
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Annotated
 
 import msgspec
@@ -11,12 +16,50 @@ from rich.live import Live
 
 from rolloutbus.bus.actor.clock import BootClock
 from rolloutbus.bus.wire.errors import BusError, Refused
-from rolloutbus.cli.keyboard import keys
 from rolloutbus.cli.options import Address, YourKey, example
 from rolloutbus.cli.terminal import connected, run
 from rolloutbus.cli.top import Gauges, TopFrame, TopHistory, loads_of
 from rolloutbus.cli.top_view import framed, view_of
 from rolloutbus.trainer_adapter.client.client import RolloutClient
+
+MAX_KEYS = 64
+
+
+@contextmanager
+def keys(on_keys: Callable[[str], None]) -> Generator[None]:
+    """Be told of each key as it is pressed, unless standard input is no terminal.
+
+    Ctrl-C stays a signal. Must be called on the event loop.
+    """
+    descriptor = sys.stdin.fileno() if _is_terminal() else -1
+    if descriptor < 0:
+        yield
+        return
+    before = termios.tcgetattr(descriptor)
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        pressed = os.read(descriptor, MAX_KEYS)
+        if pressed:
+            on_keys(pressed.decode(errors="replace"))
+        else:  # the terminal is gone
+            loop.remove_reader(descriptor)
+
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stdin.isatty()
+    except ValueError:  # it is closed
+        return False
+
 
 QUIT = frozenset("qQ\x04")
 HINT = "q: quit"

@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Membership".
 from collections.abc import Callable
 from typing import cast
 
-from rolloutbus.bus.membership.holder import lease_number
+from rolloutbus.bus.membership.lease import lease_number
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack
 from rolloutbus.bus.wire.entry import Entry

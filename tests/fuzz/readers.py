@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.membership.holder import lease_number
+from rolloutbus.bus.membership.lease import lease_number
 from rolloutbus.bus.paths import WEIGHTS, check_path
 from rolloutbus.bus.streams.rows import rows_of
 from rolloutbus.bus.streams.tap import TapMark

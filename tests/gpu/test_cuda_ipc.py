@@ -3,7 +3,7 @@
 import msgspec
 import torch
 
-from rolloutbus.bus.weights.cuda_handle import CudaHandle, unpack_handle
+from rolloutbus.bus.weights.cuda_memory import CudaHandle, unpack_handle
 from rolloutbus.bus.weights.manifest import total_bytes
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer
 from rolloutbus.engine_worker.weights.gpu import gpu_uuid

@@ -17,9 +17,8 @@ from rolloutbus import Fleet, RolloutClient
 from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.security.topics import claim_of
 from rolloutbus.bus.security.zmq_guard import Doorway, Guard
-from rolloutbus.bus.transport.zmq_forward import ForwardPort
 from rolloutbus.bus.transport.zmq_sockets import new_socket
-from rolloutbus.bus.transport.zmq_topics import SubPort
+from rolloutbus.bus.transport.zmq_topics import ForwardPort, SubPort
 from rolloutbus.bus.wire.codec import encode_batch, topic_of
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.errors import SettingsError

@@ -14,8 +14,7 @@ from rolloutbus.bus.security.key_files import read_key_pair, write_public_key
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_curve import dress_client, new_key_pair
 from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard
-from rolloutbus.bus.security.zmq_proof import prove
+from rolloutbus.bus.security.zmq_guard import Doorway, Guard, prove
 from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
 from rolloutbus.bus.transport.zmq_sockets import bind_anywhere, new_socket

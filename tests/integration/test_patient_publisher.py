@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rolloutbus.bus.transport.zmq_patient import PatientPubPort
 from rolloutbus.bus.transport.zmq_sockets import new_socket
+from rolloutbus.bus.transport.zmq_topics import PatientPubPort
 from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError

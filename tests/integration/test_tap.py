@@ -11,7 +11,7 @@ import zmq
 from rolloutbus.bus.security.settings import SecuritySettings
 from rolloutbus.bus.security.zmq_dialer import dialer_of
 from rolloutbus.bus.streams.tap import TapMark, mark_in
-from rolloutbus.bus.transport.zmq_monitor import Monitor
+from rolloutbus.bus.transport.zmq_connections import Monitor
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.transport.zmq_topics import SubPort

@@ -10,8 +10,7 @@ import pytest
 import zmq
 
 from rolloutbus.bus.transport.zmq_sockets import new_socket
-from rolloutbus.bus.transport.zmq_tap import TapPort
-from rolloutbus.bus.transport.zmq_topics import SubPort
+from rolloutbus.bus.transport.zmq_topics import SubPort, TapPort
 from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES
 from rolloutbus.bus.wire.entry import Entry
 from tests.integration.drills import DEADLINE_S, PACE_S

@@ -17,8 +17,8 @@ import pytest
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.errors import ProcessFailed, SettingsError
+from rolloutbus.launcher.fleet import children_of
 from rolloutbus.launcher.plan import environment
-from rolloutbus.launcher.process_tree import children_of
 from rolloutbus.launcher.settings import Transport
 from tests.integration.drills import DEADLINE_S, process_ends
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.transport.zmq_wires import Wire, hang_up
+from rolloutbus.bus.transport.zmq_connections import Wire, hang_up
 
 pytestmark = pytest.mark.integration
 

@@ -1,7 +1,7 @@
 """The processes of an engine, as tests look at them from outside."""
 
 from rolloutbus import Fleet
-from rolloutbus.launcher.process_tree import children_of, command_of
+from rolloutbus.launcher.fleet import children_of, command_of
 
 SCHEDULER = "sglang::scheduler"
 

@@ -20,7 +20,7 @@ from rolloutbus.bus.wire.messages.control import CacheTier, Flushed, PauseMode, 
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.engine import Load, Profiled
 from rolloutbus.errors import Refused, RequestError
-from rolloutbus.launcher.process_tree import children_of
+from rolloutbus.launcher.fleet import children_of
 from tests.integration.drills import DEADLINE_S, PACE_S, Streamed
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS, SLOTS

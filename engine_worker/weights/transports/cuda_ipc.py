@@ -12,8 +12,13 @@ import torch
 from rolloutbus.bus.actor.daemon_thread import in_daemon_thread
 from rolloutbus.bus.host import host_id
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.cuda_handle import BadHandle, unpack_handle
-from rolloutbus.bus.weights.cuda_memory import CudaError, CudaMemory, DeviceBytes
+from rolloutbus.bus.weights.cuda_memory import (
+    BadHandle,
+    CudaError,
+    CudaMemory,
+    DeviceBytes,
+    unpack_handle,
+)
 from rolloutbus.bus.weights.loans import Borrowed, NotLent, borrow
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer, PrepareUpdate
 from rolloutbus.engine_worker.weights.gpu import device_of, first_wrong

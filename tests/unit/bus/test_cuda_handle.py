@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.weights.cuda_handle import BadHandle, CudaHandle, unpack_handle
+from rolloutbus.bus.weights.cuda_memory import BadHandle, CudaHandle, unpack_handle
 from rolloutbus.bus.wire.limits import MAX_HANDLE_BYTES
 
 

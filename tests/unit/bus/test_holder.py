@@ -1,7 +1,6 @@
 """A lease runs from the sending of a beat, and binds to ever newer routers."""
 
-from rolloutbus.bus.membership.holder import LeaseHolder
-from rolloutbus.bus.membership.witness import REMEMBERED_BEATS
+from rolloutbus.bus.membership.lease import REMEMBERED_BEATS, LeaseHolder
 
 
 def holder() -> LeaseHolder:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from rolloutbus.bus.actor.effects import THE_LINK, Connect, Send
 from rolloutbus.bus.actor.life import following
 from rolloutbus.bus.backoff import Backoff, Chance
-from rolloutbus.bus.membership.witness import Witness
+from rolloutbus.bus.membership.lease import Witness
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry

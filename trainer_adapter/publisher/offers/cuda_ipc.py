@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from rolloutbus.bus.host import host_id
-from rolloutbus.bus.weights.cuda_handle import CudaHandle
-from rolloutbus.bus.weights.cuda_memory import CudaError, CudaMemory, DeviceBytes
+from rolloutbus.bus.weights.cuda_memory import CudaError, CudaHandle, CudaMemory, DeviceBytes
 from rolloutbus.bus.weights.loans import Loan
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer, Tensor
 from rolloutbus.trainer_adapter.publisher.offers.buckets import Span, checksum_of, fill, spans_of
