@@ -1,22 +1,27 @@
-"""What an engine must be able to do: narrow protocols that the engine host drives.
-
-What few engines can do is in `engine_worker.capabilities`.
+"""What an engine is: it samples tokens, and has parts for what else it can do.
 
 An engine lives in the engine host, a child process of the worker actor. It never sees the bus:
-work goes in, columns of each step come out through the sink it was built with. A capability
-(weights, memory tiers, …) is a protocol of its own; a command whose protocol the engine lacks
-ends with `failed(unsupported)`.
+work goes in, columns of each step come out through the sink it was built with. What not every
+engine can do is a part of it: having the part is the capability. A command whose part is None ends
+with `failed(unsupported)`.
+
+All methods of parts may block, unless they say that they are cheap; they are called off the host's
+loop, one at a time of each kind. They raise ValueError or RequestError where something impossible
+was asked for, and EngineBusy where the engine's present state forbids it: nothing was changed then.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from rolloutbus.bus.wire.ids import AttemptKey
 from rolloutbus.bus.wire.messages.array import Array
+from rolloutbus.bus.wire.messages.control import CacheTier
 from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
 from rolloutbus.bus.wire.messages.generation import (
     NOTHING_MORE,
     FinishReason,
@@ -27,11 +32,14 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
     Want,
 )
+from rolloutbus.bus.wire.messages.prefixes import Prefixes
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
 
 Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+Float32Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 PauseMode = Literal["abort", "in_place", "retract", "drain"]
 InFlight = Literal["finish_old", "keep", "retract", "abort"]
@@ -59,8 +67,6 @@ class EngineFacts:
     """Name -> version of what the engine is made of."""
     lost: Mapping[str, str] = field(default_factory=dict[str, str])
     """Features that what is installed cannot carry, and why. `processor:*`: all processors."""
-    lacks: frozenset[str] = frozenset()
-    """Kinds of commands that its class knows and it cannot do, for its model or its settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +153,327 @@ StepSink = Callable[[Step], None]
 """Called once per engine step, from any thread; must not block."""
 
 
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One named weight. `dtype` is the safetensors name: F32, BF16, F16, …."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSwap:
+    """What an update cost the requests that were running."""
+
+    version: int
+    stall_ms: float
+    """From the last step before the swap to the moment steps may run again."""
+    n_retracted: int = 0
+    n_aborted: int = 0
+
+
+class TensorRange(NamedTuple):
+    """Some bytes of one tensor."""
+
+    name: str
+    offset: int
+    size_bytes: int
+
+
+class WeightSource(Protocol):
+    """Weights that can be read piece by piece while the engine generates."""
+
+    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
+        """The active version, and a copy of the raw bytes of each range: uint8 [size_bytes].
+
+        They are copied between two steps, which wait meanwhile: ask for few bytes at a time.
+
+        Raises:
+            ValueError: there is no such tensor, or no such range.
+            EngineBusy: the weights are torn.
+        """
+        ...
+
+
+class WeightSink(WeightSource, Protocol):
+    """Weights that can be replaced while the engine lives."""
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """Every tensor the engine expects, by name; tied weights once."""
+        ...
+
+    def install(
+        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
+    ) -> WeightSwap:
+        """Replace all weights between two steps and stamp later steps with `version`.
+
+        `tensors` maps each name of `specs` to its raw little-endian bytes; the engine
+        copies them, the caller may reuse the buffers afterwards. New requests never reuse prefix
+        blocks of older weights. `finish_old` waits until what runs has ended on the old weights.
+        """
+        ...
+
+    def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
+        """Do beside the steps whatever an `install` of these tensors need not do.
+
+        The bytes stay as they are until the install, or until `unstage`.
+
+        Raises:
+            ValueError: they do not fit, by name.
+            EngineFailed: they cannot be had there.
+        """
+        ...
+
+    def unstage(self, version: int) -> None:
+        """Nobody wants the version any more; an `install` that waits may be refused. Idempotent."""
+        ...
+
+
+class InPlaceSink(Protocol):
+    """Weights that can be overwritten where they lie, without room for a second copy.
+
+    From `begin_overwrite` to `end_overwrite` the engine is torn: it makes no steps. An `install`
+    mends it, too; requests that run or wait go on then.
+    """
+
+    def begin_overwrite(self, in_flight: InFlight) -> None:
+        """Stop between two steps and do with running requests as asked; see `WeightSink`."""
+        ...
+
+    def overwrite(self, name: str, offset: int, raw: RawTensor) -> None:
+        """Write bytes over a tensor's, from `offset` on; only while torn.
+
+        Raises:
+            ValueError: there is no such tensor, or no such range.
+        """
+        ...
+
+    def overwritten(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """Copy of what a tensor holds now, uint8 [size_bytes]; only while torn."""
+        ...
+
+    def end_overwrite(self, version: int) -> WeightSwap:
+        """All tensors are those of `version`: go on, and stamp later steps with it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFreed:
+    """Bytes released or taken back, per tag."""
+
+    bytes_by_tag: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+class MemoryTiers(Protocol):
+    """Memory that can be given up while a trainer needs it. Only called while idle."""
+
+    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        """Release memory tagged `weights`, `kv_cache` or `cuda_graph`; idempotent."""
+        ...
+
+    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        """Take it back. Weights come back with their values, or as garbage: torn then."""
+        ...
+
+
+class PrefixCache(Protocol):
+    """Prefixes that the engine keeps the KV of."""
+
+    @property
+    def tiers(self) -> Collection[CacheTier]:
+        """Those that it has."""
+        ...
+
+    def flush(self, tiers: Sequence[CacheTier]) -> int:
+        """Forget what no request uses; returns how many tokens, if it can tell.
+
+        Args:
+            tiers: some of `tiers`.
+        """
+        ...
+
+
+class Scores(NamedTuple):
+    """What scoring gave."""
+
+    scores: Float32Table
+    """float32 [items, labels]: shares, logprobs, or logits of classes."""
+    n_prompt_tokens: int
+    """Read by the engine in all."""
+
+
+class Scorer(Protocol):
+    """Tells how likely each label token follows a text."""
+
+    def score(
+        self,
+        query: Int32s,
+        items: Sequence[Int32s],
+        label_token_ids: Sequence[int],
+        *,
+        apply_softmax: bool,
+        item_first: bool,
+    ) -> Scores:
+        """Score the labels after the query and each item.
+
+        Args:
+            query: int32 [q], may be empty.
+            items: int32 [m] each, with the query at least one token and within the context.
+            label_token_ids: of the vocabulary; none for models that classify.
+            apply_softmax: give the labels' shares of their own sum, not their logprobs over the
+                whole vocabulary; of a model that classifies: not logits.
+            item_first: the item stands before the query.
+        """
+        ...
+
+
+class Embeddings(NamedTuple):
+    """What embedding gave."""
+
+    rows: Float32Table
+    """float32 [inputs, d]."""
+    n_prompt_tokens: int
+    """Read by the engine in all."""
+
+
+class Embedder(Protocol):
+    """Makes a vector of a text."""
+
+    def embed(self, inputs: Sequence[Int32s], dimensions: int) -> Embeddings:
+        """One vector for each input, int32 [m], cut to `dimensions` unless that is 0."""
+        ...
+
+
+class Reranker(Protocol):
+    """Tells how well a text fits a query."""
+
+    def rerank(self, pairs: Sequence[tuple[str, str]]) -> Float32s:
+        """float32 [pairs]: of each (query, text), higher fits better."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTensors:
+    """An adapter in memory, in PEFT's terms."""
+
+    config: Mapping[str, object]
+    """What its `adapter_config.json` says."""
+    specs: Sequence[TensorSpec]
+    tensors: Mapping[str, RawTensor]
+    """Name -> raw little-endian bytes; only valid during the call."""
+
+
+class LoraHost(Protocol):
+    """Low-rank adapters, one for each request."""
+
+    def versions(self) -> Mapping[str, int]:
+        """Of the adapters that are loaded, by name; cheap."""
+        ...
+
+    def load(self, name: str, version: int, source: Path | LoraTensors) -> None:
+        """Load an adapter; new requests that name it get it.
+
+        Requests that run with another version of this name end on that one. To load what is
+        loaded already does nothing.
+
+        Args:
+            name: of the adapter.
+            version: what `NAME@VERSION` asks for.
+            source: a directory in PEFT's layout, which stays as long as the worker lives, or what
+                it would hold.
+
+        Raises:
+            ValueError: it is no adapter for this model, or there is no room for it.
+        """
+        ...
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; may wait for requests that use it.
+
+        Raises:
+            ValueError: it is not loaded.
+        """
+        ...
+
+
+class Checkpointer(Protocol):
+    """Writes the active weights."""
+
+    def save(self, destination: str, kind: SaveKind) -> None:
+        """Write them; of one version.
+
+        Args:
+            destination: an empty directory of this host, or for `remote` an address.
+            kind: `safetensors` whole tensors, `sharded` as they lie on the ranks, `remote` through
+                the engine's own connector.
+
+        Raises:
+            ValueError: the engine does not write this kind, or there.
+        """
+        ...
+
+
+class Profiler(Protocol):
+    """Records what the engine does."""
+
+    def start(self, folder: Path, ask: StartProfile) -> None:
+        """Begin; what is recorded is to be written into the folder, which is empty.
+
+        Raises:
+            EngineBusy: one is being recorded.
+            ValueError: there is no such activity.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Write the record, or wait until one that has stopped by itself is written.
+
+        Raises:
+            EngineBusy: none is being recorded.
+        """
+        ...
+
+
+class LoadMeter(Protocol):
+    """Tells how busy the engine is, in its own terms."""
+
+    def load(self) -> Mapping[str, float]:
+        """Gauges by name, at most 256; cheap."""
+        ...
+
+
+class SharesMemory(Protocol):
+    """The model lives in other processes, which can read some memory of this one."""
+
+    @property
+    def handles(self) -> HandleBook:
+        """Learns of GPU memory that is opened here, which those processes open themselves."""
+        ...
+
+    def shared_buffer(self, size_bytes: int) -> Bytes:
+        """Fresh memory of this kind, uint8: what lies there need not be copied for the model."""
+        ...
+
+
+class PrefixReporter(Protocol):
+    """Tells which beginnings of prompts the cache holds."""
+
+    def take(self) -> Prefixes | None:
+        """What has changed since the last call, or the oldest part of it; None: nothing.
+
+        Numbered as told; cheap, and called on the host's loop. Only what a new request without
+        adapter would find: a change of weights clears it.
+        """
+        ...
+
+
 class Engine(Protocol):
-    """Samples tokens. Methods return quickly; pause and close wait for the current step only."""
+    """Samples tokens, and has parts; None: it cannot do what the part is for.
+
+    Its own methods return quickly; pause and close wait for the current step only.
+    """
 
     @property
     def facts(self) -> EngineFacts:
@@ -183,125 +508,67 @@ class Engine(Protocol):
         """Stop and free everything."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One named weight. `dtype` is the safetensors name: F32, BF16, F16, …."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSwap:
-    """What an update cost the requests that were running."""
-
-    version: int
-    stall_ms: float
-    """From the last step before the swap to the moment steps may run again."""
-    n_retracted: int = 0
-    n_aborted: int = 0
-
-
-@runtime_checkable
-class WeightSink(Protocol):
-    """An engine whose weights can be replaced while it lives."""
-
-    def weight_specs(self) -> Sequence[TensorSpec]:
-        """Every tensor the engine expects, by name; tied weights once."""
+    @property
+    def weights(self) -> WeightSink | None:
+        """Replaces and reads the weights."""
         ...
 
-    def install(
-        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
-    ) -> WeightSwap:
-        """Replace all weights between two steps and stamp later steps with `version`.
-
-        `tensors` maps each name of `weight_specs` to its raw little-endian bytes; the engine
-        copies them, the caller may reuse the buffers afterwards. New requests never reuse prefix
-        blocks of older weights. `finish_old` waits until what runs has ended on the old weights.
-        """
+    @property
+    def overwriter(self) -> InPlaceSink | None:
+        """Overwrites the weights where they lie."""
         ...
 
-
-class TensorRange(NamedTuple):
-    """Some bytes of one tensor."""
-
-    name: str
-    offset: int
-    size_bytes: int
-
-
-@runtime_checkable
-class WeightSource(Protocol):
-    """An engine whose weights can be read piece by piece while it generates."""
-
-    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
-        """The active version, and a copy of the raw bytes of each range: uint8 [size_bytes].
-
-        They are copied between two steps, which wait meanwhile: ask for few bytes at a time.
-
-        Raises:
-            ValueError: there is no such tensor, or no such range.
-            EngineBusy: the weights are torn.
-        """
+    @property
+    def shared(self) -> SharesMemory | None:
+        """Tells which memory the processes of the model can read."""
         ...
 
-
-@runtime_checkable
-class InPlaceSink(Protocol):
-    """An engine whose weights can be overwritten where they lie, without room for a second copy.
-
-    From `begin_overwrite` to `end_overwrite` it is torn: it makes no steps. An `install` mends it,
-    too; requests that run or wait go on then.
-    """
-
-    def begin_overwrite(self, in_flight: InFlight) -> None:
-        """Stop between two steps and do with running requests as asked; see `WeightSink`."""
+    @property
+    def memory(self) -> MemoryTiers | None:
+        """Gives memory up for a while."""
         ...
 
-    def overwrite(self, name: str, offset: int, raw: RawTensor) -> None:
-        """Write bytes over a tensor's, from `offset` on; only while torn.
-
-        Raises:
-            ValueError: there is no such tensor, or no such range.
-        """
+    @property
+    def cache(self) -> PrefixCache | None:
+        """Forgets cached prefixes."""
         ...
 
-    def overwritten(self, name: str, offset: int, size_bytes: int) -> Bytes:
-        """Copy of what a tensor holds now, uint8 [size_bytes]; only while torn."""
+    @property
+    def prefixes(self) -> PrefixReporter | None:
+        """Tells which prefixes are cached."""
         ...
 
-    def end_overwrite(self, version: int) -> WeightSwap:
-        """All tensors are those of `version`: go on, and stamp later steps with it."""
+    @property
+    def lora(self) -> LoraHost | None:
+        """Holds low-rank adapters."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryFreed:
-    """Bytes released or taken back, per tag."""
-
-    bytes_by_tag: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-@runtime_checkable
-class MemoryTiers(Protocol):
-    """An engine that can give memory back while a trainer needs it. Only called while idle."""
-
-    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
-        """Release memory tagged `weights`, `kv_cache` or `cuda_graph`; idempotent."""
+    @property
+    def scorer(self) -> Scorer | None:
+        """Tells how likely labels are."""
         ...
 
-    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
-        """Take it back. Weights come back with their values, or as garbage: it is torn then."""
+    @property
+    def embedder(self) -> Embedder | None:
+        """Makes vectors of texts."""
         ...
 
+    @property
+    def reranker(self) -> Reranker | None:
+        """Tells how well texts fit a query."""
+        ...
 
-@runtime_checkable
-class PrefixCache(Protocol):
-    """An engine with a prefix cache."""
+    @property
+    def checkpointer(self) -> Checkpointer | None:
+        """Writes the weights to files."""
+        ...
 
-    def flush_cache(self) -> int:
-        """Forget cached prefixes that no request uses; returns how many tokens."""
+    @property
+    def profiler(self) -> Profiler | None:
+        """Records what the engine does."""
+        ...
+
+    @property
+    def meter(self) -> LoadMeter | None:
+        """Tells how busy the engine is."""
         ...

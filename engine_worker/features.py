@@ -17,6 +17,7 @@ PROCESSOR = "processor:"
 NOTHING_LOST: Mapping[str, str] = MappingProxyType({})
 
 _TEXT = "an sglang engine has it with `text`"
+_LORA = "an sglang engine has it with `enable_lora`"
 _HINTS: Mapping[str, str] = {
     "seed": "an sglang engine has it with the argument `enable_deterministic_inference`",
     "min_new_tokens": _TEXT,
@@ -29,7 +30,7 @@ _HINTS: Mapping[str, str] = {
     "hidden_states_last": "an sglang engine has it with `return_hidden_states_mode`",
     "hidden_states_full": "an sglang engine has it with `return_hidden_states_mode` full",
     "routed_experts": "an sglang engine has it with `enable_return_routed_experts`",
-    "lora": "an sglang engine has it with `enable_lora`",
+    "lora": _LORA,
     "image": f"{_TEXT} and a model that sees",
     "video": f"{_TEXT} and a model that sees",
     "audio": f"{_TEXT} and a model that hears",
@@ -43,8 +44,8 @@ _COMMAND_HINTS: Mapping[str, str] = {
     "rerank": "it takes an sglang engine with `is_embedding` and `text`, and a cross-encoder",
     "sleep": "an sglang engine has it with `enable_memory_saver`",
     "wake_up": "an sglang engine has it with `enable_memory_saver`",
-    "load_lora": "an sglang engine has it with `enable_lora`",
-    "unload_lora": "an sglang engine has it with `enable_lora`",
+    "load_lora": f"{_LORA}, on one host and with `dp_size` 1",
+    "unload_lora": f"{_LORA}, on one host and with `dp_size` 1",
 }
 """Kind of command -> what would help."""
 
@@ -54,6 +55,15 @@ def cannot_do(kind: str) -> Problem:
     hint = _COMMAND_HINTS.get(kind, "")
     message = f"This worker's engine cannot do {kind!r}" + (f"; {hint}." if hint else ".")
     return Problem("unsupported", message, "not_started")
+
+
+def lacks_tier(tier: str) -> Problem:
+    """An engine's prefix cache has no such tier."""
+    message = (
+        f"This worker's engine has no cache tier {tier!r}; an sglang engine has `host` with "
+        "`enable_hierarchical_cache`, and `storage` with `hicache_storage_backend` as well."
+    )
+    return Problem("unsupported", message, "not_started", field="tiers")
 
 
 def missing(

@@ -1,4 +1,4 @@
-"""The fake engine with every capability there is; what it gives is easily foretold.
+"""The fake engine with every part there is; what it gives is easily foretold.
 
 It stands for engines in tests of the commands themselves, and shows nothing about real ones.
 """
@@ -11,9 +11,16 @@ import numpy as np
 
 from rolloutbus.bus.wire.messages.control import CacheTier
 from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
-from rolloutbus.engine_worker.capabilities import Embeddings, LoraTensors, Scores
-from rolloutbus.engine_worker.engine import Float32s, Int32s, MemoryFreed, Step
-from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
+from rolloutbus.engine_worker.engine import (
+    Embeddings,
+    Float32s,
+    Int32s,
+    LoraTensors,
+    MemoryFreed,
+    Scores,
+    Step,
+)
+from rolloutbus.engine_worker.engines.fake.engine import FakeEngine, FakeMemory
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
@@ -22,25 +29,39 @@ def ignore(_: Step) -> None:
     """Nobody reads the tokens."""
 
 
-class CapableEngine(FakeEngine):
-    """Implements all of `engine_worker.capabilities`."""
-
-    def __init__(self) -> None:
-        super().__init__(FakeSettings(), ignore)
-        self.loaded: dict[str, int] = {}
-        self.sources: list[Path | LoraTensors] = []
-        self.flushed: list[CacheTier] = []
-        self.saved: list[tuple[str, SaveKind]] = []
-        self.fails_to_save = False
-        self.reading = threading.Event()
-        self.may_read = threading.Event()
-        self.may_read.set()
+class GraphlessMemory(FakeMemory):
+    """It has no tag `cuda_graph`."""
 
     def sleep(self, tags: Sequence[str]) -> MemoryFreed:
         """See `MemoryTiers`."""
         if "cuda_graph" in tags:
             raise ValueError("this engine captures no graphs")
         return super().sleep(tags)
+
+
+class TieredCache:
+    """Implements `PrefixCache`; seven tokens are in it each time."""
+
+    tiers: Sequence[CacheTier] = ("device", "host", "storage")
+
+    def __init__(self) -> None:
+        self.flushed: list[CacheTier] = []
+
+    def flush(self, tiers: Sequence[CacheTier]) -> int:
+        """See `PrefixCache`."""
+        if "storage" in tiers:
+            raise EngineBusy("the storage is being written to")
+        self.flushed += tiers
+        return 7
+
+
+class Reader:
+    """Implements `Scorer`, `Embedder` and `Reranker`."""
+
+    def __init__(self) -> None:
+        self.reading = threading.Event()
+        self.may_read = threading.Event()
+        self.may_read.set()
 
     def score(
         self,
@@ -74,48 +95,79 @@ class CapableEngine(FakeEngine):
         shared = [len(set(query.split()) & set(text.split())) for query, text in pairs]
         return np.array(shared, np.float32)
 
-    def adapters(self) -> Mapping[str, int]:
-        """See `LoraHost`."""
-        return self.loaded
 
-    def load_lora(self, name: str, version: int, source: Path | LoraTensors) -> None:
+class AnyAdapters:
+    """Implements `LoraHost`: whatever is loaded fits."""
+
+    def __init__(self) -> None:
+        self.sources: list[Path | LoraTensors] = []
+        self._loaded: dict[str, int] = {}
+
+    def versions(self) -> Mapping[str, int]:
+        """See `LoraHost`."""
+        return self._loaded
+
+    def load(self, name: str, version: int, source: Path | LoraTensors) -> None:
         """See `LoraHost`."""
         self.sources.append(source)
-        self.loaded[name] = version
+        self._loaded[name] = version
 
-    def unload_lora(self, name: str) -> None:
+    def unload(self, name: str) -> None:
         """See `LoraHost`."""
-        if self.loaded.pop(name, None) is None:
+        if self._loaded.pop(name, None) is None:
             raise ValueError(f"{name} is not loaded")
 
-    def save_weights(self, destination: str, kind: SaveKind) -> None:
-        """Two files of five bytes, one of them in a directory."""
+
+class TwoFiles:
+    """Implements `Checkpointer`: two files of five bytes, one of them in a directory."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[str, SaveKind]] = []
+        self.fails = False
+
+    def save(self, destination: str, kind: SaveKind) -> None:
+        """See `Checkpointer`."""
         self.saved.append((destination, kind))
         if kind == "remote":
             return
         Path(destination, "a.safetensors").write_bytes(b"12345")
-        if self.fails_to_save:
+        if self.fails:
             raise OSError("no space left on the device")
         Path(destination, "more").mkdir()
         Path(destination, "more", "b.safetensors").write_bytes(b"12345")
 
-    def start_profile(self, folder: Path, ask: StartProfile) -> None:
+
+class EmptyTraces:
+    """Implements `Profiler`."""
+
+    def start(self, folder: Path, ask: StartProfile) -> None:
         """See `Profiler`."""
         if "TPU" in ask.activities:
             raise ValueError("no such activity: TPU")
-        self._profile = folder
+        self._folder = folder
 
-    def stop_profile(self) -> None:
+    def stop(self) -> None:
         """See `Profiler`."""
-        (self._profile / "trace.json").write_text("{}")
+        (self._folder / "trace.json").write_text("{}")
+
+
+class SteadyMeter:
+    """Implements `LoadMeter`."""
 
     def load(self) -> Mapping[str, float]:
         """See `LoadMeter`."""
         return {"n_running": 0.0, "usage": 0.25}
 
-    def flush_tiers(self, tiers: Sequence[CacheTier]) -> int:
-        """See `CacheTiers`."""
-        if "storage" in tiers:
-            raise EngineBusy("the storage is being written to")
-        self.flushed += tiers
-        return 7
+
+class CapableEngine(FakeEngine):
+    """Implements `Engine`."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeSettings(), ignore)
+        self.memory = GraphlessMemory(self._loop)
+        self.cache = TieredCache()
+        self.lora = AnyAdapters()
+        self.reader = self.scorer = self.embedder = self.reranker = Reader()
+        self.checkpointer = TwoFiles()
+        self.profiler = EmptyTraces()
+        self.meter = SteadyMeter()

@@ -15,8 +15,7 @@ import safetensors.torch
 import torch
 
 from rolloutbus import Rollout
-from rolloutbus.engine_worker.capabilities import LoraTensors
-from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from tests.tiny_models import TOLERANCE, fresh
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

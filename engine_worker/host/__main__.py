@@ -32,7 +32,6 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
 from rolloutbus.bus.wire.messages.host import EngineBeat, EngineFailed, EngineReady
 from rolloutbus.bus.wire.outgoing import sealed
-from rolloutbus.engine_worker.capabilities import PrefixReporter
 from rolloutbus.engine_worker.engine import Engine, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
 from rolloutbus.engine_worker.host.commands import HostCommands
@@ -122,10 +121,10 @@ class EngineHost:
         self._link.send(Entry(kind, entry.rid, entry.attempt, body=body))
 
     async def _beat(self) -> None:
-        reporter = self._engine if isinstance(self._engine, PrefixReporter) else None
+        prefixes = self._engine.prefixes
         while True:
             self._link.send(self._counters())
-            news = reporter.take_prefixes() if reporter is not None else None
+            news = prefixes.take() if prefixes is not None else None
             if news is not None:
                 self._link.send(Entry("prefixes", body=pack(news)))
             await asyncio.sleep(BEAT_S)

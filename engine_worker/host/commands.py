@@ -1,4 +1,4 @@
-"""Control commands as the engine host carries them out: off its loop, by capability.
+"""Control commands as the engine host carries them out: off its loop, by the engine's parts.
 
 The actor has checked that the command fits the worker's state; here it meets the engine.
 """
@@ -16,11 +16,15 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import BusError, EngineFailed, RequestError
 from rolloutbus.bus.wire.messages.control import Memory, Pause, Resume, Sleep, WakeUp
 from rolloutbus.bus.wire.messages.endings import Done, Problem, bad_request
-from rolloutbus.engine_worker.engine import Engine, MemoryTiers
+from rolloutbus.engine_worker.engine import Engine
 from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
-from rolloutbus.engine_worker.host.operations import Operation, Operations, StoreAccess
+from rolloutbus.engine_worker.host.operations import Operation, Operations, StoreAccess, there
 from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
-from rolloutbus.engine_worker.host.weight_commands import WeightCommand, WeightCommands
+from rolloutbus.engine_worker.host.weight_commands import (
+    WEIGHT_COMMANDS,
+    WeightCommand,
+    WeightCommands,
+)
 from rolloutbus.engine_worker.weights.relay import Relay
 
 Result = TypeVar("Result")
@@ -55,20 +59,26 @@ class HostCommands:
         self._engine = engine
         self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "engine-command")
         self._asleep: set[str] = set()
-        self._weights = WeightCommands(
-            *(engine, self._threads, pull_timeout_s, relay or Relay(), dialer),
-            paths.weights_root,
-        )
+        self._weights: WeightCommands | None = None
+        if engine.weights is not None:
+            self._weights = WeightCommands(
+                *(engine, engine.weights, self._threads, pull_timeout_s),
+                relay=relay or Relay(),
+                dialer=dialer,
+                root=paths.weights_root,
+            )
         store = StoreAccess(policy, dialer, pull_timeout_s)
         self._operations = Operations(engine, self._threads, paths, store)
 
     @property
     def capabilities(self) -> list[str]:
         """Command kinds that the engine can do."""
-        kinds = ["pause", "resume", *self._weights.kinds, *self._operations.kinds]
-        if isinstance(self._engine, MemoryTiers):
+        kinds = ["pause", "resume", *self._operations.kinds]
+        if self._weights is not None:
+            kinds += WEIGHT_COMMANDS
+        if self._engine.memory is not None:
             kinds += ["sleep", "wake_up"]
-        return sorted({*kinds} - self._engine.facts.lacks)
+        return sorted(kinds)
 
     @property
     def adapters(self) -> dict[str, int]:
@@ -78,7 +88,7 @@ class HostCommands:
     @property
     def transports(self) -> list[str]:
         """Ways by which the engine can take weights."""
-        return self._weights.transports
+        return self._weights.transports if self._weights is not None else []
 
     async def carry_out(self, entry: Entry) -> tuple[str, msgspec.Struct]:
         """Do it; returns kind and body of its ending."""
@@ -95,7 +105,7 @@ class HostCommands:
 
     async def _do(self, body: msgspec.Struct) -> msgspec.Struct:
         if isinstance(body, WeightCommand):
-            return await self._weights.do(body)
+            return await there(self._weights).do(body)
         if isinstance(body, Operation):
             return await self._operations.do(body)
         match body:
@@ -111,10 +121,9 @@ class HostCommands:
                 raise ValueError(f"the engine host cannot do {type(body).__name__}")
 
     async def _memory(self, body: Sleep | WakeUp) -> Memory:
-        engine = self._engine
-        assert isinstance(engine, MemoryTiers)
+        memory = there(self._engine.memory)
         tags: list[str] = list(body.tags)
-        change = engine.sleep if isinstance(body, Sleep) else engine.wake_up
+        change = memory.sleep if isinstance(body, Sleep) else memory.wake_up
         try:
             freed = await self._off_loop(lambda: change(tags))
         except ValueError as error:  # the engine works, but has no such tag

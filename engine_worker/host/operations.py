@@ -1,12 +1,12 @@
-"""The commands of "More of an engine" as the engine host carries them out: by capability.
+"""The commands of "More of an engine" as the engine host carries them out: by the engine's parts.
 
 The actor has checked their values; here they meet the engine.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.arrays import AnyArray, array_of
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.limits import MAX_PIECE_BYTES
 from rolloutbus.bus.wire.messages.array import Array
-from rolloutbus.bus.wire.messages.control import DEVICE, FlushCache, Flushed
+from rolloutbus.bus.wire.messages.control import FlushCache, Flushed
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.engine import (
     Adapters,
@@ -34,23 +34,15 @@ from rolloutbus.bus.wire.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from rolloutbus.engine_worker.capabilities import (
-    CacheTiers,
-    Checkpointer,
-    Embedder,
-    LoadMeter,
-    LoraHost,
-    Profiler,
-    Reranker,
-    Scorer,
-)
-from rolloutbus.engine_worker.engine import Engine, Int32s, PrefixCache
+from rolloutbus.engine_worker.engine import Embedder, Engine, Int32s, PrefixCache, Scorer
+from rolloutbus.engine_worker.features import lacks_tier
 from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
 from rolloutbus.engine_worker.host.profiling import Profiles
 from rolloutbus.engine_worker.host.saving import save_weights
 from rolloutbus.engine_worker.weights.adapter_sources import adapter_folder, adapter_in_store
 
 Result = TypeVar("Result")
+Part = TypeVar("Part")
 Operation = (
     FlushCache
     | Score
@@ -63,20 +55,6 @@ Operation = (
     | StopProfile
     | GetLoad
 )
-
-PROTOCOLS: Mapping[str, type] = {
-    "flush_cache": PrefixCache,
-    "score": Scorer,
-    "embed": Embedder,
-    "rerank": Reranker,
-    "load_lora": LoraHost,
-    "unload_lora": LoraHost,
-    "save_weights": Checkpointer,
-    "start_profile": Profiler,
-    "stop_profile": Profiler,
-    "get_load": LoadMeter,
-}
-"""Kind of command -> what an engine implements that can do it."""
 
 
 class StoreAccess(NamedTuple):
@@ -93,7 +71,7 @@ class Operations:
     def __init__(
         self, engine: Engine, threads: Executor, paths: OperatorPaths, store: StoreAccess
     ) -> None:
-        self._engine: Any = engine  # asked for by a kind in `kinds`, it has the kind's protocol
+        self._engine = engine
         self._threads = threads
         self._paths = paths
         self._store = store
@@ -101,16 +79,27 @@ class Operations:
 
     @property
     def kinds(self) -> list[str]:
-        """Command kinds that the engine can do."""
+        """Command kinds that the engine has the part for."""
         engine = self._engine
-        able = [kind for kind, protocol in PROTOCOLS.items() if isinstance(engine, protocol)]
-        return [kind for kind in able if kind not in engine.facts.lacks]
+        parts = {
+            "flush_cache": engine.cache,
+            "score": engine.scorer,
+            "embed": engine.embedder,
+            "rerank": engine.reranker,
+            "load_lora": engine.lora,
+            "unload_lora": engine.lora,
+            "save_weights": engine.checkpointer,
+            "start_profile": engine.profiler,
+            "stop_profile": engine.profiler,
+            "get_load": engine.meter,
+        }
+        return [kind for kind, part in parts.items() if part is not None]
 
     @property
     def adapters(self) -> dict[str, int]:
         """Those that are loaded, and their versions."""
-        engine = self._engine
-        return dict(engine.adapters()) if isinstance(engine, LoraHost) else {}
+        lora = self._engine.lora
+        return dict(lora.versions()) if lora is not None else {}
 
     async def do(self, body: Operation) -> msgspec.Struct:
         """Carry out one of `kinds`; returns the body of its `finished`.
@@ -130,30 +119,30 @@ class Operations:
         engine = self._engine
         match body:
             case FlushCache():
-                return Flushed(_flush(engine, body))
+                return Flushed(_flush(there(engine.cache), body))
             case Score():
-                return _score(engine, body)
+                return _score(there(engine.scorer), body)
             case Embed():
-                return _embed(engine, body)
+                return _embed(there(engine.embedder), body)
             case Rerank():
-                return Reranked(_array(engine.rerank(body.pairs)))
+                return Reranked(_array(there(engine.reranker).rerank(body.pairs)))
             case UnloadLora():
-                engine.unload_lora(body.name)
+                there(engine.lora).unload(body.name)
                 return Adapters(self.adapters)
             case SaveWeights():
-                return save_weights(engine, body, self._paths.save_targets)
+                return save_weights(there(engine.checkpointer), body, self._paths.save_targets)
             case StartProfile():
-                return self._profiles.start(engine, body)
+                return self._profiles.start(there(engine.profiler), body)
             case StopProfile():
-                return self._profiles.stop(engine)
+                return self._profiles.stop(there(engine.profiler))
             case GetLoad():
-                gauges = engine.load()
+                gauges = there(engine.meter).load()
                 return Load({name: float(value) for name, value in gauges.items()})
             case LoadLora():
                 raise AssertionError("an adapter is fetched on the loop")
 
     async def _load_lora(self, ask: LoadLora) -> Adapters:
-        engine, (policy, dialer, timeout_s) = self._engine, self._store
+        lora, (policy, dialer, timeout_s) = there(self._engine.lora), self._store
         if not ask.path and ask.version and self.adapters.get(ask.name) == ask.version:
             return Adapters(self.adapters)  # numbers of a store are never used twice
         if ask.path:
@@ -161,21 +150,24 @@ class Operations:
             source = await self._off_loop(lambda: adapter_folder(ask, root))
         else:
             source = await adapter_in_store(ask, policy, dialer, timeout_s)
-        await self._off_loop(lambda: engine.load_lora(ask.name, ask.version, source))
+        await self._off_loop(lambda: lora.load(ask.name, ask.version, source))
         return Adapters(self.adapters)
 
     async def _off_loop(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
-def _flush(engine: PrefixCache, body: FlushCache) -> int:
-    others = [tier for tier in body.tiers if tier != DEVICE]
-    if not others:
-        return engine.flush_cache()
-    if isinstance(engine, CacheTiers):
-        return engine.flush_tiers(body.tiers)
-    message = f"This worker's engine has no cache tier {others[0]!r}."
-    raise EngineFailed(Problem("unsupported", message, "not_started", field="tiers"))
+def there(part: Part | None) -> Part:
+    """The part that a command is for; no other command gets here."""
+    assert part is not None, "the worker lets no command through that its engine cannot do"
+    return part
+
+
+def _flush(cache: PrefixCache, body: FlushCache) -> int:
+    missing = [tier for tier in body.tiers if tier not in cache.tiers]
+    if missing:
+        raise EngineFailed(lacks_tier(missing[0]))
+    return cache.flush(body.tiers)
 
 
 def _score(engine: Scorer, body: Score) -> Scored:

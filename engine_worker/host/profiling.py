@@ -6,7 +6,7 @@ from pathlib import Path
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.engine import Profiled, StartProfile
-from rolloutbus.engine_worker.capabilities import Profiler
+from rolloutbus.engine_worker.engine import Profiler
 from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 
@@ -17,7 +17,7 @@ class Profiles:
         self._root = root
         self._folder: Path | None = None
 
-    def start(self, engine: Profiler, ask: StartProfile) -> Done:
+    def start(self, profiler: Profiler, ask: StartProfile) -> Done:
         """Begin one.
 
         Raises:
@@ -32,14 +32,14 @@ class Profiles:
         folder = Path(self._root) / f"profile-{secrets.token_hex(4)}"
         folder.mkdir(parents=True)
         try:
-            engine.start_profile(folder, ask)
+            profiler.start(folder, ask)
         except BaseException:
             folder.rmdir()
             raise
         self._folder = folder
         return Done(folder.name)
 
-    def stop(self, engine: Profiler) -> Profiled:
+    def stop(self, profiler: Profiler) -> Profiled:
         """End it, and tell its files.
 
         Raises:
@@ -48,7 +48,7 @@ class Profiles:
         folder = self._folder
         if folder is None:
             raise EngineBusy("no profile is being recorded; send start_profile first")
-        engine.stop_profile()
+        profiler.stop()
         self._folder = None
         root = Path(self._root)
         found = [each for each in folder.rglob("*") if each.is_file()]

@@ -8,10 +8,10 @@ from pathlib import Path
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.engine import Saved, SaveWeights
-from rolloutbus.engine_worker.capabilities import Checkpointer
+from rolloutbus.engine_worker.engine import Checkpointer
 
 
-def save_weights(engine: Checkpointer, ask: SaveWeights, targets: Mapping[str, str]) -> Saved:
+def save_weights(checkpointer: Checkpointer, ask: SaveWeights, targets: Mapping[str, str]) -> Saved:
     """Have the engine write into a fresh directory, which then gets the name asked for.
 
     Raises:
@@ -22,7 +22,7 @@ def save_weights(engine: Checkpointer, ask: SaveWeights, targets: Mapping[str, s
     place = _place(ask, targets)
     if ask.kind == "remote":
         address = f"{place.rstrip('/')}/{ask.name}"
-        engine.save_weights(address, ask.kind)
+        checkpointer.save(address, ask.kind)
         return Saved(address, [], 0)
     if not Path(place).is_dir():
         message = f"the directory of {ask.target!r} is not there; its operator has to make it"
@@ -33,7 +33,7 @@ def save_weights(engine: Checkpointer, ask: SaveWeights, targets: Mapping[str, s
     fresh = folder.with_name(f".{ask.name}-{secrets.token_hex(4)}")
     fresh.mkdir()
     try:
-        engine.save_weights(str(fresh), ask.kind)
+        checkpointer.save(str(fresh), ask.kind)
         files = sorted(_files(fresh))
         size_bytes = sum((fresh / name).stat().st_size for name in files)
         fresh.rename(folder)

@@ -20,8 +20,7 @@ from rolloutbus.bus.wire.messages.weights import (
     Prepared,
     PrepareUpdate,
 )
-from rolloutbus.engine_worker.capabilities import Stages
-from rolloutbus.engine_worker.engine import Engine, InPlaceSink, WeightSink, WeightSource
+from rolloutbus.engine_worker.engine import Engine, WeightSink
 from rolloutbus.engine_worker.weights.active import ActiveWeights
 from rolloutbus.engine_worker.weights.in_place import InPlace
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
@@ -32,24 +31,32 @@ from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 
 Result = TypeVar("Result")
 WeightCommand = PrepareUpdate | CommitUpdate | AbortUpdate | CheckWeights | GetWeights
+WEIGHT_COMMANDS = (
+    *("prepare_update", "commit_update", "abort_update"),
+    *("check_weights", "get_weights"),
+)
+"""Their kinds."""
 
 
 class WeightCommands:
-    """What one engine's capabilities allow of them; all methods on one event loop."""
+    """Those of one engine whose weights can be replaced; all methods on one event loop."""
 
     def __init__(
         self,
         engine: Engine,
+        weights: WeightSink,
         threads: Executor,
         timeout_s: float,
+        *,
         relay: Relay,
         dialer: Dialer | None = None,
         root: str = "",
     ) -> None:
-        """Find out what the engine can do.
+        """Take nothing yet.
 
         Args:
             engine: whose weights they are.
+            weights: its part.
             threads: where its calls may block.
             timeout_s: for the bytes of a version to come.
             relay: serves what is held here to other workers.
@@ -57,109 +64,86 @@ class WeightCommands:
             root: directory in which versions may be read from files; empty: none.
         """
         self._engine = engine
+        self._weights = weights
         self._threads = threads
         self._timeout_s = timeout_s
-        self._receiver: WeightReceiver | None = None
-        self._in_place: InPlace | None = None
-        self._active: ActiveWeights | None = None
         self._near: set[int] = set()
         """Versions that the engine has been brought."""
-        if not isinstance(engine, WeightSink):
-            return
-        specs = engine.weight_specs()
-        if isinstance(engine, WeightSource):
-            self._active = ActiveWeights(engine, specs)
-        if isinstance(engine, InPlaceSink):
-            self._in_place = InPlace(engine, dialer)
+        specs = weights.specs()
+        self._active = ActiveWeights(weights, specs)
+        overwriter = engine.overwriter
+        self._in_place = InPlace(overwriter, dialer) if overwriter is not None else None
         ways = ways_of_this_host(relay, dialer, engine, root)
         self._receiver = WeightReceiver(specs, ways, dialer, relay, self._judge)
 
     @property
-    def kinds(self) -> list[str]:
-        """Command kinds that the engine can do."""
-        kinds: list[str] = []
-        if self._receiver is not None:
-            kinds += ["prepare_update", "commit_update", "abort_update"]
-        if self._active is not None:
-            kinds += ["check_weights", "get_weights"]
-        return kinds
-
-    @property
     def transports(self) -> list[str]:
         """Ways by which the engine can take weights."""
-        return self._receiver.transports if self._receiver is not None else []
+        return self._receiver.transports
 
     async def do(self, body: WeightCommand) -> msgspec.Struct:
-        """Carry out one of `kinds`; returns the body of its `finished`.
+        """Carry out one of WEIGHT_COMMANDS; returns the body of its `finished`.
 
         Raises:
             RequestError, EngineBusy, BusError: it failed.
         """
         match body:
             case CheckWeights():
-                active = _there(self._active)
-                return await self._off_loop(lambda: active.check(body))
+                return await self._off_loop(lambda: self._active.check(body))
             case GetWeights():
-                active = _there(self._active)
-                return await self._off_loop(lambda: active.get(body))
+                return await self._off_loop(lambda: self._active.get(body))
             case PrepareUpdate():
-                return await self._prepare(body, _there(self._receiver))
+                return await self._prepare(body)
             case CommitUpdate():
-                return await self._commit(body, _there(self._receiver))
+                return await self._commit(body)
             case AbortUpdate(version=version):
-                await self._give_up(version, _there(self._receiver))
+                await self._give_up(version)
                 return Done()
 
-    async def _prepare(self, body: PrepareUpdate, receiver: WeightReceiver) -> Prepared:
+    async def _prepare(self, body: PrepareUpdate) -> Prepared:
         if self._is_active(body.version):
             return Prepared(body.version, 0, "", 0.0)
         # Torn weights leave no choice to an engine that takes whole versions only.
         if body.mode == "staged" or (self._in_place is None and self._engine.stats().is_torn):
-            return await self._stage(body, receiver)
+            return await self._stage(body)
         if self._in_place is None:
             message = (
                 'This worker\'s engine cannot overwrite its weights; publish with mode="staged".'
             )
             raise EngineFailed(Problem("unsupported", message, "not_started", field="mode"))
-        manifest = await receiver.manifest(body, timeout_s=self._timeout_s)
-        receiver.keep_nothing()  # who overwrites has no room for a second copy
+        manifest = await self._receiver.manifest(body, timeout_s=self._timeout_s)
+        self._receiver.keep_nothing()  # who overwrites has no room for a second copy
         return self._in_place.agree(body, manifest)
 
-    async def _stage(self, body: PrepareUpdate, receiver: WeightReceiver) -> Prepared:
-        engine = self._engine
-        prepared = await receiver.prepare(body, timeout_s=self._timeout_s)
-        if isinstance(engine, Stages):
-            for old in [version for version in self._near if not receiver.has(version)]:
-                await self._unstage(engine, old)
-            self._near.add(body.version)
-            tensors = receiver.staged(body.version)
-            await self._off_loop(lambda: engine.stage(body.version, tensors))
+    async def _stage(self, body: PrepareUpdate) -> Prepared:
+        prepared = await self._receiver.prepare(body, timeout_s=self._timeout_s)
+        for old in [version for version in self._near if not self._receiver.has(version)]:
+            await self._unstage(old)
+        self._near.add(body.version)
+        tensors = self._receiver.staged(body.version)
+        await self._off_loop(lambda: self._weights.stage(body.version, tensors))
         return prepared
 
-    async def _unstage(self, engine: Stages, version: int) -> None:
-        await self._off_loop(lambda: engine.unstage(version))
+    async def _unstage(self, version: int) -> None:
+        await self._off_loop(lambda: self._weights.unstage(version))
         self._near.discard(version)
 
-    async def _give_up(self, version: int, receiver: WeightReceiver) -> None:
-        engine = self._engine
-        if isinstance(engine, Stages):
-            # Before its bytes are given back: an install that waits would read others.
-            await self._unstage(engine, version)
-        receiver.give_up(version)
+    async def _give_up(self, version: int) -> None:
+        # Before its bytes are given back: an install that waits would read others.
+        await self._unstage(version)
+        self._receiver.give_up(version)
         if self._in_place is not None:
             self._in_place.drop(version)
 
-    async def _commit(self, body: CommitUpdate, receiver: WeightReceiver) -> Committed:
-        engine = self._engine
-        assert isinstance(engine, WeightSink)
+    async def _commit(self, body: CommitUpdate) -> Committed:
         if self._is_active(body.version):
             return Committed(body.version, 0.0)
-        if receiver.has(body.version):
-            tensors = receiver.staged(body.version)
+        if self._receiver.has(body.version):
+            tensors = self._receiver.staged(body.version)
             swap = await self._off_loop(
-                lambda: engine.install(body.version, tensors, body.in_flight)
+                lambda: self._weights.install(body.version, tensors, body.in_flight)
             )
-            receiver.drop(body.version)
+            self._receiver.drop(body.version)
             return Committed(swap.version, swap.stall_ms, swap.n_retracted, swap.n_aborted)
         if self._in_place is not None and self._in_place.has(body.version):
             return await self._in_place.commit(body, self._timeout_s)
@@ -177,13 +161,7 @@ class WeightCommands:
 
     def _is_zero_now(self, name: str) -> bool:
         """What is torn says nothing of what was there."""
-        return self._active is None or self._engine.stats().is_torn or self._active.is_zero(name)
+        return self._engine.stats().is_torn or self._active.is_zero(name)
 
     async def _off_loop(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
-
-def _there(part: Result | None) -> Result:
-    """The controller lets no command through that the engine cannot do."""
-    assert part is not None
-    return part

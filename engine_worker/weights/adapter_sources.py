@@ -15,8 +15,7 @@ from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, RemoteProtocolErr
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.engine import LoadLora
 from rolloutbus.bus.wire.messages.weights import PrepareUpdate
-from rolloutbus.engine_worker.capabilities import LoraTensors
-from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from rolloutbus.engine_worker.weights.asking import ask_manifest
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.relay import Relay

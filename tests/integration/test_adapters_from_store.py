@@ -21,8 +21,7 @@ from rolloutbus.bus.wire.messages.weights import (
     SealVersion,
     Tensor,
 )
-from rolloutbus.engine_worker.capabilities import LoraTensors
-from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG
 from rolloutbus.trainer_adapter.client.rollout import FleetResult
@@ -89,7 +88,7 @@ async def test_an_adapter_is_pulled_with_its_configuration(
     version = await seal(store, f"{POLICY}.judge", parts)
     ended = await load(engine, LoadLora("judge", version, bulk=store.bulk))
     assert ended == ("finished", Adapters({"judge": version}))
-    (source,) = engine.sources
+    (source,) = engine.lora.sources
     assert isinstance(source, LoraTensors)
     assert source.config == config
     assert source.specs == [TensorSpec(LORA_A, "F32", (2, 3), 24)]
@@ -110,7 +109,7 @@ async def test_a_version_without_a_configuration_is_no_adapter(
     assert ended == "failed"
     assert isinstance(problem, Problem)
     assert (problem.code, problem.field) == ("bad_request", "version")
-    assert engine.sources == []
+    assert engine.lora.sources == []
 
 
 @pytest.mark.parametrize(
@@ -140,4 +139,4 @@ async def test_a_version_that_the_store_does_not_have_fails(
     assert ended == "failed"
     assert isinstance(problem, Problem)
     assert problem.code != "engine_failed"
-    assert engine.sources == []
+    assert engine.lora.sources == []

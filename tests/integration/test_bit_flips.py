@@ -191,7 +191,7 @@ async def test_a_worker_that_finds_a_wrong_bit_keeps_its_old_weights(
         assert isinstance(await do("prepare_update", first), Prepared)
         commit = CommitUpdate("default", here.version, "keep")
         assert isinstance(await do("commit_update", commit), Committed)
-        weights = dict(engine.weights)
+        weights = dict(engine.content)
         second = replace(first, version=await put(here.store, new))
         manifest = await here.manifest(second.version)
         for transport in ("shm", "tcp"):
@@ -201,7 +201,7 @@ async def test_a_worker_that_finds_a_wrong_bit_keeps_its_old_weights(
             assert failed.code == "digest_mismatch"
             not_staged = await do("commit_update", replace(commit, version=second.version))
             assert isinstance(not_staged, Problem)
-            assert (engine.stats().version, dict(engine.weights)) == (first.version, weights)
+            assert (engine.stats().version, dict(engine.content)) == (first.version, weights)
     engine.close()
 
 

@@ -78,16 +78,16 @@ class Watched:
     def __init__(
         self, engine: TransformersEngine, on_write: Callable[[int, RawTensor], RawTensor]
     ) -> None:
-        self.begin_overwrite = engine.begin_overwrite
-        self.overwritten = engine.overwritten
-        self.end_overwrite = engine.end_overwrite
-        self._engine = engine
+        self.begin_overwrite = engine.overwriter.begin_overwrite
+        self.overwritten = engine.overwriter.overwritten
+        self.end_overwrite = engine.overwriter.end_overwrite
+        self._overwrite = engine.overwriter.overwrite
         self._on_write = on_write
         self._n_writes = 0
 
     def overwrite(self, name: str, offset: int, raw: RawTensor) -> None:
         self._n_writes += 1
-        self._engine.overwrite(name, offset, self._on_write(self._n_writes, raw))
+        self._overwrite(name, offset, self._on_write(self._n_writes, raw))
 
 
 async def publish(store: StoreHarness, seed: int) -> tuple[int, Any]:
@@ -114,7 +114,7 @@ async def take(
 def check_unreadable(engine: TransformersEngine) -> None:
     """What is torn is of no version, so nobody gets to see it."""
     with pytest.raises(EngineBusy):
-        engine.read_ranges([TensorRange("lm_head.weight", 0, 4)])
+        engine.weights.read_ranges([TensorRange("lm_head.weight", 0, 4)])
 
 
 def check_versions(log: StepLog, job: Work, models: dict[int, Any]) -> None:
@@ -135,7 +135,7 @@ async def test_logprobs_are_true_after_an_update_in_place(
     engine = build()
     version, model = await publish(store, 1)
     ask = PrepareUpdate("default", version, store.bulk, transport, mode="overwrite")
-    in_place = InPlace(engine)
+    in_place = InPlace(engine.overwriter)
     prepared = in_place.agree(ask, await manifest_of(store, ask))
     assert prepared.transport == transport
     log.hold(5)
@@ -196,7 +196,7 @@ async def test_nothing_is_sampled_when_the_store_is_gone_in_the_middle_of_an_upd
 
     await store.start()
     async with asyncio.timeout(DEADLINE_S):
-        await take(InPlace(engine), store, version)
+        await take(InPlace(engine.overwriter), store, version)
     await asyncio.to_thread(log.wait_finished, "running", "waiting")
     assert (engine.stats().version, engine.stats().is_torn) == (version, False)
     assert set(log["waiting"].versions) == {version}
@@ -225,11 +225,11 @@ async def test_an_update_that_went_wrong_leaves_it_torn_until_a_whole_one_came(
 
     second, model = await publish(store, 2)
     if mended_by == "overwrite":
-        await take(InPlace(engine), store, second)
+        await take(InPlace(engine.overwriter), store, second)
     else:
         state = dict(model.named_parameters())
         raw = {n: t.detach().view(-1).view(torch.uint8).numpy() for n, t in state.items()}
-        engine.install(second, raw, "keep")
+        engine.weights.install(second, raw, "keep")
     await asyncio.to_thread(log.wait_finished, "waiting")
     assert set(log["waiting"].versions) == {second}
     check_fresh(log, job, model)
@@ -244,7 +244,7 @@ async def test_weights_that_are_not_finite_are_never_sampled_from(
     tensors["model.norm.weight"][3] = float("nan")
     version = await put(store, tensors)
     with pytest.raises(EngineFailed) as caught:
-        await take(InPlace(engine), store, version)
+        await take(InPlace(engine.overwriter), store, version)
     assert caught.value.field == "tensors.model.norm.weight"
     engine.generate([work("waiting", 5)])
     assert engine.stats().is_torn
@@ -256,7 +256,7 @@ async def test_a_store_that_is_gone_before_the_first_byte_tears_nothing(
 ) -> None:
     engine = build()
     version, _ = await publish(store, 1)
-    in_place = InPlace(engine)
+    in_place = InPlace(engine.overwriter)
     ask = PrepareUpdate("default", version, store.bulk, "tcp", mode="overwrite")
     in_place.agree(ask, await manifest_of(store, ask))
     await store.kill()

@@ -81,14 +81,14 @@ async def test_a_version_of_a_diverged_trainer_is_not_staged(
     async with store_harness(tmp_path) as store:
         worker = Worker(store, engine)
         good = await worker.take(model(1.0))
-        held = dict(engine.weights)
+        held = dict(engine.content)
         tensors = model(2.0)
         tensors["head.weight"][3] = bad
         version, problem = await worker.prepare(tensors, transport)
         assert isinstance(problem, Problem)
         assert (problem.code, problem.field) == ("bad_request", "tensors.head.weight")
         assert isinstance(await worker.commit(version), Problem)
-        assert (engine.stats().version, dict(engine.weights)) == (good, held)
+        assert (engine.stats().version, dict(engine.content)) == (good, held)
         assert await worker.take(model(3.0)) > version
 
 
@@ -113,7 +113,7 @@ async def test_a_version_goes_over_the_old_one_and_needs_no_room_beside_it(
         await worker.take(model(1.0))
         version = await worker.take(model(2.0), "overwrite")
         assert engine.stats().version == version
-        assert engine.weights["head.weight"] == model(2.0)["head.weight"].numpy().tobytes()
+        assert engine.content["head.weight"] == model(2.0)["head.weight"].numpy().tobytes()
         misfit = {**model(3.0), "head.weight": torch.ones(5)}
         _, problem = await worker.prepare(misfit, mode="overwrite")
         assert isinstance(problem, Problem)

@@ -198,7 +198,7 @@ async def test_a_tier_that_is_not_there_is_refused(
 ) -> None:
     told = error_in(await operated.flush_cache(["device", tier], check=False))
 
-    assert told.code == "bad_request"
+    assert told.code == "unsupported"
     assert "enable_hierarchical_cache" in str(told)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.messages.control import DEVICE, CacheTier
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.bus.wire.option_checks import truncates
 from rolloutbus.engine_worker.engine import (
@@ -38,7 +39,7 @@ from rolloutbus.engine_worker.engines.fake.tokens import (
     token_after,
 )
 from rolloutbus.engine_worker.engines.fake.weights import FakeWeights
-from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights, Updatable
+from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights
 from rolloutbus.engine_worker.engines.shared.request import Request, open_request
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
 
@@ -191,12 +192,60 @@ def _truncates(row: _Row) -> bool:
     return truncates(row.request.sampling)
 
 
-class FakeEngine(Updatable):
-    """Implements `Engine`, `MemoryTiers` and `PrefixCache`.
+class FakeMemory:
+    """Implements `MemoryTiers`: there is none to give up, but nothing steps while it is asleep."""
+
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
+        self._asleep: set[str] = set()
+
+    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        return self._loop.call(lambda: self._sleep(tags))
+
+    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        return self._loop.call(lambda: self._wake_up(tags))
+
+    def _sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        self._loop.retract()
+        fresh = set(tags) - self._asleep
+        self._asleep |= fresh
+        for tag in fresh:
+            self._loop.halt(tag)
+        return MemoryFreed(dict.fromkeys(sorted(fresh), 0))
+
+    def _wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        woken = set(tags) & self._asleep
+        self._asleep -= woken
+        for tag in woken:
+            self._loop.lift(tag)
+        return MemoryFreed(dict.fromkeys(sorted(woken), 0))
+
+
+class FakeCache:
+    """Implements `PrefixCache`."""
+
+    tiers: Sequence[CacheTier] = (DEVICE,)
+
+    def __init__(self, loop: StepLoop, batch: FakeBatch) -> None:
+        self._loop = loop
+        self._batch = batch
+
+    def flush(self, tiers: Sequence[CacheTier]) -> int:  # noqa: ARG002 - there is one
+        """See `PrefixCache`."""
+        return self._loop.call(self._batch.flush)
+
+
+class FakeEngine:
+    """Implements `Engine`.
 
     Once it hangs on request, `pause`, `install` and `close` hang with it, as they would with a
     stuck device.
     """
+
+    lora = prefixes = scorer = embedder = reranker = None
+    shared = checkpointer = profiler = meter = None
 
     def __init__(self, settings: FakeSettings, sink: StepSink) -> None:
         self._facts = EngineFacts(
@@ -207,11 +256,12 @@ class FakeEngine(Updatable):
             eos_token_ids=(FAKE_EOS,),
             features=frozenset({"min_new_tokens", "seed"}),
         )
-        self._asleep: set[str] = set()
-        self._batch = FakeBatch(settings)
-        self._loop = StepLoop(self._batch, sink, "fake-engine")
-        self._weights = FakeWeights()
-        super().__init__(LiveWeights(self._weights, self._batch, self._loop))
+        batch = FakeBatch(settings)
+        self._loop = StepLoop(batch, sink, "fake-engine")
+        self._tensors = FakeWeights()
+        self.weights = self.overwriter = LiveWeights(self._tensors, batch, self._loop)
+        self.memory = FakeMemory(self._loop)
+        self.cache = FakeCache(self._loop, batch)
 
     @property
     def facts(self) -> EngineFacts:
@@ -243,33 +293,6 @@ class FakeEngine(Updatable):
         self._loop.close()
 
     @property
-    def weights(self) -> Mapping[str, bytes]:
-        """What was installed last, zeros before."""
-        return self._weights.content
-
-    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
-        """See `MemoryTiers`."""
-        return self._loop.call(lambda: self._sleep(tags))
-
-    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
-        """See `MemoryTiers`."""
-        return self._loop.call(lambda: self._wake_up(tags))
-
-    def flush_cache(self) -> int:
-        """See `PrefixCache`."""
-        return self._loop.call(self._batch.flush)
-
-    def _sleep(self, tags: Sequence[str]) -> MemoryFreed:
-        self._loop.retract()
-        fresh = set(tags) - self._asleep
-        self._asleep |= fresh
-        for tag in fresh:
-            self._loop.halt(tag)
-        return MemoryFreed(dict.fromkeys(sorted(fresh), 0))
-
-    def _wake_up(self, tags: Sequence[str]) -> MemoryFreed:
-        woken = set(tags) & self._asleep
-        self._asleep -= woken
-        for tag in woken:
-            self._loop.lift(tag)
-        return MemoryFreed(dict.fromkeys(sorted(woken), 0))
+    def content(self) -> Mapping[str, bytes]:
+        """Weights that were installed last, zeros before."""
+        return self._tensors.content

@@ -1,8 +1,10 @@
 """SGLang's prefix cache: on the device, in host memory and in a storage behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
+from typing import Any
 
+from rolloutbus.bus.wire.messages.control import CacheTier
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.guard import KV_CACHE
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
@@ -16,8 +18,19 @@ COUNT_S = 2.0
 """From SGLang's answer until the scheduler's own word, by another way, of what was flushed."""
 
 
+def tiers_of(arguments: Mapping[str, Any]) -> frozenset[CacheTier]:
+    """Of the prefix cache; `arguments`: SGLang's own, as they came out in the end."""
+    if not arguments.get("enable_hierarchical_cache"):
+        return frozenset({"device"})
+    return frozenset(
+        {"device", "host", "storage"}
+        if arguments.get("hicache_storage_backend")
+        else {"device", "host"}
+    )
+
+
 class Caches:
-    """One engine's; calls come from any thread but the engine's."""
+    """Implements `PrefixCache`; calls come from any thread but the engine's."""
 
     def __init__(
         self,
@@ -25,20 +38,20 @@ class Caches:
         manager: TokenizerManager,
         pausing: Pausing,
         timeout_s: float,
-        tiers: frozenset[str],
+        tiers: frozenset[CacheTier],
     ) -> None:
         self._thread = thread
         self._manager = manager
         self._pausing = pausing
         self._timeout_s = timeout_s
-        self._tiers = tiers
+        self.tiers = tiers
         self._flushed: SimpleQueue[Flushed] = SimpleQueue()
 
     def heard(self, flushed: Flushed) -> None:
         """A scheduler has flushed."""
         self._flushed.put(flushed)
 
-    def flush(self) -> int:
+    def flush_all(self) -> int:
         """Forget every cached prefix of device and host; returns how many tokens.
 
         Raises:
@@ -55,20 +68,13 @@ class Caches:
             # Behind a shut gate nothing can end, and there is nothing to wait for.
             return self._flush(FLUSH_S if guard.state in ("running", "settled") else None)
 
-    def flush_tiers(self, tiers: Sequence[str]) -> int:
-        """Forget cached prefixes; `device` and `host` are flushed together.
+    def flush(self, tiers: Sequence[CacheTier]) -> int:
+        """See `PrefixCache`; `device` and `host` are flushed together.
 
         Raises:
-            ValueError: there is no such tier.
-            EngineBusy: as of `flush`.
+            EngineBusy: as of `flush_all`.
         """
-        missing = sorted(set(tiers) - self._tiers)
-        if missing:
-            raise ValueError(
-                f"tiers: this SGLang has no {', '.join(missing)}: `host` comes with "
-                "`enable_hierarchical_cache`, `storage` with `hicache_storage_backend` as well"
-            )
-        n_tokens = self.flush() if {"device", "host"} & set(tiers) else 0
+        n_tokens = self.flush_all() if {"device", "host"} & set(tiers) else 0
         if "storage" in tiers:
             cleared = self._thread.call(
                 self._manager.clear_hicache_storage, self._timeout_s, "clear_hicache_storage"

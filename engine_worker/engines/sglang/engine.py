@@ -19,24 +19,28 @@ from typing import Any
 from rolloutbus.bus.wire.ids import AttemptKey
 from rolloutbus.engine_worker.engine import EngineFacts, EngineStats, PauseMode, StepSink, Work
 from rolloutbus.engine_worker.engines.sglang import features
-from rolloutbus.engine_worker.engines.sglang.adapted import Adapted
+from rolloutbus.engine_worker.engines.sglang.caches import Caches, tiers_of
 from rolloutbus.engine_worker.engines.sglang.death import cause_of
+from rolloutbus.engine_worker.engines.sglang.devices import Devices
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.facts import abilities_of, facts_of
 from rolloutbus.engine_worker.engines.sglang.guard import Guard
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler import run_scheduler
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem_of
+from rolloutbus.engine_worker.engines.sglang.load import SchedulerMeter
 from rolloutbus.engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits, full_name
-from rolloutbus.engine_worker.engines.sglang.operated import Operated, Operations
+from rolloutbus.engine_worker.engines.sglang.memory import Memory
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
-from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed, ReportsPrefixes
-from rolloutbus.engine_worker.engines.sglang.reading import Reading, Reads
+from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed
+from rolloutbus.engine_worker.engines.sglang.profiler import Profiling
+from rolloutbus.engine_worker.engines.sglang.reading import Reading
 from rolloutbus.engine_worker.engines.sglang.requests import (
     RequestTerms,
     Unfit,
     generate_request,
     n_kept,
 )
+from rolloutbus.engine_worker.engines.sglang.saving import Saving
 from rolloutbus.engine_worker.engines.sglang.schedulers.calls import Schedulers
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_listener import TapListener
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
@@ -59,7 +63,6 @@ from rolloutbus.engine_worker.engines.sglang.session_labels import (
     SessionLabels,
 )
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
-from rolloutbus.engine_worker.engines.sglang.updatable import Updatable
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks, presence
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_arguments
@@ -76,8 +79,10 @@ LAST_WORDS_S = 5.0
 NEVER = 1_000_000_000
 
 
-class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
+class SglangEngine:
     """Implements `Engine`. EngineDied, from any call: SGLang is dead; only a new engine helps."""
+
+    overwriter = None
 
     def __init__(self, settings: SglangSettings, sink: StepSink) -> None:
         """Start SGLang's processes and wait until the model is loaded.
@@ -100,9 +105,9 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
         arguments = server_arguments(settings, known)
         self._taps = TapListener(self._hear, self._scheduler_gone)
         os.environ[PATH_VARIABLE] = self._taps.path
-        self._prefixes = None
+        self._feed = None
         if settings.report_prefixes:
-            self._prefixes = PrefixFeed.among(arguments, Path(self._taps.path).parent)
+            self._feed = PrefixFeed.among(arguments, Path(self._taps.path).parent)
             os.environ[PREFIX_VARIABLE] = "1"
         os.environ[COARSE_VARIABLE] = str(settings.coarse_tokens)
         # Tokens come through the taps: nothing but the end of a request need come the other way.
@@ -124,18 +129,30 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
         self._schedulers = Schedulers(self._thread, self._manager, self._timeout_s)
         is_whole = not {"load_format", "quantization"} & settings.arguments.keys()
         model = Path(settings.model)
-        super().__init__(SglangWeights(self._schedulers, self._pausing, model, is_whole=is_whole))
-        self._operations = Operations.of(
-            self._thread, self._pausing, self._weights, resolved, self._timeout_s
-        )
-        if self._prefixes is None:
+        base = (self._thread, self._manager)
+        self.weights = SglangWeights(self._schedulers, self._pausing, model, is_whole=is_whole)
+        self.shared = self.weights
+        self.checkpointer = Saving(self._thread, guard, self.weights, Path(resolved["model_path"]))
+        self.cache = Caches(*base, self._pausing, self._timeout_s, tiers_of(resolved))
+        self.prefixes = self._feed.cached if self._feed is not None else None
+        if self._feed is None:
             self._taps.hide()
         else:  # whose feed may have to connect again, in the same directory
-            self._prefixes.meet(self._operations.caches.flush)
+            self._feed.meet(self.cache.flush_all)
+        devices, self.memory = Devices(resolved), None
+        if resolved.get("enable_memory_saver"):
+            shut = (self._pausing, self.cache, devices)
+            self.memory = Memory(*base, *shut, self._timeout_s)
+        self.profiler = Profiling(*base, self._timeout_s, has_gpu=devices.are_there)
+        self.meter = SchedulerMeter(self._thread, self._timeout_s, self._version_checks)
         limits = LoraLimits.of(resolved)
-        self._lora = LoraAdapters(self._thread, self.weight_specs(), limits, self._timeout_s)
+        self._adapters = LoraAdapters(self._thread, self.weights.specs(), limits, self._timeout_s)
+        self.lora = self._adapters if limits.are_possible else None
         kind = upstream.model_kind(self._thread.engine)
-        self._reading = Reading(self._thread, self._live, kind, has_text=settings.text)
+        self._reading = reading = Reading(self._thread, self._live, kind)
+        self.scorer = reading if kind in ("generates", "classifies") else None
+        self.embedder = reading if kind == "embeds" else None
+        self.reranker = reading if kind == "ranks" and settings.text else None
 
     @property
     def facts(self) -> EngineFacts:
@@ -151,12 +168,12 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
                 continue
             try:
                 self._reading.check_writes()
-                adapter = self._lora.begin(live.rid, each.lora)
+                adapter = self._adapters.begin(live.rid, each.lora)
                 if adapter:
                     self._live.began_with(live, full_name(adapter))
                 request = generate_request(each, live.rid, upstream.request, self._terms, adapter)
             except Unfit as error:
-                self._lora.end(live.rid)
+                self._adapters.end(live.rid)
                 self._live.end(live.rid, problem=error.problem)
                 continue
             if each.session and self._terms.has_sessions:
@@ -186,19 +203,17 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
             n_running=pulse.n_running,
             n_waiting=max(0, len(self._live) - pulse.n_running),
             n_kv_tokens=pulse.n_kv_tokens,
-            version=self._weights.version,
-            n_calls=self._pausing.n_calls + self._weights.n_calls,
+            version=self.weights.version,
+            n_calls=self._pausing.n_calls + self.weights.n_calls,
             is_torn=self._pausing.guard.is_torn,
         )
 
-    def load(self) -> Mapping[str, float]:
-        """See `LoadMeter`; and how many requests had their versions checked, where they are."""
-        gauges = super().load()
+    def _version_checks(self) -> Mapping[str, float]:
+        """How many requests had their versions checked, where they are."""
         if hooks.VERSION_CHECK not in self.facts.features:
-            return gauges
+            return {}
         checked = self._checked
         return {
-            **gauges,
             "versions_checked": float(checked.n_requests),
             "versions_contradicted": float(checked.n_contradicted),
         }
@@ -207,8 +222,8 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
         """See `Engine`."""
         thread = self._alive()
         thread.close(thread.engine.shutdown)
-        if self._prefixes is not None:
-            self._prefixes.close()
+        if self._feed is not None:
+            self._feed.close()
         self._taps.close()
 
     def _started(self, arguments: dict[str, object]) -> EngineThread:
@@ -241,7 +256,7 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
             live.task = asyncio.current_task()
             await self._watch(request, live)
         finally:
-            self._lora.end(live.rid)
+            self._adapters.end(live.rid)
 
     async def _watch(self, request: object, live: LiveRequest) -> None:
         """Keep one request in SGLang until it ends there."""
@@ -285,7 +300,7 @@ class SglangEngine(Updatable, Operated, Adapted, Reads, ReportsPrefixes):
             case Staged() | Swapped():
                 self._schedulers.hear(message)
             case Flushed():
-                self._operations.caches.heard(message)
+                self.cache.heard(message)
             case LastWords(text):
                 self._last_words = text
                 # Its process may take its time to end, and SGLang's other signs say less.

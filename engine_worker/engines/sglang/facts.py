@@ -9,10 +9,8 @@ import transformers
 from rolloutbus.engine_worker.engine import EngineFacts
 from rolloutbus.engine_worker.engines.sglang.devices import Devices
 from rolloutbus.engine_worker.engines.sglang.guard import Abilities
-from rolloutbus.engine_worker.engines.sglang.lora import LoraLimits
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.sglang.upstream.names import ModelKind
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle
 
 RANKS = ("tp", "pp", "dp", "ep")
@@ -48,25 +46,7 @@ def facts_of(
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
         },
-        lacks=_lacks(upstream.model_kind(engine), settings, arguments),
     )
-
-
-def _lacks(
-    kind: ModelKind, settings: SglangSettings, arguments: Mapping[str, Any]
-) -> frozenset[str]:
-    """Commands that it cannot do."""
-    lora, can = LoraLimits.of(arguments), abilities_of(arguments)
-    able = {
-        "score": kind in ("generates", "classifies"),
-        "embed": kind == "embeds",
-        "rerank": kind == "ranks" and settings.text,
-        "load_lora": lora.are_possible,
-        "unload_lora": lora.are_possible,
-        "sleep": can.can_release,
-        "wake_up": can.can_release,
-    }
-    return frozenset(command for command, is_able in able.items() if not is_able)
 
 
 def _max_context(info: Mapping[str, Any], page_size: int) -> int:
@@ -81,7 +61,6 @@ def _max_context(info: Mapping[str, Any], page_size: int) -> int:
 def abilities_of(arguments: Mapping[str, Any]) -> Abilities:
     """What an engine with these arguments, as they came out in the end, lets be done with it."""
     return Abilities(
-        can_release=bool(arguments.get("enable_memory_saver")),
         keeps_weights=bool(arguments.get("enable_weights_cpu_backup")),
         flushes_queued=upstream.flushes_beside_a_queue(),
         has_stages=int(arguments["pp_size"]) > 1,

@@ -38,8 +38,6 @@ TAGS = (WEIGHTS, CUDA_GRAPH, KV_CACHE)
 class Abilities:
     """What this SGLang, started with these arguments, can do; found by looking."""
 
-    can_release: bool = False
-    """Started with `enable_memory_saver`."""
     keeps_weights: bool = False
     """Released weights come back with their values: `enable_weights_cpu_backup`."""
     flushes_queued: bool = False
@@ -112,12 +110,6 @@ class Guard:
             EngineBusy: not now.
         """
         asked = _known(tags)
-        if not self.can.can_release:
-            message = (
-                "SGLang frees no memory unless it is started with `enable_memory_saver`: "
-                "--sglang.enable_memory_saver true"
-            )
-            raise EngineFailed(Problem("unsupported", message, "not_started", field="tags"))
         if WEIGHTS in asked and self.can.shares_weights:
             message = "the weights belong to a cache of other processes (`weight_cache_mode`)"
             raise EngineFailed(Problem("unsupported", message, "not_started", field="tags"))

@@ -1,7 +1,28 @@
 """How busy SGLang is, in its own words."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
+
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+
+
+class SchedulerMeter:
+    """Implements `LoadMeter`."""
+
+    def __init__(
+        self, thread: EngineThread, timeout_s: float, more: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """`more`: gauges of our own."""
+        self._thread = thread
+        self._timeout_s = timeout_s
+        self._more = more
+
+    def load(self) -> Mapping[str, float]:
+        """See `LoadMeter`; the schedulers tell nothing while held."""
+        manager = self._thread.engine.tokenizer_manager
+        loads = self._thread.call(manager.get_loads, self._timeout_s, "get_loads")
+        told = gauges_of({each.dp_rank: each.to_dict() for each in loads})
+        return {**told, **self._more()}
 
 
 def gauges_of(loads: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:

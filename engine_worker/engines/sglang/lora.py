@@ -16,8 +16,7 @@ from typing import Any
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.option_checks import adapter_of
-from rolloutbus.engine_worker.capabilities import LoraTensors
-from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.lora_folder import write_adapter
 from rolloutbus.engine_worker.engines.sglang.requests import Unfit
@@ -71,7 +70,7 @@ class LoraLimits:
 
 
 class LoraAdapters:
-    """Of one engine; calls come from any thread, `load` from any but the engine's."""
+    """Implements `LoraHost`; calls come from any thread, `load` from any but the engine's."""
 
     def __init__(
         self,

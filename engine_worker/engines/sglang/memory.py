@@ -17,7 +17,7 @@ from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerMana
 
 
 class Memory:
-    """One engine's; calls come from any thread but the engine's."""
+    """Implements `MemoryTiers`; calls come from any thread but the engine's."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Memory:
 
         Raises:
             ValueError: there is no such tag.
-            EngineFailed: SGLang was not started for it.
+            EngineFailed: the weights are not this engine's to give.
             EngineBusy: requests are in the engine, or its weights are being changed.
         """
         pausing = self._pausing
@@ -52,7 +52,7 @@ class Memory:
                 return MemoryFreed(freed)
             pausing.settle()
             try:
-                self._caches.flush()
+                self._caches.flush_all()
                 for tag in due:
                     before = self._devices.used_bytes()
                     self._call("release", tag)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Self
 
 from rolloutbus.bus.transport.zmq_event_feed import EventFeed
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
 from rolloutbus.engine_worker.engines.sglang.schedulers.kv_events import KvEvents
 from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
 
@@ -74,16 +73,6 @@ class PrefixFeed:
     def _hear(self, frames: Sequence[bytes]) -> None:
         self._has_heard.set()
         self._events.hear(frames)
-
-
-class ReportsPrefixes:
-    """Implements `PrefixReporter`; what the SGLang engine inherits."""
-
-    _prefixes: PrefixFeed | None
-
-    def take_prefixes(self) -> Prefixes | None:
-        """See `PrefixReporter`."""
-        return self._prefixes.cached.take() if self._prefixes is not None else None
 
 
 def _number(arguments: Mapping[str, object], name: str) -> int:

@@ -13,7 +13,7 @@ ACTIVITIES = ("CPU", "GPU")
 
 
 class Profiling:
-    """The one record that SGLang can make at a time."""
+    """Implements `Profiler`: the one record that SGLang can make at a time."""
 
     def __init__(
         self, thread: EngineThread, manager: TokenizerManager, timeout_s: float, *, has_gpu: bool
@@ -26,7 +26,7 @@ class Profiling:
         self._stops_by_itself = False
 
     def start(self, folder: Path, ask: StartProfile) -> None:
-        """See `Profiler.start_profile`."""
+        """See `Profiler`."""
         if self._is_recording:  # some SGLang would begin anew
             raise EngineBusy("a profile is being recorded; send stop_profile first")
         unknown = sorted(set(ask.activities) - set(ACTIVITIES))
@@ -55,7 +55,7 @@ class Profiling:
         self._is_recording, self._stops_by_itself = True, bool(ask.n_steps)
 
     def stop(self) -> None:
-        """See `Profiler.stop_profile`."""
+        """See `Profiler`."""
         if not self._is_recording:
             raise EngineBusy("no profile is being recorded; send start_profile first")
         self._is_recording = False

@@ -7,19 +7,21 @@ from pathlib import Path
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.engine import SaveKind
+from rolloutbus.engine_worker.engine import WeightSink
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.guard import Guard
 from rolloutbus.engine_worker.engines.shared.checkpoint_writer import (
-    Readable,
     copy_description,
     write_checkpoint,
 )
 
 
 class Saving:
-    """Of one engine; calls come from any thread but the engine's."""
+    """Implements `Checkpointer`; calls come from any thread but the engine's."""
 
-    def __init__(self, thread: EngineThread, guard: Guard, weights: Readable, model: Path) -> None:
+    def __init__(
+        self, thread: EngineThread, guard: Guard, weights: WeightSink, model: Path
+    ) -> None:
         self._thread = thread
         self._guard = guard
         self._weights = weights
@@ -28,7 +30,7 @@ class Saving:
         """SGLang has one socket for these calls."""
 
     def save(self, destination: str, kind: SaveKind) -> None:
-        """See `Checkpointer.save_weights`.
+        """See `Checkpointer`.
 
         Raises:
             EngineBusy: there are no whole weights to be saved.

@@ -46,7 +46,7 @@ class _Piece(NamedTuple):
 
 
 class SglangWeights:
-    """Implements `WeightSink`, `WeightSource`, `Stages` and `SharesMemory`."""
+    """Implements `WeightSink` and `SharesMemory`."""
 
     def __init__(
         self, schedulers: Schedulers, pausing: Pausing, model: Path, *, is_whole: bool
@@ -85,7 +85,7 @@ class SglangWeights:
             if dtype
         }
 
-    def weight_specs(self) -> Sequence[TensorSpec]:
+    def specs(self) -> Sequence[TensorSpec]:
         """See `WeightSink`: names of the checkpoint, types that the model keeps them in."""
         return [*self._specs.values()]
 
@@ -94,7 +94,7 @@ class SglangWeights:
         return shared_buffer(size_bytes)
 
     def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
-        """See `Stages`.
+        """See `WeightSink`.
 
         Raises:
             ValueError: the tensors do not fit the model; names them.
@@ -115,7 +115,7 @@ class SglangWeights:
             raise EngineFailed(_failed(version, word.problem))
 
     def unstage(self, version: int) -> None:
-        """See `Stages`."""
+        """See `WeightSink`."""
         try:
             copy = self._staged.pop(version)
         except KeyError:

@@ -4,12 +4,12 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.weights.tensor_files import header_of, shard_name, shards
+from rolloutbus.bus.wire.messages.engine import SaveKind
 from rolloutbus.bus.wire.messages.weights import Tensor
-from rolloutbus.engine_worker.engine import Bytes, TensorRange, TensorSpec
+from rolloutbus.engine_worker.engine import TensorRange, WeightSink
 from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 INDEX = "model.safetensors.index.json"
@@ -19,30 +19,33 @@ BESIDE_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model")
 """Files of a model's directory that say what it is and how its text is cut into tokens."""
 
 
-class Readable(Protocol):
-    """The part of an engine that is read from."""
+class CheckpointWriter:
+    """Implements `Checkpointer` for a model whose weights are whole here."""
 
-    def weight_specs(self) -> Sequence[TensorSpec]:
-        """See `WeightSink`."""
-        ...
+    def __init__(self, weights: WeightSink, model: Path) -> None:
+        """`model`: the directory that the weights were loaded from."""
+        self._weights = weights
+        self._model = model
 
-    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
-        """See `WeightSource`."""
-        ...
+    def save(self, destination: str, kind: SaveKind) -> None:
+        """See `Checkpointer`."""
+        if kind != "safetensors":
+            raise ValueError(f"kind: this engine writes `safetensors`, not {kind!r}")
+        write_checkpoint(self._weights, self._model, Path(destination))
 
 
-def write_checkpoint(engine: Readable, model: Path, folder: Path) -> None:
+def write_checkpoint(weights: WeightSink, model: Path, folder: Path) -> None:
     """Write all weights, of one version, and what else belongs to a checkpoint.
 
     Args:
-        engine: may go on generating.
+        weights: their engine may go on generating.
         model: directory that it was loaded from.
         folder: empty; holds a part of the checkpoint if this raises.
 
     Raises:
         EngineBusy: the version changed on the way, or the weights are torn.
     """
-    tensors = lay_out((each.name, each.dtype, each.shape) for each in engine.weight_specs())
+    tensors = lay_out((each.name, each.dtype, each.shape) for each in weights.specs())
     files: dict[str, str] = {}
     versions: set[int] = set()
     for number, shard in enumerate(shards(tensors), start=1):
@@ -50,7 +53,7 @@ def write_checkpoint(engine: Readable, model: Path, folder: Path) -> None:
         with (folder / name).open("wb") as file:
             file.write(header_of(shard))
             for piece in _pieces(shard):
-                version, found = engine.read_ranges([piece])
+                version, found = weights.read_ranges([piece])
                 versions.add(version)
                 if len(versions) > 1:
                     raise EngineBusy("the weights have changed on the way; save them again")

@@ -74,7 +74,7 @@ class Copies(Protocol):
 
 
 class LiveWeights:
-    """Implements `WeightSink`, `WeightSource`, `InPlaceSink` and `Stages`."""
+    """Implements `WeightSink` and `InPlaceSink`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class LiveWeights:
         self._cost = (0, 0)
         """Requests retracted and aborted for it."""
 
-    def weight_specs(self) -> Sequence[TensorSpec]:
+    def specs(self) -> Sequence[TensorSpec]:
         """See `WeightSink`."""
         return self._memory.specs
 
@@ -126,14 +126,14 @@ class LiveWeights:
             self.unstage(version)
 
     def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
-        """See `Stages`."""
+        """See `WeightSink`."""
         self._memory.check(tensors)
         if self._copies is not None:
             far = {name: raw for name, raw in tensors.items() if isinstance(raw, np.ndarray)}
             self._copies.stage(version, far)
 
     def unstage(self, version: int) -> None:
-        """See `Stages`. An install that has begun to wait goes on."""
+        """See `WeightSink`. An install that has begun to wait goes on."""
         if self._copies is not None and version not in self._installing:
             self._copies.drop(version)
 
@@ -229,48 +229,3 @@ class LiveWeights:
         held = self._sizes[name]
         if not 0 <= offset <= offset + size_bytes <= held:
             raise ValueError(f"tensor {name!r} has {held} bytes, not {offset} + {size_bytes}")
-
-
-class Updatable:
-    """What an engine inherits so that its weights can be replaced, read and overwritten."""
-
-    def __init__(self, live: LiveWeights) -> None:
-        self._live = live
-
-    def weight_specs(self) -> Sequence[TensorSpec]:
-        """See `WeightSink`."""
-        return self._live.weight_specs()
-
-    def install(
-        self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight
-    ) -> WeightSwap:
-        """See `WeightSink`; what it raises: `LiveWeights.install`."""
-        return self._live.install(version, tensors, in_flight)
-
-    def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
-        """See `Stages`; ValueError as of `install`."""
-        self._live.stage(version, tensors)
-
-    def unstage(self, version: int) -> None:
-        """See `Stages`."""
-        self._live.unstage(version)
-
-    def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
-        """See `WeightSource`."""
-        return self._live.read_ranges(ranges)
-
-    def begin_overwrite(self, in_flight: InFlight) -> None:
-        """See `InPlaceSink`; what it raises: `LiveWeights.begin_overwrite`."""
-        self._live.begin_overwrite(in_flight)
-
-    def overwrite(self, name: str, offset: int, raw: RawTensor) -> None:
-        """See `InPlaceSink`."""
-        self._live.overwrite(name, offset, raw)
-
-    def overwritten(self, name: str, offset: int, size_bytes: int) -> Bytes:
-        """See `InPlaceSink`."""
-        return self._live.overwritten(name, offset, size_bytes)
-
-    def end_overwrite(self, version: int) -> WeightSwap:
-        """See `InPlaceSink`."""
-        return self._live.end_overwrite(version)

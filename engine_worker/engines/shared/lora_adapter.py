@@ -14,8 +14,7 @@ import torch
 
 from rolloutbus.bus.weights.tensor_files import LENGTH_BYTES, header_bytes, parse_header
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.engine_worker.capabilities import LoraTensors
-from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
 
 Shape = tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What the transformers engine inherits to apply adapters: those that are loaded, by name."""
+"""Adapters that a transformers engine has loaded, by name."""
 
 from collections.abc import Mapping
 from itertools import count
@@ -7,7 +7,7 @@ from threading import Lock
 
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.option_checks import adapter_of
-from rolloutbus.engine_worker.capabilities import LoraTensors
+from rolloutbus.engine_worker.engine import LoraTensors
 from rolloutbus.engine_worker.engines.shared.lora_adapter import read_adapter
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
 from rolloutbus.engine_worker.engines.transformers.lora_layers import LoadedAdapter, LoraLayers
@@ -16,7 +16,7 @@ from rolloutbus.engine_worker.features import unknown_adapter
 ROOT_BYTES = 8
 
 
-class Adapted:
+class AdapterSet:
     """Implements `LoraHost`.
 
     Requests keep the adapter that they began with: one that is replaced or forgotten is gone once
@@ -25,33 +25,33 @@ class Adapted:
 
     def __init__(self, layers: LoraLayers, loop: StepLoop) -> None:
         self._layers = layers
-        self._lora_loop = loop
+        self._loop = loop
         self._loading = Lock()
         self._adapters: dict[str, LoadedAdapter] = {}
         self._roots = count(1)
 
-    def adapters(self) -> Mapping[str, int]:
+    def versions(self) -> Mapping[str, int]:
         """See `LoraHost`."""
         return {name: each.version for name, each in self._adapters.copy().items()}
 
-    def load_lora(self, name: str, version: int, source: Path | LoraTensors) -> None:
+    def load(self, name: str, version: int, source: Path | LoraTensors) -> None:
         """See `LoraHost`."""
         with self._loading:
-            if self.adapters().get(name) == version:
+            if self.versions().get(name) == version:
                 return
             adapter = read_adapter(source, self._layers.shapes)
             root = next(self._roots).to_bytes(ROOT_BYTES, "little")
-            self._adapters[name] = self._lora_loop.call(
+            self._adapters[name] = self._loop.call(
                 lambda: self._layers.place(name, version, root, adapter)
             )
 
-    def unload_lora(self, name: str) -> None:
+    def unload(self, name: str) -> None:
         """See `LoraHost`."""
         with self._loading:
             if self._adapters.pop(name, None) is None:
                 raise ValueError(f"{name} is not loaded")
 
-    def adapter_for(self, lora: str) -> LoadedAdapter | Problem | None:
+    def named(self, lora: str) -> LoadedAdapter | Problem | None:
         """The adapter that a request asks for; None: it asks for none."""
         named = adapter_of(lora) if lora else None
         if named is None:

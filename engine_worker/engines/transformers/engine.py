@@ -17,8 +17,8 @@ import torch
 import transformers
 
 from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.messages.control import DEVICE, CacheTier
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
 from rolloutbus.engine_worker.engine import (
     EngineFacts,
     EngineStats,
@@ -29,19 +29,20 @@ from rolloutbus.engine_worker.engine import (
     began_with,
 )
 from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
+from rolloutbus.engine_worker.engines.shared.checkpoint_writer import CheckpointWriter
 from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights
 from rolloutbus.engine_worker.engines.shared.processors import Processors
 from rolloutbus.engine_worker.engines.shared.request import Request, open_request, refusal
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
-from rolloutbus.engine_worker.engines.transformers.adapted import Adapted
+from rolloutbus.engine_worker.engines.transformers.adapted import AdapterSet
 from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
 from rolloutbus.engine_worker.engines.transformers.causal_lm import kv_tokens, load_causal_lm
 from rolloutbus.engine_worker.engines.transformers.forward import Forward
-from rolloutbus.engine_worker.engines.transformers.inspectable import Inspectable
+from rolloutbus.engine_worker.engines.transformers.inspectable import StepMeter, StepProfiler
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks
 from rolloutbus.engine_worker.engines.transformers.model_weights import ModelWeights
 from rolloutbus.engine_worker.engines.transformers.sampler import Sampler
-from rolloutbus.engine_worker.engines.transformers.scoring import Scoring
+from rolloutbus.engine_worker.engines.transformers.scoring import LabelScorer
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.engines.transformers.stop_text import (
     Decode,
@@ -55,12 +56,82 @@ WEIGHTS = "weights"
 KV_CACHE = "kv_cache"
 
 
-class TransformersEngine(Inspectable, Adapted, Scoring):
-    """Implements `Engine`, `MemoryTiers`, `PrefixCache` and `PrefixReporter`.
+class DeviceMemory:
+    """Implements `MemoryTiers`. Steps stop until all is awake; requests that run are retracted."""
+
+    def __init__(
+        self,
+        loop: StepLoop,
+        forward: Forward,
+        blocks: KvBlocks,
+        weights: ModelWeights,
+        device: torch.device,
+    ) -> None:
+        self._loop = loop
+        self._forward = forward
+        self._blocks = blocks
+        self._weights = weights
+        self._device = device
+
+    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        known = _known(tags)
+        return self._loop.call(lambda: self._sleep(known))
+
+    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
+        """See `MemoryTiers`."""
+        known = _known(tags)
+        return self._loop.call(lambda: self._wake_up(known))
+
+    def _sleep(self, tags: frozenset[str]) -> MemoryFreed:
+        freed: dict[str, int] = {}
+        self._loop.retract()
+        for tag in sorted(tags):
+            self._loop.halt(tag)
+        if KV_CACHE in tags:
+            self._blocks.forget()
+            freed[KV_CACHE] = self._forward.drop()
+        if WEIGHTS in tags:
+            freed[WEIGHTS] = self._weights.put_aside()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return MemoryFreed(freed)
+
+    def _wake_up(self, tags: frozenset[str]) -> MemoryFreed:
+        taken: dict[str, int] = {}
+        if WEIGHTS in tags:
+            taken[WEIGHTS] = self._weights.bring_back(self._device)
+        if KV_CACHE in tags:
+            # Its tensors come back with the first forward pass, which needs the weights.
+            taken[KV_CACHE] = 0 if self._weights.are_aside else self._forward.allocate()
+        for tag in sorted(tags):
+            self._loop.lift(tag)
+        return MemoryFreed(taken)
+
+
+class BlockCache:
+    """Implements `PrefixCache`."""
+
+    tiers: Sequence[CacheTier] = (DEVICE,)
+
+    def __init__(self, loop: StepLoop, blocks: KvBlocks, block_size: int) -> None:
+        self._loop = loop
+        self._blocks = blocks
+        self._block_size = block_size
+
+    def flush(self, tiers: Sequence[CacheTier]) -> int:  # noqa: ARG002 - there is one
+        """See `PrefixCache`."""
+        return self._loop.call(self._blocks.evict_idle) * self._block_size
+
+
+class TransformersEngine:
+    """Implements `Engine`.
 
     `EngineBusy` says that a call was refused and changed nothing; `EngineDied`, from any call,
     that the engine's thread has ended.
     """
+
+    shared = embedder = reranker = None
 
     def __init__(self, settings: TransformersSettings, sink: StepSink) -> None:
         """Load the model and start the thread.
@@ -81,8 +152,6 @@ class TransformersEngine(Inspectable, Adapted, Scoring):
             prefill_tokens=settings.prefill_tokens,
         )
         n_blocks = -(-kv_tokens(settings, lm.max_context) // size)
-        self._device = lm.device
-        self._block_size = size
         self._facts = EngineFacts(
             kind="transformers",
             vocab_size=lm.vocab_size,
@@ -94,19 +163,22 @@ class TransformersEngine(Inspectable, Adapted, Scoring):
             software={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
         self._chance = random.Random(settings.random_seed)  # noqa: S311 - sampling, not secrets
-        self._weights = ModelWeights(lm.model)
-        self._forward = Forward(lm, n_blocks, size)
-        self._prefixes = CachedPrefixes() if settings.report_prefixes else None
-        self._blocks = KvBlocks(n_blocks, is_sharing=settings.prefix_cache, news=self._prefixes)
         self._sink = sink
-        sampler = Sampler(settings.slots, lm.vocab_size, lm.device)
-        self._batch = Batch(self._forward, sampler, self._blocks, limits)
-        self._loop = StepLoop(self._batch, sink, "transformers-engine")
-        copies = DeviceCopies(lm.device)
-        live = LiveWeights(self._weights, self._batch, self._loop, copies)
-        Inspectable.__init__(self, live, self._loop, self._blocks, Path(settings.model))
-        Adapted.__init__(self, self._forward.lora, self._loop)
-        Scoring.__init__(self, self._forward, self._loop, live)
+        tensors = ModelWeights(lm.model)
+        forward = Forward(lm, n_blocks, size)
+        self.prefixes = CachedPrefixes() if settings.report_prefixes else None
+        blocks = KvBlocks(n_blocks, is_sharing=settings.prefix_cache, news=self.prefixes)
+        batch = Batch(forward, Sampler(settings.slots, lm.vocab_size, lm.device), blocks, limits)
+        self._loop = loop = StepLoop(batch, sink, "transformers-engine")
+        self.weights = LiveWeights(tensors, batch, loop, DeviceCopies(lm.device))
+        self.overwriter = self.weights
+        self.memory = DeviceMemory(loop, forward, blocks, tensors, lm.device)
+        self.cache = BlockCache(loop, blocks, size)
+        self.lora = AdapterSet(forward.lora, loop)
+        self.scorer = LabelScorer(forward, loop, self.weights)
+        self.checkpointer = CheckpointWriter(self.weights, Path(settings.model))
+        self.profiler = StepProfiler(loop)
+        self.meter = StepMeter(loop, blocks)
 
     @property
     def facts(self) -> EngineFacts:
@@ -151,24 +223,6 @@ class TransformersEngine(Inspectable, Adapted, Scoring):
         """See `Engine`."""
         self._loop.close()
 
-    def sleep(self, tags: Sequence[str]) -> MemoryFreed:
-        """See `MemoryTiers`. Steps stop until all is awake; requests that run are retracted."""
-        known = _known(tags)
-        return self._loop.call(lambda: self._sleep(known))
-
-    def wake_up(self, tags: Sequence[str]) -> MemoryFreed:
-        """See `MemoryTiers`."""
-        known = _known(tags)
-        return self._loop.call(lambda: self._wake_up(known))
-
-    def flush_cache(self) -> int:
-        """See `PrefixCache`."""
-        return self._loop.call(self._blocks.evict_idle) * self._block_size
-
-    def take_prefixes(self) -> Prefixes | None:
-        """See `PrefixReporter`."""
-        return self._prefixes.take() if self._prefixes is not None else None
-
     def _furnish(self, request: Request, work: Work) -> Problem | None:
         """Give it what it names; why that cannot be had, None if it can."""
         if texts := work.sampling.stop:
@@ -178,36 +232,11 @@ class TransformersEngine(Inspectable, Adapted, Scoring):
             request.processors = self._processors.build(work.processors, self._facts.vocab_size)
         except ValueError as error:
             return bad_request("processors", str(error))
-        adapter = self.adapter_for(work.lora)
+        adapter = self.lora.named(work.lora)
         if isinstance(adapter, Problem):
             return adapter
         request.adapter = adapter
         return None
-
-    def _sleep(self, tags: frozenset[str]) -> MemoryFreed:
-        freed: dict[str, int] = {}
-        self._loop.retract()
-        for tag in sorted(tags):
-            self._loop.halt(tag)
-        if KV_CACHE in tags:
-            self._blocks.forget()
-            freed[KV_CACHE] = self._forward.drop()
-        if WEIGHTS in tags:
-            freed[WEIGHTS] = self._weights.put_aside()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        return MemoryFreed(freed)
-
-    def _wake_up(self, tags: frozenset[str]) -> MemoryFreed:
-        taken: dict[str, int] = {}
-        if WEIGHTS in tags:
-            taken[WEIGHTS] = self._weights.bring_back(self._device)
-        if KV_CACHE in tags:
-            # Its tensors come back with the first forward pass, which needs the weights.
-            taken[KV_CACHE] = 0 if self._weights.are_aside else self._forward.allocate()
-        for tag in sorted(tags):
-            self._loop.lift(tag)
-        return MemoryFreed(taken)
 
 
 def _features(processors: Processors, decode: Decode | None) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What an operator learns of an engine that steps here: its weights, its load, a profile."""
+"""What an operator learns of an engine that steps here: its load, a profile."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -6,62 +6,58 @@ from typing import Any, cast
 
 import torch
 
-from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
-from rolloutbus.engine_worker.engines.shared.checkpoint_writer import write_checkpoint
-from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights, Updatable
+from rolloutbus.bus.wire.messages.engine import StartProfile
 from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy, StepLoop
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks
 
 TRACE = "trace.json"
 
 
-class Inspectable(Updatable):
-    """Implements `Checkpointer`, `Profiler` and `LoadMeter`."""
+class StepProfiler:
+    """Implements `Profiler`: it records the steps and what is done between them."""
 
-    def __init__(self, live: LiveWeights, loop: StepLoop, blocks: KvBlocks, model: Path) -> None:
-        """`model`: the directory that the weights were loaded from."""
-        super().__init__(live)
-        self._steps = loop
-        self._kv = blocks
-        self._model_path = model
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
         self._record: tuple[Any, Path] | None = None
         """The profiler that records, and where its record goes."""
 
-    def save_weights(self, destination: str, kind: SaveKind) -> None:
-        """See `Checkpointer`."""
-        if kind != "safetensors":
-            raise ValueError(f"kind: this engine writes `safetensors`, not {kind!r}")
-        write_checkpoint(self, self._model_path, Path(destination))
-
-    def start_profile(self, folder: Path, ask: StartProfile) -> None:
-        """See `Profiler`. It records the steps and what is done between them."""
+    def start(self, folder: Path, ask: StartProfile) -> None:
+        """See `Profiler`."""
         if self._record is not None:
             raise EngineBusy("a profile is being recorded; send stop_profile first")
         if ask.n_steps:
             raise ValueError("n_steps: this engine records until stop_profile")
         profiler = _profiler(ask)
         # It records the thread that starts it.
-        self._steps.call(lambda: _or_busy(profiler.start))
+        self._loop.call(lambda: _or_busy(profiler.start))
         self._record = (profiler, folder)
 
-    def stop_profile(self) -> None:
+    def stop(self) -> None:
         """See `Profiler`."""
         if self._record is None:
             raise EngineBusy("no profile is being recorded; send start_profile first")
         (profiler, folder), self._record = self._record, None
-        self._steps.call(lambda: _or_busy(profiler.stop))
+        self._loop.call(lambda: _or_busy(profiler.stop))
         profiler.export_chrome_trace(str(folder / TRACE))
+
+
+class StepMeter:
+    """Implements `LoadMeter`."""
+
+    def __init__(self, loop: StepLoop, blocks: KvBlocks) -> None:
+        self._loop = loop
+        self._blocks = blocks
 
     def load(self) -> Mapping[str, float]:
         """See `LoadMeter`."""
-        stats = self._steps.stats()
+        stats = self._loop.stats()
         return {
             "n_running": stats.n_running,
             "n_waiting": stats.n_waiting,
             "n_steps": stats.steps,
-            "n_kv_blocks_used": self._kv.n_used,
-            "n_kv_blocks_idle": self._kv.n_idle,
-            "n_kv_blocks_free": self._kv.n_free,
+            "n_kv_blocks_used": self._blocks.n_used,
+            "n_kv_blocks_idle": self._blocks.n_idle,
+            "n_kv_blocks_free": self._blocks.n_free,
         }
 
 

@@ -5,8 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rolloutbus.bus.security.zmq_dialer import Dialer
-from rolloutbus.engine_worker.capabilities import SharesMemory
-from rolloutbus.engine_worker.engine import Engine, WeightSource
+from rolloutbus.engine_worker.engine import Engine
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer, fresh_buffer
 from rolloutbus.engine_worker.weights.relay import Relay
 from rolloutbus.engine_worker.weights.staged import Fetcher
@@ -28,17 +27,16 @@ def ways_of_this_host(
     Args:
         relay: hears of what arrives, to serve it to other workers.
         dialer: the keys to connect with, if any.
-        engine: if it is a `WeightSource`, only what changed need be brought to it; if it
-            `SharesMemory`, that is where versions are put; if it has a GPU, weights can stay
-            there.
+        engine: if its weights can be read, only what changed need be brought to it; if it has
+            shared memory, that is where versions are put; if it has a GPU, weights can stay there.
         root: directory in which versions may be read from files; empty: none.
     """
     relay = relay or Relay()
-    shares = engine if isinstance(engine, SharesMemory) else None
-    spare = SpareBuffer(relay.forget, shares.shared_buffer if shares else fresh_buffer)
+    shared = engine.shared if engine is not None else None
+    spare = SpareBuffer(relay.forget, shared.shared_buffer if shared else fresh_buffer)
     ways: dict[str, Fetcher] = {"shm": SharedMemory(), "tcp": Pull(spare, relay, dialer)}
-    if isinstance(engine, WeightSource):
-        ways["delta"] = ChangedSince(engine, spare)
+    if engine is not None and engine.weights is not None:
+        ways["delta"] = ChangedSince(engine.weights, spare)
     if root:
         ways["disk"] = Files(Path(root), spare)
     gpus = engine.facts.gpus if engine is not None else ()
@@ -48,5 +46,5 @@ def ways_of_this_host(
         # Imports torch, as its engine has done already.
         from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc  # noqa: PLC0415
 
-        ways["cuda_ipc"] = CudaIpc(gpus[0], shares.handles if shares else None)
+        ways["cuda_ipc"] = CudaIpc(gpus[0], shared.handles if shared else None)
     return ways

@@ -169,7 +169,7 @@ def test_tokens_carry_the_version_that_made_them(
     engine = build()
     log.hold(2)
     engine.generate([work("a", 500)])
-    swap = log.call_midway(engine, lambda: engine.install(7, tensors(), in_flight))
+    swap = log.call_midway(engine, lambda: engine.weights.install(7, tensors(), in_flight))
     assert swap.result(DEADLINE_S).version == 7
     engine.generate([work("b")])
     log.wait_finished("a", "b")
@@ -178,7 +178,7 @@ def test_tokens_carry_the_version_that_made_them(
     assert a.finishes == [ending]
     assert set(a.versions) == ({0} if in_flight in ("finish_old", "abort") else {0, 7})
     assert log["b"].tokens == expected(8, 7)
-    assert engine.weights["head.weight"] == b"\x01" * 16
+    assert engine.content["head.weight"] == b"\x01" * 16
 
 
 def test_finish_old_is_refused_while_paused_with_requests_running(
@@ -189,7 +189,7 @@ def test_finish_old_is_refused_while_paused_with_requests_running(
     engine.generate([work("a", 500)])
     log.call_midway(engine, lambda: engine.pause("in_place")).result(DEADLINE_S)
     with pytest.raises(EngineBusy):
-        engine.install(1, tensors(), "finish_old")
+        engine.weights.install(1, tensors(), "finish_old")
     assert engine.stats().version == 0
 
 
@@ -224,12 +224,12 @@ def test_held_requests_get_no_more_tokens_until_the_file_is_gone(
 
 def test_asleep_it_takes_no_steps(build: Build, log: StepLog) -> None:
     engine = build()
-    engine.sleep(["weights", "kv_cache"])
-    engine.sleep(["weights"])
+    engine.memory.sleep(["weights", "kv_cache"])
+    engine.memory.sleep(["weights"])
     engine.generate([work("a")])
-    engine.wake_up(["weights"])
+    engine.memory.wake_up(["weights"])
     assert engine.stats().steps == 0
-    engine.wake_up(["kv_cache"])
+    engine.memory.wake_up(["kv_cache"])
     log.wait_finished("a")
 
 

@@ -119,7 +119,7 @@ async def test_check_sees_one_wrong_byte_and_every_number_that_is_not_finite(
     engine: FakeEngine, commands: HostCommands
 ) -> None:
     wrong = np.array([np.inf, 1.0, np.nan], np.float32).view(np.uint8)
-    engine.overwrite("head.weight", 4, wrong)
+    engine.overwriter.overwrite("head.weight", 4, wrong)
     _, checked = await do(commands, "check_weights", CheckWeights(["head.weight"]))
     assert isinstance(checked, CheckedWeights)
     digest = xxhash.xxh3_64_intdigest(bytes(4) + wrong.tobytes())
@@ -127,7 +127,7 @@ async def test_check_sees_one_wrong_byte_and_every_number_that_is_not_finite(
 
 
 async def test_get_brings_a_range_of_a_tensor(engine: FakeEngine, commands: HostCommands) -> None:
-    engine.overwrite("head.weight", 0, np.arange(16, dtype=np.uint8))
+    engine.overwriter.overwrite("head.weight", 0, np.arange(16, dtype=np.uint8))
     found = await do(commands, "get_weights", GetWeights("head.weight", 4, 3))
     assert found == ("finished", GotWeights(0, "F32", (4,), 4, b"\x04\x05\x06"))
 

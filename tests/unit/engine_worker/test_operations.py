@@ -1,9 +1,10 @@
 """Commands beyond generation and weights meet an engine that can do all of them."""
 
-import dataclasses
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -32,7 +33,7 @@ from rolloutbus.bus.wire.messages.engine import (
     StopProfile,
     UnloadLora,
 )
-from rolloutbus.engine_worker.engine import EngineFacts
+from rolloutbus.engine_worker.engine import Engine
 from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
@@ -89,25 +90,44 @@ async def failed(commands: HostCommands, kind: str, body: msgspec.Struct) -> Pro
     return problem
 
 
-async def test_an_engine_with_every_protocol_can_do_every_command(commands: HostCommands) -> None:
+async def test_an_engine_with_every_part_can_do_every_command(commands: HostCommands) -> None:
     assert commands.capabilities == sorted(HOST_COMMANDS)
 
 
-class Reader(CapableEngine):
-    """One that has been started for reading only."""
+@dataclass(frozen=True)
+class Without:
+    """An engine that lacks a part."""
 
-    @property
-    def facts(self) -> EngineFacts:
-        return dataclasses.replace(super().facts, lacks=frozenset({"load_lora", "score", "sleep"}))
+    engine: Engine
+    part: str
+
+    def __getattr__(self, name: str) -> object:
+        return None if name == self.part else getattr(self.engine, name)
 
 
-def test_commands_that_its_engine_was_not_started_for_are_not_advertised() -> None:
-    engine = Reader()
-    try:
-        missing = HOST_COMMANDS - set(HostCommands(engine, 1.0).capabilities)
-    finally:
-        engine.close()
-    assert missing == {"load_lora", "score", "sleep"}
+@pytest.mark.parametrize(
+    ("part", "commands"),
+    [
+        (
+            "weights",
+            {"prepare_update", "commit_update", "abort_update", "check_weights", "get_weights"},
+        ),
+        ("memory", {"sleep", "wake_up"}),
+        ("cache", {"flush_cache"}),
+        ("lora", {"load_lora", "unload_lora"}),
+        ("scorer", {"score"}),
+        ("embedder", {"embed"}),
+        ("reranker", {"rerank"}),
+        ("checkpointer", {"save_weights"}),
+        ("profiler", {"start_profile", "stop_profile"}),
+        ("meter", {"get_load"}),
+    ],
+)
+def test_commands_whose_part_an_engine_lacks_are_not_advertised(
+    engine: CapableEngine, part: str, commands: set[str]
+) -> None:
+    lacking = cast("Engine", Without(engine, part))
+    assert HOST_COMMANDS - set(HostCommands(lacking, 1.0).capabilities) == commands
 
 
 @pytest.mark.parametrize(
@@ -153,10 +173,10 @@ async def test_a_result_that_fits_into_no_body_fails_by_name(commands: HostComma
 async def test_only_the_devices_tier_is_flushed_unless_others_are_named(
     engine: CapableEngine, commands: HostCommands
 ) -> None:
-    assert await done(commands, "flush_cache", FlushCache()) == Flushed(0)
-    assert engine.flushed == []
-    assert await done(commands, "flush_cache", FlushCache(["device", "host"])) == Flushed(7)
-    assert engine.flushed == ["device", "host"]
+    assert await done(commands, "flush_cache", FlushCache()) == Flushed(7)
+    assert engine.cache.flushed == ["device"]
+    assert await done(commands, "flush_cache", FlushCache(["host"])) == Flushed(7)
+    assert engine.cache.flushed == ["device", "host"]
 
 
 async def test_an_engine_that_is_busy_says_so(commands: HostCommands) -> None:
@@ -177,7 +197,7 @@ async def test_an_adapter_is_loaded_from_a_directory_below_the_root(
 ) -> None:
     ask = LoadLora("judge", 3, path="adapters/judge-1.5")
     assert await done(commands, "load_lora", ask) == Adapters({"judge": 3})
-    assert engine.sources == [Path(paths.weights_root, "adapters/judge-1.5")]
+    assert engine.lora.sources == [Path(paths.weights_root, "adapters/judge-1.5")]
     assert commands.adapters == {"judge": 3}
     assert await done(commands, "unload_lora", UnloadLora("judge")) == Adapters({})
     problem = await failed(commands, "unload_lora", UnloadLora("judge"))
@@ -192,7 +212,7 @@ async def test_a_path_that_leads_to_no_adapter_below_the_root_is_refused(
 ) -> None:
     problem = await failed(commands, "load_lora", LoadLora("judge", 1, path=path))
     assert (problem.code, problem.field) == ("bad_request", "path")
-    assert engine.sources == []
+    assert engine.lora.sources == []
 
 
 async def test_an_adapter_behind_a_link_is_refused(
@@ -201,7 +221,7 @@ async def test_an_adapter_behind_a_link_is_refused(
     link(paths)
     ask = LoadLora("judge", 1, path="linked/judge-1.5")
     assert (await failed(commands, "load_lora", ask)).field == "path"
-    assert engine.sources == []
+    assert engine.lora.sources == []
 
 
 async def test_an_adapter_beside_a_pickle_is_refused(
@@ -212,7 +232,7 @@ async def test_an_adapter_beside_a_pickle_is_refused(
     ask = LoadLora("judge", 1, path="adapters/judge-1.5")
     problem = await failed(commands, "load_lora", ask)
     assert "adapter_model.bin" in problem.message
-    assert engine.sources == []
+    assert engine.lora.sources == []
 
 
 @pytest.mark.parametrize(
@@ -247,13 +267,13 @@ async def test_what_was_saved_before_is_never_overwritten(
     await done(commands, "save_weights", ask)
     problem = await failed(commands, "save_weights", ask)
     assert (problem.code, problem.field) == ("bad_request", "name")
-    assert len(engine.saved) == 1
+    assert len(engine.checkpointer.saved) == 1
 
 
 async def test_of_a_save_that_fails_nothing_is_left(
     engine: CapableEngine, commands: HostCommands, paths: OperatorPaths
 ) -> None:
-    engine.fails_to_save = True
+    engine.checkpointer.fails = True
     await failed(commands, "save_weights", SaveWeights("disk", "step-1", "sharded"))
     assert inside(paths.save_targets["disk"]) == []
 
@@ -263,7 +283,7 @@ async def test_remote_weights_go_to_the_named_address(
 ) -> None:
     saved = await done(commands, "save_weights", SaveWeights("bucket", "step-1", "remote"))
     assert saved == Saved("s3://bucket/models/step-1", [], 0)
-    assert engine.saved == [("s3://bucket/models/step-1", "remote")]
+    assert engine.checkpointer.saved == [("s3://bucket/models/step-1", "remote")]
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,12 @@ from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 STATES = get_args(GateState)
 EVENTS = get_args(GateEvent)
-SAVES_MEMORY = Abilities(can_release=True)
 
 
-def guard_in(state: GateState, can: Abilities = SAVES_MEMORY) -> Guard:
+ANY_SGLANG = Abilities()
+
+
+def guard_in(state: GateState, can: Abilities = ANY_SGLANG) -> Guard:
     return Guard(can, state=state)
 
 
@@ -99,14 +101,6 @@ def test_memory_is_released_only_behind_the_last_request(state: GateState, n_liv
         assert guard.check_release([KV_CACHE], n_live) == [KV_CACHE]
 
 
-def test_without_a_memory_saver_no_tag_is_released_and_the_argument_is_named() -> None:
-    with pytest.raises(EngineFailed, match="enable_memory_saver") as refusal:
-        guard_in("settled", Abilities()).check_release([WEIGHTS], 0)
-
-    assert refusal.value.problem.code == "unsupported"
-    assert refusal.value.outcome == "not_started"
-
-
 def test_what_is_released_is_not_released_again() -> None:
     guard = guard_in("settled")
     guard.released = {KV_CACHE}
@@ -144,7 +138,7 @@ def test_weights_without_a_copy_come_back_torn_and_an_update_mends_them() -> Non
 
 
 def test_weights_with_a_copy_come_back_whole() -> None:
-    guard = guard_in("settled", Abilities(can_release=True, keeps_weights=True))
+    guard = guard_in("settled", Abilities(keeps_weights=True))
     guard.released = {WEIGHTS}
 
     guard.took_back(WEIGHTS)
@@ -236,7 +230,7 @@ def test_an_update_that_fails_before_it_touches_anything_leaves_torn_weights_tor
 
 
 def test_weights_of_a_shared_cache_are_neither_updated_nor_released() -> None:
-    guard = guard_in("settled", Abilities(can_release=True, shares_weights=True))
+    guard = guard_in("settled", Abilities(shares_weights=True))
 
     with pytest.raises(EngineFailed, match="weight_cache_mode"):
         guard.begin_update()

@@ -20,9 +20,9 @@ def test_saved_weights_are_those_that_were_installed_last(
 ) -> None:
     engine = build(name)
     model = make_model(name, 0)
-    engine.install(1, changed(model, seed=3), "keep")
+    engine.weights.install(1, changed(model, seed=3), "keep")
 
-    engine.save_weights(str(tmp_path), "safetensors")
+    engine.checkpointer.save(str(tmp_path), "safetensors")
 
     loaders = cast("Any", transformers.AutoModelForCausalLM)
     loaded = loaders.from_pretrained(tmp_path, dtype=torch.float32)
@@ -34,18 +34,18 @@ def test_saved_weights_are_those_that_were_installed_last(
 
 def test_only_whole_tensors_are_written(build: Build, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sharded"):
-        build().save_weights(str(tmp_path), "sharded")
+        build().checkpointer.save(str(tmp_path), "sharded")
 
 
 def test_a_profile_holds_the_steps_that_ran_meanwhile(
     build: Build, log: StepLog, tmp_path: Path
 ) -> None:
     engine = build()
-    engine.start_profile(tmp_path, StartProfile())
+    engine.profiler.start(tmp_path, StartProfile())
     engine.generate([work("r0", 4)])
     log.wait_finished("r0")
 
-    engine.stop_profile()
+    engine.profiler.stop()
 
     (trace,) = tmp_path.iterdir()
     names = {event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]}
@@ -54,13 +54,13 @@ def test_a_profile_holds_the_steps_that_ran_meanwhile(
 
 def test_a_second_profile_waits_for_the_first(build: Build, tmp_path: Path) -> None:
     engine = build()
-    engine.start_profile(tmp_path, StartProfile())
+    engine.profiler.start(tmp_path, StartProfile())
 
     with pytest.raises(EngineBusy, match="stop_profile"):
-        engine.start_profile(tmp_path, StartProfile())
-    engine.stop_profile()
+        engine.profiler.start(tmp_path, StartProfile())
+    engine.profiler.stop()
     with pytest.raises(EngineBusy, match="start_profile"):
-        engine.stop_profile()
+        engine.profiler.stop()
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_what_cannot_be_recorded_is_refused(
 ) -> None:
     engine = build()
     with pytest.raises(ValueError, match=r"activities|n_steps"):
-        engine.start_profile(tmp_path, ask)
+        engine.profiler.start(tmp_path, ask)
 
 
 def test_load_counts_blocks_of_what_was_sampled(build: Build, log: StepLog) -> None:
     engine = build(prefix_cache=True, block_size=4)
-    before = engine.load()
+    before = engine.meter.load()
     engine.generate([work("r0", 12)])
     log.wait_finished("r0")
-    after = engine.load()
+    after = engine.meter.load()
 
     assert after["n_steps"] > before["n_steps"]
     assert after["n_kv_blocks_idle"] > 0

@@ -212,13 +212,13 @@ def test_sound_weights_serve_from_the_blocks_of_broken_ones(
     sound = {n: p.detach().numpy().reshape(-1).view(np.uint8) for n, p in model.named_parameters()}
     weight = cast("torch.Tensor", dict(model.named_parameters())[hurt])
     huge = torch.full_like(weight, 3e38).numpy().reshape(-1).view(np.uint8)
-    engine.install(1, {**sound, hurt: huge}, "keep")
+    engine.weights.install(1, {**sound, hurt: huge}, "keep")
     # Of all lengths: padding is written, too.
     failing = [work(f"broken{i}", 4, 3 + 4 * i) for i in range(8)]
     engine.generate(failing)
     log.wait_until(lambda: sum(len(step.problems) for step in log.steps) == len(failing))
 
-    engine.install(2, sound, "keep")
+    engine.weights.install(2, sound, "keep")
     jobs = [work(f"sound{i}", 4, 2 + 5 * i) for i in range(8)]
     engine.generate(jobs)
     log.wait_finished(*(job.key[0] for job in jobs))
@@ -233,7 +233,7 @@ def test_an_adapter_that_overflows_leaves_nothing_in_blocks_that_others_get(
     model = make_model("llama", 0)
     lora = random_lora(model, 1)
     engine = build(block_size=16)
-    engine.load_lora(
+    engine.lora.load(
         "a",
         1,
         type(lora)(

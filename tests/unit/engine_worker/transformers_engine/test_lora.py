@@ -35,7 +35,7 @@ def test_rows_with_different_adapters_run_in_one_batch(
     adapters = {"a": random_lora(model, 1), "b": random_lora(model, 3, targets=["v_proj"])}
     engine = build(kind)
     for name, lora in adapters.items():
-        engine.load_lora(name, 1, lora.in_memory())
+        engine.lora.load(name, 1, lora.in_memory())
     works = [with_lora(lora, f"{lora}{i}") for i in range(2) for lora in ("a", "", "b")]
 
     engine.generate(works)
@@ -49,7 +49,7 @@ def test_rows_with_different_adapters_run_in_one_batch(
 def test_an_adapter_that_overflows_ends_its_own_requests(build: Build, log: StepLog) -> None:
     huge = dataclasses.replace(A, tensors={name: each * 1e30 for name, each in A.tensors.items()})
     engine = build()
-    engine.load_lora("a", 1, huge.in_memory())
+    engine.lora.load("a", 1, huge.in_memory())
     works = [with_lora(lora, f"{lora}{i}") for i in range(2) for lora in ("a", "")]
 
     engine.generate(works)
@@ -64,21 +64,21 @@ def test_an_adapter_that_overflows_ends_its_own_requests(build: Build, log: Step
 
 def test_an_adapter_comes_from_files_too(build: Build, log: StepLog, tmp_path: Path) -> None:
     engine = build()
-    engine.load_lora("a", 7, A.save(tmp_path / "a"))
+    engine.lora.load("a", 7, A.save(tmp_path / "a"))
 
     engine.generate([request := with_lora("a@7", "r")])
     log.wait_finished("r")
 
     check_fresh(log, request, A.merged(MODEL))
-    assert engine.adapters() == {"a": 7}
+    assert engine.lora.versions() == {"a": 7}
 
 
 def test_each_request_is_told_the_version_that_it_was_given(build: Build, log: StepLog) -> None:
     engine = build()
     works = [with_lora(lora, name) for lora, name in (("a", "old"), ("a", "new"), ("", "none"))]
-    engine.load_lora("a", 1, A.in_memory())
+    engine.lora.load("a", 1, A.in_memory())
     engine.generate(works[:1])
-    engine.load_lora("a", 2, A2.in_memory())
+    engine.lora.load("a", 2, A2.in_memory())
     engine.generate(works[1:])
     log.wait_finished("old", "new", "none")
 
@@ -88,8 +88,8 @@ def test_each_request_is_told_the_version_that_it_was_given(build: Build, log: S
 
 def test_adapters_share_no_kv_of_equal_prompts(build: Build, log: StepLog) -> None:
     engine = build()
-    engine.load_lora("a", 1, A.in_memory())
-    engine.load_lora("b", 1, B.in_memory())
+    engine.lora.load("a", 1, A.in_memory())
+    engine.lora.load("b", 1, B.in_memory())
     loras = ["", "a", "b", ""]
     works = same_prompt(
         [with_lora(each, f"r{i}", n_prompt=SHARED_PROMPT) for i, each in enumerate(loras)]
@@ -107,12 +107,12 @@ def test_a_new_version_of_an_adapter_concerns_no_running_request(
     build: Build, log: StepLog
 ) -> None:
     engine = build()
-    engine.load_lora("a", 1, A.in_memory())
-    engine.load_lora("b", 1, B.in_memory())
+    engine.lora.load("a", 1, A.in_memory())
+    engine.lora.load("b", 1, B.in_memory())
     old, other = with_lora("a", "old", n=30), with_lora("b", "other", n=30)
     log.hold(3)
     engine.generate([old, other])
-    loading = log.call_midway(engine, lambda: engine.load_lora("a", 2, A2.in_memory()))
+    loading = log.call_midway(engine, lambda: engine.lora.load("a", 2, A2.in_memory()))
     loading.result()
     engine.generate([new := with_lora("a", "new")])
     log.wait_finished("old", "other", "new")
@@ -120,16 +120,16 @@ def test_a_new_version_of_an_adapter_concerns_no_running_request(
     check_fresh(log, old, A.merged(MODEL))
     check_fresh(log, other, B.merged(MODEL))
     check_fresh(log, new, A2.merged(MODEL))
-    assert engine.adapters() == {"a": 2, "b": 1}
+    assert engine.lora.versions() == {"a": 2, "b": 1}
 
 
 def test_an_adapter_in_use_is_forgotten_for_new_requests_only(build: Build, log: StepLog) -> None:
     engine = build()
-    engine.load_lora("a", 1, A.in_memory())
+    engine.lora.load("a", 1, A.in_memory())
     log.hold(3)
     engine.generate([running := with_lora("a", "running", n=30)])
     log.wait_held()
-    engine.unload_lora("a")
+    engine.lora.unload("a")
     log.release()
     engine.generate([with_lora("a", "late")])
     log.wait_finished("running")
@@ -139,13 +139,13 @@ def test_an_adapter_in_use_is_forgotten_for_new_requests_only(build: Build, log:
     (problem,) = [problem for step in log.steps for _, problem in step.problems]
     assert (problem.code, problem.field) == ("bad_request", "lora")
     with pytest.raises(ValueError, match="a is not loaded"):
-        engine.unload_lora("a")
+        engine.lora.unload("a")
 
 
 @pytest.mark.parametrize("lora", ["a", "b@2", "b@0"])
 def test_what_is_not_loaded_is_refused(build: Build, log: StepLog, lora: str) -> None:
     engine = build()
-    engine.load_lora("b", 1, B.in_memory())
+    engine.lora.load("b", 1, B.in_memory())
 
     engine.generate([with_lora(lora, "r")])
 
@@ -156,8 +156,8 @@ def test_what_is_not_loaded_is_refused(build: Build, log: StepLog, lora: str) ->
 
 def test_to_load_what_is_loaded_does_nothing(build: Build, log: StepLog) -> None:
     engine = build()
-    engine.load_lora("a", 1, A.in_memory())
-    engine.load_lora("a", 1, B.in_memory())
+    engine.lora.load("a", 1, A.in_memory())
+    engine.lora.load("a", 1, B.in_memory())
 
     engine.generate([request := with_lora("a", "r")])
     log.wait_finished("r")
@@ -172,7 +172,7 @@ def retracted(engine: TransformersEngine) -> None:
 
 def test_a_retracted_request_keeps_its_adapter(build: Build, log: StepLog) -> None:
     engine = build()
-    engine.load_lora("a", 1, A.in_memory())
+    engine.lora.load("a", 1, A.in_memory())
     log.hold(5)
     engine.generate([request := with_lora("a", "r", n=30)])
     log.call_midway(engine, lambda: retracted(engine)).result()
@@ -246,9 +246,9 @@ def test_what_is_no_adapter_of_the_model_is_refused(
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
     with pytest.raises(ValueError, match=why):
-        engine.load_lora("bad", 1, folder)
+        engine.lora.load("bad", 1, folder)
 
-    assert engine.adapters() == {}
+    assert engine.lora.versions() == {}
 
 
 def test_files_that_are_cut_are_refused(build: Build, tmp_path: Path) -> None:
@@ -257,4 +257,4 @@ def test_files_that_are_cut_are_refused(build: Build, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
     with pytest.raises(ValueError, match="does not lie in its file"):
-        build().load_lora("cut", 1, folder)
+        build().lora.load("cut", 1, folder)

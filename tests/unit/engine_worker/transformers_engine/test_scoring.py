@@ -25,8 +25,8 @@ def test_scores_are_those_of_a_plain_forward_pass(build: Build, *, item_first: b
     engine = build()
     texts = [np.concatenate([item, QUERY] if item_first else [QUERY, item]) for item in ITEMS]
 
-    shares = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True, item_first=item_first)
-    logs = engine.score(QUERY, ITEMS, LABELS, apply_softmax=False, item_first=item_first)
+    shares = engine.scorer.score(QUERY, ITEMS, LABELS, apply_softmax=True, item_first=item_first)
+    logs = engine.scorer.score(QUERY, ITEMS, LABELS, apply_softmax=False, item_first=item_first)
 
     truth = logits(texts)
     expected = torch.softmax(truth[:, LABELS], -1).numpy()
@@ -42,7 +42,7 @@ def test_a_request_that_runs_meanwhile_is_not_disturbed(build: Build, log: StepL
     engine.generate([running := work("r", n=30)])
     score = log.call_midway(
         engine,
-        lambda: engine.score(QUERY, ITEMS, LABELS, apply_softmax=True, item_first=False),
+        lambda: engine.scorer.score(QUERY, ITEMS, LABELS, apply_softmax=True, item_first=False),
     )
     assert score.result().scores.shape == (len(ITEMS), len(LABELS))
     log.wait_finished("r")
@@ -52,11 +52,11 @@ def test_a_request_that_runs_meanwhile_is_not_disturbed(build: Build, log: StepL
 
 def test_no_labels_no_scores(build: Build) -> None:
     with pytest.raises(ValueError, match="label_token_ids"):
-        build().score(QUERY, ITEMS, [], apply_softmax=True, item_first=False)
+        build().scorer.score(QUERY, ITEMS, [], apply_softmax=True, item_first=False)
 
 
 def test_torn_weights_score_nothing(build: Build) -> None:
     engine = build()
-    engine.begin_overwrite("abort")
+    engine.overwriter.begin_overwrite("abort")
     with pytest.raises(EngineBusy):
-        engine.score(QUERY, ITEMS, LABELS, apply_softmax=True, item_first=False)
+        engine.scorer.score(QUERY, ITEMS, LABELS, apply_softmax=True, item_first=False)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rolloutbus.bus.wire.messages.control import DEVICE
 from rolloutbus.bus.wire.messages.generation import Prefix, SamplingParams
 from rolloutbus.engine_worker.engine import PauseMode, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
@@ -166,24 +167,24 @@ def test_flushing_forgets_prefixes(build: Build, log: StepLog) -> None:
     engine = build(block_size=4)
     engine.generate([work("a", 8, 8)])
     log.wait_finished("a")
-    assert engine.flush_cache() == 12, "full blocks of 8 + 7 computed tokens"
-    assert engine.flush_cache() == 0
+    assert engine.cache.flush([DEVICE]) == 12, "full blocks of 8 + 7 computed tokens"
+    assert engine.cache.flush([DEVICE]) == 0
 
 
 def test_sleep_drops_the_kv_cache_and_waking_brings_it_back(build: Build, log: StepLog) -> None:
     engine = build()
-    freed = engine.sleep(["weights", "kv_cache"]).bytes_by_tag
+    freed = engine.memory.sleep(["weights", "kv_cache"]).bytes_by_tag
     assert freed["kv_cache"] > 0
     assert freed["weights"] == 0, "a CPU has no better place for them"
     with pytest.raises(EngineBusy):
-        engine.install(1, changed(make_model("llama", 0), 1), "keep")
+        engine.weights.install(1, changed(make_model("llama", 0), 1), "keep")
     with pytest.raises(ValueError, match="tags"):
-        engine.sleep(["disk"])
+        engine.memory.sleep(["disk"])
     job = work("a")
     engine.generate([job])
-    engine.wake_up(["weights"])
+    engine.memory.wake_up(["weights"])
     assert engine.stats().steps == 0
-    assert engine.wake_up(["kv_cache"]).bytes_by_tag["kv_cache"] == freed["kv_cache"]
+    assert engine.memory.wake_up(["kv_cache"]).bytes_by_tag["kv_cache"] == freed["kv_cache"]
     log.wait_finished("a")
     check_fresh(log, job, make_model("llama", 0))
 

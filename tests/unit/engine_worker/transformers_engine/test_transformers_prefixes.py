@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from rolloutbus.bus.prefix_marks import marks_of, unpacked
+from rolloutbus.bus.wire.messages.control import DEVICE
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import Int32s, Work
 from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
@@ -29,7 +30,8 @@ def marks(tokens: Int32s) -> set[int]:
 
 
 def told(engine: TransformersEngine) -> tuple[int, set[int], set[int]]:
-    news = engine.take_prefixes()
+    assert engine.prefixes is not None
+    news = engine.prefixes.take()
     assert news is not None
     return news.seq, set(unpacked(news.added)), set(unpacked(news.removed))
 
@@ -43,7 +45,8 @@ def test_the_beginnings_of_what_was_computed_are_told(build: Build, log: StepLog
     seq, added, removed = told(engine)
     assert (seq, removed) == (1, set())
     assert len(added) == 1
-    assert engine.take_prefixes() is None
+    assert engine.prefixes is not None
+    assert engine.prefixes.take() is None
 
 
 def test_what_is_evicted_is_told_as_gone(build: Build, log: StepLog) -> None:
@@ -63,7 +66,7 @@ def test_a_flushed_cache_has_nothing(build: Build, log: StepLog) -> None:
     tokens = prompt(200)
     run(engine, log, job("a", tokens))
     told(engine)
-    engine.flush_cache()
+    engine.cache.flush([DEVICE])
     assert told(engine)[2] == marks(tokens)
 
 
@@ -72,19 +75,18 @@ def test_new_weights_clear_what_was_told_of_the_old(build: Build, log: StepLog) 
     tokens = prompt(200)
     run(engine, log, job("a", tokens))
     told(engine)
-    engine.install(1, changed(make_model("llama", 0), 1), "finish_old")
+    engine.weights.install(1, changed(make_model("llama", 0), 1), "finish_old")
     run(engine, log, job("b", tokens))
     assert told(engine) == (0, marks(tokens), set())
 
 
 def test_kv_of_an_adapter_is_not_told(build: Build, log: StepLog) -> None:
     engine = build(report_prefixes=True)
-    engine.load_lora("math", 1, random_lora(make_model("llama", 0), 1).in_memory())
+    engine.lora.load("math", 1, random_lora(make_model("llama", 0), 1).in_memory())
     run(engine, log, dataclasses.replace(job("a", prompt(200)), lora="math"))
-    assert engine.take_prefixes() is None
+    assert engine.prefixes is not None
+    assert engine.prefixes.take() is None
 
 
-def test_an_engine_that_was_not_asked_to_tells_nothing(build: Build, log: StepLog) -> None:
-    engine = build()
-    run(engine, log, job("a", prompt(200)))
-    assert engine.take_prefixes() is None
+def test_an_engine_that_was_not_asked_to_tells_nothing(build: Build) -> None:
+    assert build().prefixes is None

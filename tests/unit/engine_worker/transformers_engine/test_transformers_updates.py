@@ -56,7 +56,7 @@ def test_logprobs_are_true_across_an_update(
     models = {0: old, 4: new}
     engine = build(block_size=4)
     jobs = [work(f"r{i}", 150, 4 + 5 * i) for i in range(6)]
-    swap_midway(engine, log, jobs, lambda: engine.install(4, tensors, in_flight))
+    swap_midway(engine, log, jobs, lambda: engine.weights.install(4, tensors, in_flight))
     # The prompt of r0 again: nothing of the old weights' KV may be reused.
     after = Work(key("after"), jobs[0].prompt, jobs[0].sampling)
     engine.generate([after])
@@ -82,7 +82,7 @@ def test_no_turn_reuses_kv_that_spans_an_update(build: Build, log: StepLog) -> N
     tensors = changed(new, 1)
     engine = build(block_size=4)
     job = work("first", 150)
-    swap_midway(engine, log, [job], lambda: engine.install(1, tensors, "keep"))
+    swap_midway(engine, log, [job], lambda: engine.weights.install(1, tensors, "keep"))
     said = np.concatenate([job.prompt, np.array(log["first"].tokens, np.int32)])
     turn = Work(key("second"), said, SamplingParams(8, sampling_seed=0))
     engine.generate([turn])
@@ -97,7 +97,7 @@ def test_a_prompt_half_computed_at_an_in_place_update_starts_again(
     tensors = changed(new, 1)
     engine = build(prefill_tokens=8, block_size=4)
     jobs = [work("short", 150, 3), work("long", 5, 200)]
-    swap_midway(engine, log, jobs, lambda: engine.install(1, tensors, "keep"))
+    swap_midway(engine, log, jobs, lambda: engine.weights.install(1, tensors, "keep"))
     assert set(log["long"].versions) == {1}
     check_fresh(log, jobs[1], new)
 
@@ -109,7 +109,7 @@ def test_aborted_at_an_update_and_resumed_is_true_at_each_version(
     tensors = changed(new, 1)
     engine = build()
     job = work("a", 150)
-    swap_midway(engine, log, [job], lambda: engine.install(1, tensors, "abort"))
+    swap_midway(engine, log, [job], lambda: engine.weights.install(1, tensors, "abort"))
     first = log["a"].tokens
     kept = Prefix(np.array(first, "<i4").tobytes(), bytes(4 * len(first)), [(0, len(first))])
     engine.generate([Work(key("b"), job.prompt, job.sampling, kept)])
@@ -126,7 +126,7 @@ def test_an_update_that_does_not_fit_names_why_and_touches_nothing(
     build: Build, log: StepLog
 ) -> None:
     engine = build("qwen2")
-    names = [spec.name for spec in engine.weight_specs()]
+    names = [spec.name for spec in engine.weights.specs()]
     assert "lm_head.weight" not in names, "tied weights appear once"
     good = changed(make_model("qwen2", 0), 1)
     norm = "model.norm.weight"
@@ -137,7 +137,7 @@ def test_an_update_that_does_not_fit_names_why_and_touches_nothing(
     }
     for message, tensors in bad.items():
         with pytest.raises(ValueError, match=message):
-            engine.install(1, tensors, "keep")
+            engine.weights.install(1, tensors, "keep")
     job = work("a")
     engine.generate([job])
     log.wait_finished("a")
@@ -150,7 +150,7 @@ def check_installed(
 ) -> None:
     """An engine takes these tensors, and then samples as `model` does."""
     engine = build("qwen2")
-    assert engine.install(2, tensors, "keep").version == 2
+    assert engine.weights.install(2, tensors, "keep").version == 2
     job = work("a")
     engine.generate([job])
     log.wait_finished("a")
@@ -180,4 +180,4 @@ def test_finish_old_is_refused_while_paused_with_requests_running(
     engine.generate([work("a", 200)])
     log.call_midway(engine, lambda: engine.pause("in_place")).result(DEADLINE_S)
     with pytest.raises(EngineBusy):
-        engine.install(1, changed(make_model("llama", 0), 1), "finish_old")
+        engine.weights.install(1, changed(make_model("llama", 0), 1), "finish_old")
