@@ -9,29 +9,10 @@ from math import prod
 import numpy as np
 import xxhash
 
+from rolloutbus.bus.weights.dtypes import DTYPES
 from rolloutbus.bus.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Tensor
-
-DTYPE_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
-    "C64": 8,
-}
-"""Bytes per element of each safetensors dtype name that may be published."""
 
 ALIGN_BYTES = 64
 """Tensors begin at multiples of this: a cache line, and enough for every vector load."""
@@ -44,7 +25,7 @@ def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Tensor]
     placed: list[Tensor] = []
     offset = 0
     for name, dtype, shape in tensors:
-        size_bytes = prod(shape) * DTYPE_BYTES[dtype]
+        size_bytes = prod(shape) * DTYPES[dtype].size_bytes
         placed.append(Tensor(name, dtype, shape, offset, size_bytes))
         offset += -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
     return placed
@@ -79,12 +60,12 @@ def check_tensors(tensors: Sequence[Tensor]) -> Problem | None:
 def _wrong_with(tensor: Tensor, end_of_last: int) -> str | None:
     if not 0 < len(tensor.name.encode()) <= MAX_TENSOR_NAME_BYTES:
         return f"a name has 1 to {MAX_TENSOR_NAME_BYTES} bytes"
-    item_bytes = DTYPE_BYTES.get(tensor.dtype)
-    if item_bytes is None:
-        return f"dtype {tensor.dtype[:16]!r} is not one of {', '.join(DTYPE_BYTES)}"
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        return f"dtype {tensor.dtype[:16]!r} is not one of {', '.join(DTYPES)}"
     if len(tensor.shape) > MAX_DIMENSIONS or any(each < 0 for each in tensor.shape):
         return f"shape {tensor.shape} is not a shape"
-    if tensor.size_bytes != prod(tensor.shape) * item_bytes:
+    if tensor.size_bytes != prod(tensor.shape) * dtype.size_bytes:
         return f"{tensor.size_bytes} bytes cannot hold {tensor.dtype} {list(tensor.shape)}"
     if tensor.offset < end_of_last:
         return f"its bytes begin at {tensor.offset}, inside the tensor before it"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rolloutbus.bus.packing import runs_within
-from rolloutbus.bus.weights.manifest import DTYPE_BYTES
+from rolloutbus.bus.weights.dtypes import DTYPES
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.weights import Tensor
 
@@ -91,7 +91,7 @@ def parse_header(text: bytes, file_bytes: int) -> Mapping[str, FileRange]:
     ranges: dict[str, FileRange] = {}
     for name, entry in known.items():
         start, end = entry.data_offsets
-        if not 0 <= start <= end <= file_bytes - first or entry.dtype not in DTYPE_BYTES:
+        if not 0 <= start <= end <= file_bytes - first or entry.dtype not in DTYPES:
             raise RemoteProtocolError(f"tensor {name[:80]!r} does not lie in its file")
         ranges[name] = FileRange(entry.dtype, entry.shape, first + start, end - start)
     return ranges

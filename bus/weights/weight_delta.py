@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from rolloutbus.bus.weights.manifest import DTYPE_BYTES, Bytes, bytes_of, total_bytes
+from rolloutbus.bus.weights.dtypes import DTYPES
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.weights import DeltaPart, Tensor
 
@@ -63,7 +64,7 @@ def encode(
         if old.digest == tensor.digest:
             continue
         before, after = bytes_of(base, old), bytes_of(new, tensor)
-        encoding, piece = _smallest(zstd, before, after, DTYPE_BYTES[tensor.dtype])
+        encoding, piece = _smallest(zstd, before, after, DTYPES[tensor.dtype].size_bytes)
         if len(content) + len(piece) >= limit_bytes:
             return None
         parts.append(DeltaPart(index, encoding, len(content), len(piece)))
@@ -103,7 +104,7 @@ def apply(
         tensor = tensors[part.tensor]
         piece = delta[part.offset : part.offset + part.size_bytes]
         try:
-            _APPLY[part.encoding](bytes_of(content, tensor), piece, DTYPE_BYTES[tensor.dtype])
+            _APPLY[part.encoding](bytes_of(content, tensor), piece, DTYPES[tensor.dtype].size_bytes)
         except zstandard.ZstdError as error:
             message = f"the delta of tensor {tensor.name!r} cannot be read: {error}"
             raise RemoteProtocolError(message) from error

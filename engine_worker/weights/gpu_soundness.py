@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import torch
 
-from rolloutbus.engine_worker.weights.soundness import FLOATS
+from rolloutbus.bus.weights.dtypes import DTYPES
 
 _CHUNK = 1 << 26
 """Elements at once: few kernels, and little memory beside what is judged."""
@@ -14,9 +14,10 @@ _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def judge_on_device(raw: torch.Tensor, dtype: str) -> tuple[int, bool]:
     """Of uint8 [whole elements]: numbers that are not finite, and whether every byte is 0."""
     n_wrong = 0
-    if dtype in FLOATS and len(raw):
-        kind, ones = FLOATS[dtype]
-        for bits in _parts(raw.view(_SIGNED[kind().itemsize])):
+    floats = DTYPES[dtype].floats if dtype in DTYPES else None
+    if floats is not None and len(raw):
+        ones = floats.not_finite
+        for bits in _parts(raw.view(_SIGNED[floats.size_bytes])):
             n_wrong += int(((bits & ones) == ones).sum())
     return n_wrong, not any(bool(part.any()) for part in _parts(raw))
 

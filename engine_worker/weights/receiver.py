@@ -13,9 +13,10 @@ from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.weights import Manifest, Prepared, PrepareUpdate, Tensor
+from rolloutbus.bus.wire.messages.weights import Manifest, Prepared, PrepareUpdate
 from rolloutbus.engine_worker.engine import TensorSpec
 from rolloutbus.engine_worker.weights.asking import ask_manifest
+from rolloutbus.engine_worker.weights.fit import misfit
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.relay import Relay
 from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
@@ -24,8 +25,6 @@ from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
 Judge = Callable[[Mapping[str, RawTensor], Manifest], None]
 """Called in a thread with the bytes of a version and its manifest; raises to refuse it."""
 
-CASTS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Types that a publisher casts to one another -> their names in torch."""
 MAX_STAGED = 2
 """More versions staged than this: the oldest is dropped."""
 
@@ -179,7 +178,7 @@ class WeightReceiver:
 
     async def _fitting(self, store: BulkLink, ask: PrepareUpdate) -> Manifest:
         manifest = await ask_manifest(store, ask)
-        problem = self._misfit(manifest)
+        problem = misfit(self._specs, manifest.tensors)
         if problem is not None:
             raise Refused(problem)
         return manifest
@@ -195,34 +194,6 @@ class WeightReceiver:
             self._relay.end(manifest.policy, manifest.version)
             staged.release()
             raise
-
-    def _misfit(self, manifest: Manifest) -> Problem | None:
-        """Why the engine cannot take these tensors; None if it can."""
-        for tensor in manifest.tensors:
-            spec = self._specs.get(tensor.name)
-            if spec is None:
-                return _wrong_tensor(tensor.name, "the engine has no such tensor")
-            if (spec.dtype, spec.shape) != (tensor.dtype, tensor.shape):
-                message = (
-                    f"published as {tensor.dtype} {list(tensor.shape)}, the engine has "
-                    f"{spec.dtype} {list(spec.shape)}{_advice(spec, tensor)}"
-                )
-                return _wrong_tensor(tensor.name, message)
-        missing = self._specs.keys() - {each.name for each in manifest.tensors}
-        if missing:
-            return _wrong_tensor(min(missing), f"{len(missing)} tensors of the engine are missing")
-        return None
-
-
-def _advice(spec: TensorSpec, tensor: Tensor) -> str:
-    """How to make one of the other, where only the kind of floating-point number differs."""
-    is_cast = {spec.dtype, tensor.dtype} <= CASTS.keys() and spec.shape == tensor.shape
-    return f"; cast it with WeightPublisher(dtype=torch.{CASTS[spec.dtype]})" if is_cast else ""
-
-
-def _wrong_tensor(name: str, reason: str) -> Problem:
-    message = f"tensor {name!r}: {reason}"
-    return Problem("bad_request", message, "not_started", field=f"tensors.{name}")
 
 
 def _given_up(ask: PrepareUpdate) -> Problem:

@@ -4,10 +4,11 @@ Judged when a version is staged, so that such a version fails in prepare and is 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from rolloutbus.bus.weights.dtypes import DTYPES
 from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -18,32 +19,13 @@ _CHUNK = 1 << 18
 """Elements whose masks stay in the cache."""
 
 
-class FloatBits(NamedTuple):
-    """How to read the bits of a floating-point type."""
-
-    kind: type[np.unsignedinteger[Any]]
-    not_finite: int
-    """Bits that are all set in infinity and NaN, and in nothing else."""
-
-
-FLOATS = {
-    "F64": FloatBits(np.uint64, 0x7FF0_0000_0000_0000),
-    "F32": FloatBits(np.uint32, 0x7F80_0000),
-    "C64": FloatBits(np.uint32, 0x7F80_0000),
-    "BF16": FloatBits(np.uint16, 0x7F80),
-    "F16": FloatBits(np.uint16, 0x7C00),
-    "F8_E5M2": FloatBits(np.uint8, 0x7C),
-    "F8_E4M3": FloatBits(np.uint8, 0x7F),
-}
-"""By the safetensors name of the type; others are always finite."""
-
-
 def n_not_finite(raw: Bytes, dtype: str) -> int:
     """Numbers in `raw`, uint8 [whole elements], that are infinite or NaN."""
-    if dtype not in FLOATS:
+    floats = DTYPES[dtype].floats if dtype in DTYPES else None
+    if floats is None:
         return 0
-    kind, ones = FLOATS[dtype]
-    bits, mask = np.ascontiguousarray(raw).view(kind), kind(ones)
+    bits = np.ascontiguousarray(raw).view(f"u{floats.size_bytes}")
+    mask = bits.dtype.type(floats.not_finite)
     found = 0
     for chunk in _chunks(bits):
         masked = chunk & mask

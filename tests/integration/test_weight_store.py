@@ -10,7 +10,7 @@ import torch
 
 from rolloutbus.bus.host import SHM_DIR
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.manifest import DTYPE_BYTES, digest_of
+from rolloutbus.bus.weights.manifest import digest_of
 from rolloutbus.bus.weights.shm import SegmentWriter
 from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate, PullManifest, Transport
@@ -231,8 +231,8 @@ async def test_a_version_that_is_not_there_is_said_at_once(tmp_path: Path, seed:
 async def test_a_cast_applies_to_floating_point_tensors_only(tmp_path: Path) -> None:
     tensors = {"w": torch.randn(17, 3), "ids": torch.arange(9)}
     specs = [
-        TensorSpec("w", "BF16", (17, 3), 17 * 3 * DTYPE_BYTES["BF16"]),
-        TensorSpec("ids", "I64", (9,), 9 * DTYPE_BYTES["I64"]),
+        TensorSpec("w", "BF16", (17, 3), 17 * 3 * 2),
+        TensorSpec("ids", "I64", (9,), 9 * 8),
     ]
     async with store_harness(tmp_path) as harness:
         publisher = WeightPublisher(harness, dtype=torch.bfloat16)

@@ -9,7 +9,8 @@ import numpy as np
 
 from rolloutbus.bus.actor.ref import FLEET, worker
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.manifest import DTYPE_BYTES, Bytes
+from rolloutbus.bus.weights.dtypes import DTYPES
+from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, RemoteProtocolError
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.weights import (
@@ -33,21 +34,6 @@ N_AT_ONCE = 4
 """Ranges under way."""
 STORE_S = 10.0
 """For the store to tell what a version holds; without it workers are compared with each other."""
-_ARRAYS = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U64": np.uint64,
-    "U32": np.uint32,
-    "U16": np.uint16,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-    "C64": np.complex64,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +58,10 @@ class ActiveTensor:
         if self.dtype == "BF16":
             wide = self.content.view(np.uint16).astype(np.uint32) << 16
             return wide.view(np.float32).reshape(self.shape)
-        if self.dtype not in _ARRAYS:
+        kind = DTYPES[self.dtype].numpy if self.dtype in DTYPES else ""
+        if not kind:
             raise ValueError(f"numpy has no type for {self.dtype}; see .content")
-        return self.content.view(_ARRAYS[self.dtype]).reshape(self.shape)
+        return self.content.view(kind).reshape(self.shape)
 
 
 async def check_weights(
@@ -121,9 +108,9 @@ async def _fetched(
         return got
 
     first = await ask(0, 0)
-    if first.dtype not in DTYPE_BYTES:
+    if first.dtype not in DTYPES:
         raise RemoteProtocolError(f"a tensor of the unknown type {first.dtype!r}")
-    content = np.empty(prod(first.shape) * DTYPE_BYTES[first.dtype], np.uint8)
+    content = np.empty(prod(first.shape) * DTYPES[first.dtype].size_bytes, np.uint8)
     offsets = iter(range(0, len(content), CHUNK_BYTES))
     has_changed = False
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from rolloutbus.bus.weights.dtypes import DTYPES
 from rolloutbus.bus.wire.errors import SettingsError
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
@@ -19,22 +20,12 @@ or a tuple are taken one at a time: each may be gone, or overwritten, when the n
 Rename = Callable[[str], str | None]
 """The trainer's name of a tensor -> the engine's; None: it is not published."""
 
-DTYPE_NAMES: Mapping[torch.dtype, str] = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int16: "I16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int32: "I32",
-    torch.float32: "F32",
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.complex64: "C64",
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    name: getattr(torch, each.torch) for name, each in DTYPES.items() if each.torch
 }
-"""safetensors names of what may be published."""
+"""What may be published, by its safetensors name."""
+DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+"""And back."""
 
 
 _PLAIN_ITEMS: tuple[object, ...] = tuple(vars(kind)["items"] for kind in (dict, OrderedDict))

@@ -12,14 +12,12 @@ import torch.distributed as dist
 
 from rolloutbus.bus.packing import runs_within
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.trainer_adapter.publisher.named_tensors import DTYPE_NAMES
+from rolloutbus.trainer_adapter.publisher.named_tensors import TORCH_DTYPES
 from rolloutbus.trainer_adapter.publisher.tensor_source import SourceTensor
 
 Merge = Callable[[str, Sequence[torch.Tensor]], torch.Tensor]
 """(name, the parts of several ranks, by rank) -> the whole. Also called with tensors on the device
 `meta`, to find out its shape: so it only joins, turns and picks."""
-
-_TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):
@@ -97,7 +95,7 @@ def _gathered(name: str, by_rank: dict[int, Holding], merge: Merge | None) -> Ga
     if merge is None:
         owners = owners[:1]
     parts = tuple(
-        SourceTensor(name, _TORCH_DTYPES[by_rank[rank].dtype], tuple(by_rank[rank].shape))
+        SourceTensor(name, TORCH_DTYPES[by_rank[rank].dtype], tuple(by_rank[rank].shape))
         for rank in owners
     )
     whole = parts[0]

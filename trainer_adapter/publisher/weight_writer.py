@@ -23,10 +23,9 @@ from rolloutbus.bus.wire.errors import ActorStopped
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.weights import PushChunk, Reserved, Tensor
 from rolloutbus.trainer_adapter.publisher.host_copy import Judgement, put
-from rolloutbus.trainer_adapter.publisher.named_tensors import DTYPE_NAMES
+from rolloutbus.trainer_adapter.publisher.named_tensors import TORCH_DTYPES
 from rolloutbus.trainer_adapter.publisher.tensor_source import TensorSource
 
-_TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 COPIERS = 2
 """Threads that copy side by side: memory is faster than one core."""
 
@@ -157,7 +156,7 @@ def copy_all(
 
     def copy(tensor: Tensor, value: torch.Tensor) -> Judgement:
         watch.require_wanted()
-        judged = put(bytes_of(content, tensor), _TORCH_DTYPES[tensor.dtype], value)
+        judged = put(bytes_of(content, tensor), TORCH_DTYPES[tensor.dtype], value)
         watch.copied(tensor.size_bytes)
         return judged
 
@@ -178,7 +177,7 @@ def tensors_in(content: Bytes, layout: Sequence[Tensor]) -> list[torch.Tensor]:
     whole = cast("torch.Tensor", cast("Any", torch).from_numpy(content))  # untyped
     return [
         whole[each.offset : each.offset + each.size_bytes]
-        .view(_TORCH_DTYPES[each.dtype])
+        .view(TORCH_DTYPES[each.dtype])
         .view(each.shape)
         for each in layout
     ]

@@ -8,7 +8,6 @@ import torch
 
 from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.weights.tensor_files import header_of
-from rolloutbus.engine_worker.engines.sglang.torch_types import name_of_type
 from rolloutbus.engine_worker.engines.shared.lora_adapter import (
     PREFIX,
     A,
@@ -18,6 +17,7 @@ from rolloutbus.engine_worker.engines.shared.lora_adapter import (
     Shape,
 )
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
+from rolloutbus.engine_worker.weights.torch_types import DTYPE_NAMES
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Modules that SGLang runs as one, and looks for together."""
@@ -47,7 +47,7 @@ def write_adapter(adapter: Adapter, shapes: Mapping[str, Shape], folder: Path) -
         for suffix, tensor in zip((A, B), factors, strict=True)
     }
     layout = lay_out(
-        (name, name_of_type(each.dtype), tuple(each.shape)) for name, each in tensors.items()
+        (name, DTYPE_NAMES[each.dtype], tuple(each.shape)) for name, each in tensors.items()
     )
     with (folder / TENSORS).open("wb") as file:
         file.write(header_of(layout))

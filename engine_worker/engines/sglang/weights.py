@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rolloutbus.bus.weights.manifest import ALIGN_BYTES, DTYPE_BYTES
+from rolloutbus.bus.weights.dtypes import DTYPES
+from rolloutbus.bus.weights.manifest import ALIGN_BYTES
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
@@ -32,6 +33,7 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Staged, Swapped
 from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.fit import require_bytes
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.shared_memory import Whereabouts, shared_buffer
 from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
@@ -102,7 +104,7 @@ class SglangWeights:
         """
         # Refused here, an update is refused for everybody; refused later, this worker lacks it.
         self._pausing.guard.check_takes_updates()
-        self._check(tensors)
+        require_bytes(self._specs, tensors)
         with self._staging:
             self.unstage(version)
             told = self._schedulers.expect(Staged, version)
@@ -254,7 +256,7 @@ class SglangWeights:
 
     def _row_bytes(self, name: str) -> int:
         spec = self._specs[name]
-        return prod(spec.shape[1:]) * DTYPE_BYTES[spec.dtype]
+        return prod(spec.shape[1:]) * DTYPES[spec.dtype].size_bytes
 
     def _room(self, size_bytes: int) -> str:
         """A file for answers of this size; its content is `_answers`."""
@@ -264,23 +266,11 @@ class SglangWeights:
         assert place is not None, "it was mapped for this"
         return place.path
 
-    def _check(self, tensors: Mapping[str, RawTensor]) -> None:
-        problems = [f"unknown: {name}" for name in tensors if name not in self._specs]
-        problems += [f"missing: {name}" for name in self._specs if name not in tensors]
-        problems += [
-            f"{name}: {tensors[name].nbytes} bytes, but {spec.dtype} {list(spec.shape)} has "
-            f"{spec.size_bytes}"
-            for name, spec in self._specs.items()
-            if name in tensors and tensors[name].nbytes != spec.size_bytes
-        ]
-        if problems:
-            shown = "; ".join(problems[:8])
-            more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""  # noqa: PLR2004
-            raise ValueError(f"weights do not fit the model: {shown}{more}")
-
 
 def _spec(tensor: CheckpointTensor, dtype: str) -> TensorSpec:
-    return TensorSpec(tensor.name, dtype, tensor.shape, prod(tensor.shape) * DTYPE_BYTES[dtype])
+    return TensorSpec(
+        tensor.name, dtype, tensor.shape, prod(tensor.shape) * DTYPES[dtype].size_bytes
+    )
 
 
 def _copied(tensors: Mapping[str, RawTensor], memory: Bytes) -> dict[str, Bytes]:

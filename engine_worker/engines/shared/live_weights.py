@@ -12,6 +12,7 @@ import numpy as np
 from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
 from rolloutbus.engine_worker.engines.shared.step_loop import TORN, EngineBusy, StepLoop
 from rolloutbus.engine_worker.engines.shared.stepper import Stepper
+from rolloutbus.engine_worker.weights.fit import require_bytes
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 
@@ -26,14 +27,6 @@ class WeightMemory(Protocol):
     @property
     def are_aside(self) -> bool:
         """Whether they are where no step can use them."""
-        ...
-
-    def check(self, tensors: Mapping[str, RawTensor]) -> None:
-        """Judge all tensors of a version without touching anything; any thread may.
-
-        Raises:
-            ValueError: they do not fit.
-        """
         ...
 
     def write(self, name: str, offset: int, raw: RawTensor) -> None:
@@ -90,7 +83,7 @@ class LiveWeights:
         self._memory = memory
         self._batch = batch
         self._loop = loop
-        self._sizes = {spec.name: spec.size_bytes for spec in memory.specs}
+        self._specs = {spec.name: spec for spec in memory.specs}
         self._torn_at = 0.0
         """When steps stopped for the overwriting under way."""
         self._cost = (0, 0)
@@ -112,7 +105,7 @@ class LiveWeights:
             EngineBusy: the weights are asleep, or `finish_old` was asked for while halted with
                 requests running, which would never end.
         """
-        self._memory.check(tensors)
+        require_bytes(self._specs, tensors)
         nearest = dict(tensors)
         if self._copies is not None:
             nearest |= self._copies.of(version)
@@ -127,7 +120,7 @@ class LiveWeights:
 
     def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
         """See `WeightSink`."""
-        self._memory.check(tensors)
+        require_bytes(self._specs, tensors)
         if self._copies is not None:
             far = {name: raw for name, raw in tensors.items() if isinstance(raw, np.ndarray)}
             self._copies.stage(version, far)
@@ -224,8 +217,8 @@ class LiveWeights:
 
     def _require(self, asked: TensorRange) -> None:
         name, offset, size_bytes = asked
-        if name not in self._sizes:
+        if name not in self._specs:
             raise ValueError(f"there is no tensor {name!r}")
-        held = self._sizes[name]
+        held = self._specs[name].size_bytes
         if not 0 <= offset <= offset + size_bytes <= held:
             raise ValueError(f"tensor {name!r} has {held} bytes, not {offset} + {size_bytes}")

@@ -16,12 +16,14 @@ from rolloutbus.bus.weights.tensor_files import LENGTH_BYTES, header_bytes, pars
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
+from rolloutbus.engine_worker.weights.torch_types import TORCH_TYPES
 
 Shape = tuple[int, ...]
 PREFIX = "base_model.model."
 """Before the name of each module in PEFT's files."""
 A, B = ".lora_A.weight", ".lora_B.weight"
-_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+FLOATS = ("F32", "BF16", "F16")
+"""Types of factors."""
 MAX_NAMED = 4
 """Wrong tensors that a message lists."""
 
@@ -143,7 +145,7 @@ def _modules(
             problems.append(f"{spec.name} belongs to no linear module of the model")
             continue
         expected = (rank, shape[1]) if is_a else (shape[0], rank)
-        if spec.shape != expected or spec.dtype not in _TYPES:
+        if spec.shape != expected or spec.dtype not in FLOATS:
             problems.append(
                 f"{spec.name} is {spec.dtype} {list(spec.shape)}, "
                 f"not floating point {list(expected)}"
@@ -175,7 +177,7 @@ def _module_of(name: str) -> tuple[str, bool]:
 def _tensor(source: LoraTensors, spec: TensorSpec) -> torch.Tensor:
     raw = source.tensors[spec.name]
     held = raw.clone() if isinstance(raw, torch.Tensor) else torch.as_tensor(raw.copy())
-    tensor = held.view(_TYPES[spec.dtype]).view(spec.shape)
+    tensor = held.view(TORCH_TYPES[spec.dtype]).view(spec.shape)
     if not torch.isfinite(tensor).all():
         raise ValueError(f"{spec.name} has infinity or NaN in it")
     return tensor

@@ -1,22 +1,13 @@
 """The weights of a running model: their names, replacing them, and putting them aside."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from rolloutbus.engine_worker.engine import Bytes, TensorSpec
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
-
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-}
+from rolloutbus.engine_worker.weights.torch_types import DTYPE_NAMES
 
 
 class ModelWeights:
@@ -28,7 +19,7 @@ class ModelWeights:
         for parameter in self._parameters.values():
             parameter.data = parameter.data.contiguous()
         self._specs = tuple(
-            TensorSpec(name, _NAMES[p.dtype], tuple(p.shape), p.nbytes)
+            TensorSpec(name, DTYPE_NAMES[p.dtype], tuple(p.shape), p.nbytes)
             for name, p in self._parameters.items()
         )
         self._aside: dict[str, torch.Tensor] | None = None
@@ -42,26 +33,6 @@ class ModelWeights:
     def are_aside(self) -> bool:
         """Whether `put_aside` is in force."""
         return self._aside is not None
-
-    def check(self, tensors: Mapping[str, RawTensor]) -> None:
-        """Judge tensors without touching the model.
-
-        Raises:
-            ValueError: names the tensors that are unknown, missing or of the wrong size.
-        """
-        expected = {spec.name: spec for spec in self._specs}
-        problems = [f"unknown: {name}" for name in tensors if name not in expected]
-        problems += [f"missing: {name}" for name in expected if name not in tensors]
-        problems += [
-            f"{name}: {tensors[name].nbytes} bytes, but {spec.dtype} {list(spec.shape)} has "
-            f"{spec.size_bytes}"
-            for name, spec in expected.items()
-            if name in tensors and tensors[name].nbytes != spec.size_bytes
-        ]
-        if problems:
-            shown = "; ".join(problems[:8])
-            more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""  # noqa: PLR2004
-            raise ValueError(f"weights do not fit the model: {shown}{more}")
 
     def write(self, name: str, offset: int, raw: RawTensor) -> None:
         """Overwrite a parameter's bytes from `offset` on."""

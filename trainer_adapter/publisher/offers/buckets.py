@@ -7,9 +7,8 @@ import torch
 
 from rolloutbus.bus.weights.checksum import checksum, checksum_by
 from rolloutbus.bus.wire.messages.weights import Tensor
-from rolloutbus.trainer_adapter.publisher.named_tensors import DTYPE_NAMES
+from rolloutbus.trainer_adapter.publisher.named_tensors import TORCH_DTYPES
 
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _CHUNK_WORDS = 1 << 23
 """64 MiB at once on a GPU: few kernels, and little memory beside what is summed."""
 
@@ -46,7 +45,7 @@ def fill(
         tensor = layout[i]
         place = memory[tensor.offset - span.start :][: tensor.size_bytes]
         if tensor.size_bytes:
-            place.view(_DTYPES[tensor.dtype]).view(tensor.shape).copy_(sources[i])
+            place.view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape).copy_(sources[i])
 
 
 def checksum_of(memory: torch.Tensor) -> int:

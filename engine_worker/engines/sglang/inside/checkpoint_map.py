@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rolloutbus.engine_worker.engines.sglang.schedulers.orders import CheckpointTensor, Rows
-from rolloutbus.engine_worker.engines.sglang.torch_types import TORCH_TYPES, name_of_type
 from rolloutbus.engine_worker.engines.sglang.upstream.types import Model
+from rolloutbus.engine_worker.weights.torch_types import DTYPE_NAMES, TORCH_TYPES
 
 _aten = cast("Any", torch.ops).aten  # untyped
 _WRITES = frozenset(
@@ -55,7 +55,7 @@ class CheckpointMap:
     def dtype(self, name: str) -> str:
         """What the model keeps of the tensor, by safetensors name; empty: nothing."""
         copies = self._copies.get(name)
-        return name_of_type(self._parameter(copies[0].parameter).dtype) if copies else ""
+        return DTYPE_NAMES.get(self._parameter(copies[0].parameter).dtype, "") if copies else ""
 
     def sources(self, name: str) -> set[Span]:
         """Elements of the tensor that this rank holds whole rows or columns of."""

@@ -19,8 +19,8 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     Placed,
     Stage,
 )
-from rolloutbus.engine_worker.engines.sglang.torch_types import TORCH_TYPES
 from rolloutbus.engine_worker.weights.device_copies import DeviceCopies
+from rolloutbus.engine_worker.weights.torch_types import TORCH_TYPES
 
 PAGE_BYTES = mmap.PAGESIZE
 

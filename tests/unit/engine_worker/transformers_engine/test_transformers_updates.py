@@ -131,9 +131,9 @@ def test_an_update_that_does_not_fit_names_why_and_touches_nothing(
     good = changed(make_model("qwen2", 0), 1)
     norm = "model.norm.weight"
     bad = {
-        "unknown: extra": {**good, "extra": good[norm]},
-        f"missing: {norm}": {n: t for n, t in good.items() if n != norm},
-        f"{norm}: 128 bytes": {**good, norm: good[norm][:128]},
+        "'extra': the engine has no such tensor": {**good, "extra": good[norm]},
+        f"{norm}': it is missing": {n: t for n, t in good.items() if n != norm},
+        f"{norm}': 128 bytes": {**good, norm: good[norm][:128]},
     }
     for message, tensors in bad.items():
         with pytest.raises(ValueError, match=message):
