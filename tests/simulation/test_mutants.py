@@ -15,6 +15,7 @@ FOUND_BY = {
     "self_fence": 0,
     "outbox": 4,
     "client_resend": 9,
+    "holding_back": 0,
     "client_dedup": 0,
     "recovery_window": 5,
     "own_pause_grace": 10,

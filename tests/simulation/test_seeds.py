@@ -10,6 +10,7 @@ from tests.drills.simulation.scenario import (
     DESERTED,
     FORSAKEN,
     HAUNTED,
+    SUCCEEDED,
     SWARM,
     Scenario,
 )
@@ -21,6 +22,7 @@ ONCE_BROKEN: list[tuple[Scenario, int]] = [
     *((HAUNTED, seed) for seed in (194, 5020, 5043)),
     *((BLINKING, seed) for seed in (45, 5047, 5056, 5067)),
     *((DESERTED, seed) for seed in (81, 5046)),
+    *((SUCCEEDED, seed) for seed in (119, 121, 173)),
     *((FORSAKEN, seed) for seed in (7, 14, 49, 1778, 1967, 2389, 3494)),
 ]
 """They were rare, and may show that something comes back."""
@@ -73,6 +75,16 @@ def test_nobody_begins_anything_while_the_fleet_is_paused_whoever_dies() -> None
 
     assert [(each.seed, each.violations) for each in summary.failing_seeds] == []
     assert summary.sometimes["pauses"] > CHUNK
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(120)
+def test_a_second_fleet_at_the_address_goes_on_with_nothing_of_the_first() -> None:
+    summary = run_seeds(0, CHUNK, SUCCEEDED)
+
+    assert [(each.seed, each.violations) for each in summary.failing_seeds] == []
+    assert summary.sometimes["held_back"] > CHUNK
+    assert summary.sometimes["other_fleet"] > CHUNK
 
 
 @pytest.mark.simulation

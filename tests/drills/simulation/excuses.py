@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rolloutbus.bus.wire.errors import (
     DeadlineExceeded,
     EngineFailed,
+    OtherFleet,
     PeerLost,
     Refused,
     RequestExpired,
@@ -45,6 +46,8 @@ def is_impatient(case: Case) -> bool:
 
 def excuse(world: "World", rid: str, case: Case, outcome: object) -> str:
     """The name of the reason; empty if there is none."""
+    if isinstance(outcome, OtherFleet):
+        return "other_fleet" if world.two_fleets.has_changed else ""
     if case.is_attached and _is_loss(outcome):
         # Old word of a loss may come twice, and who attaches (again) knows of no execution by then.
         is_echo = world.is_unreliable and isinstance(outcome, PeerLost | Refused)
@@ -88,18 +91,18 @@ def _was_unlucky(world: "World", rid: str) -> bool:
 
 def _is_retired(world: "World", case: Case) -> bool:
     """Whether it asks for exactly the weights that others were committed after."""
-    recorded_at = world.fleet_oracles.recorded_at
+    retired_at = world.fleet_oracles.retired_at
     versions = case.ask.place.versions if case.ask.place else ""
-    return versions == "exact:0" and recorded_at is not None and recorded_at < case.ended_at
+    return versions == "exact:0" and retired_at is not None and retired_at < case.ended_at
 
 
 def _lacks_weights(world: "World", rid: str, case: Case) -> bool:
     """Whether the weights it insists on came too late for it, or are not served any more."""
-    recorded_at = world.fleet_oracles.recorded_at
+    retired_at = world.fleet_oracles.retired_at
     published_at = world.workload.published_at
     match case.ask.place.versions if case.ask.place else "":
         case "exact:0":
-            return recorded_at is not None and recorded_at < case.ended_at
+            return retired_at is not None and retired_at < case.ended_at
         case "min:1" | "exact:1":
             needs_s = LATE_WEIGHTS_S + world.frozen_s[rid] + world.pauses.lasted_s + case.behind_s
             return published_at is None or published_at > case.deadline_at - needs_s

@@ -23,6 +23,8 @@ class FleetOracles:
         self._world, self._oracles = world, oracles
         self.recorded_at: float | None = None
         """When the store wrote the commit down."""
+        self.retired_at: float | None = None
+        """When the first store did: a fleet that comes later begins anew."""
         self.behind_s = 0.0
         """For how long the fleet has served with fewer workers, because some were behind."""
 
@@ -89,3 +91,4 @@ class FleetOracles:
         """The store wrote a commit down."""
         if version and self.recorded_at is None:
             self.recorded_at = self._world.time.now
+            self.retired_at = self.retired_at or self.recorded_at

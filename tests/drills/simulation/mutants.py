@@ -25,6 +25,7 @@ from tests.drills.simulation.scenario import (
     FORGETFUL,
     FORSAKEN,
     HAUNTED,
+    SUCCEEDED,
     Scenario,
 )
 from tests.drills.simulation.sim_client import ClientNode
@@ -114,6 +115,12 @@ def without_client_resend(process: Process) -> None:
                 send(request, now)
 
         book._resend = resend_deferred
+
+
+def without_holding_back(process: Process) -> None:
+    """A client tells a router without a name all that it holds."""
+    if isinstance(process, ClientNode):
+        process.core._fleet.holds_back = _not_at_all
 
 
 def without_client_dedup(process: Process) -> None:
@@ -332,6 +339,7 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
     "self_fence": without_self_fence,
     "outbox": without_outbox,
     "client_resend": without_client_resend,
+    "holding_back": without_holding_back,
     "client_dedup": without_client_dedup,
     "recovery_window": without_recovery_window,
     "own_pause_grace": without_pause_grace,
@@ -355,6 +363,7 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
 SCENARIOS: dict[str, Scenario] = {
     "fencing": HAUNTED,
     "doubt": FORGETFUL,
+    "holding_back": SUCCEEDED,
     "lease_from_receipt": HAUNTED,
     "epoch_per_boot": HAUNTED,
     "short_window": BLINKING,
@@ -384,6 +393,12 @@ def _nothing(*_arguments: object, **_named: object) -> None:
 def _never(request: object, worker: object) -> bool:
     """Says no."""
     del request, worker
+    return False
+
+
+def _not_at_all(request: object) -> bool:
+    """Says no."""
+    del request
     return False
 
 

@@ -105,6 +105,7 @@ class Oracles:
             self.broken("executed_once", rid, f"{where} was begun before")
         self._executed.add((rid, entry.attempt))
         self._world.pauses.began(worker.name, entry)
+        self._world.two_fleets.began(worker, entry)
         self._owns_alone(worker, rid, where)
         self._in_time(worker, rid, where)
         self._is_current(rid, entry, where)

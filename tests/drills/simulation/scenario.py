@@ -54,6 +54,8 @@ class Scenario:
     """Without a swarm: the only fault, and when."""
     pause_s: tuple[float, float] | None = None
     """The fleet is paused once within this interval, and goes on at its end at the latest."""
+    second_fleet_s: tuple[float, float] | None = None
+    """Another fleet comes to the address within this interval, and its store later."""
     ambush: tuple[UpdatePhase, str] | None = None
     """Besides: when in the weight update to strike, and how."""
     publish_deadline_s: float = 20.0
@@ -92,6 +94,13 @@ BARRIER = Scenario(
     echoes=0.0,
 )  # fmt: skip
 """A trainer pauses the fleet, and whoever is told of it dies, routers included."""
+SUCCEEDED = Scenario(
+    kinds=("restart_router", "kill_worker", "cut_client", "half_open", "freeze_client"),
+    n_faults=(4, 10),
+    detached_share=0.0,
+    second_fleet_s=(12.0, 35.0),
+)
+"""Another fleet comes to the address, and its routers do not know its name at first."""
 SMALL = Scenario(
     n_workers=2,
     n_clients=1,

@@ -22,6 +22,7 @@ from rolloutbus.trainer_adapter.client.core.effects import (
     Complete,
     Deliver,
     Effect,
+    FleetChanged,
     Outcome,
     Stopped,
     Subscribe,
@@ -45,8 +46,8 @@ class Case:
     """One request as its caller sees it."""
 
     __slots__ = (
-        "ask", "asked_at", "behind_s", "client", "deadline_at", "deltas", "ended_at", "gives_up_at",
-        "is_attached", "is_detached", "outcomes", "was_aborted", "was_lost",
+        "ask", "asked_at", "behind_s", "client", "deadline_at", "deltas", "ended_at", "fleet",
+        "gives_up_at", "is_attached", "is_detached", "outcomes", "was_aborted", "was_lost",
     )  # fmt: skip
 
     def __init__(self, client: "ClientNode", ask: Ask, deadline_s: float) -> None:
@@ -57,6 +58,8 @@ class Case:
         self.asked_at = client.time.now
         self.deadline_at = self.gives_up_at = self.asked_at + deadline_s
         """Of the request, and of whoever waits for it."""
+        self.fleet = client.core.fleet
+        """That its client knew when it was asked."""
         self.is_attached = False
         """Its caller has taken it up from an earlier process, or after giving it up."""
         self.ended_at = 0.0
@@ -175,6 +178,8 @@ class ClientNode(Process):
                         listed += outcome.requests
                     elif self.cases[rid].ask.kind == "list_detached":
                         self.time.later(TICK_S, partial(self.reattach, self._left))
+                case FleetChanged():
+                    self.core.accept_fleet()
                 case Connect():
                     self._link.connect()
                 case Stopped():

@@ -41,7 +41,15 @@ SOMETIMES = (
     "detached_collected", "detached_requeued", *(f"hit_{phase}" for phase in PHASES),
 )  # fmt: skip
 """Events that a large enough set of runs must show, or else it has tested nothing."""
-CLIENT_COUNTS = ("repairs", "reconnects", "stale_endings", "resends", "deferred", "sessions_moved")
+CLIENT_COUNTS = (
+    "repairs",
+    "reconnects",
+    "stale_endings",
+    "resends",
+    "deferred",
+    "sessions_moved",
+    "held_back",
+)
 CONTROL_ERRORS = (EngineFailed, OutcomeUnknown, Refused, PeerLost, DeadlineExceeded)
 """What any other command than `generate` may end with: its caller tries again."""
 

@@ -39,6 +39,8 @@ class Workload:
         self.published_at: float | None = None
         self.poisoned = ""
         """The rid of the request that kills engines."""
+        self._published_since = 0.0
+        """Weights that were asked for earlier are another fleet's."""
         self._world = world
         self._chance = chance
         self._whims = world.time.chance("publication")
@@ -56,6 +58,13 @@ class Workload:
         client = self._world.clients[name]
         if left and client.is_alive and not client.is_frozen:
             client.reattach(left)
+
+    def publish_again(self) -> None:
+        """Another fleet comes, which has none of the weights."""
+        self._published_since = self._world.time.now
+        if self.published_at is not None:
+            self.published_at = None
+            self._world.later(1.0, self._publish)
 
     def plan(self) -> None:
         """Everything that will be asked."""
@@ -107,6 +116,7 @@ class Workload:
         if client.is_alive and any(
             isinstance(outcome, Published)
             for case in client.cases.values()
+            if case.asked_at >= self._published_since
             for outcome in case.outcomes
         ):
             self.published_at = self._world.time.now

@@ -22,6 +22,7 @@ from tests.drills.simulation.sim_router import RouterNode
 from tests.drills.simulation.sim_store import Record, StoreNode
 from tests.drills.simulation.sim_worker import Site, WorkerNode
 from tests.drills.simulation.story import Story
+from tests.drills.simulation.two_fleets import TwoFleets
 from tests.drills.simulation.watch import Watch
 from tests.drills.simulation.weather import Climate, SimWeather
 from tests.drills.simulation.workload import Workload
@@ -81,6 +82,7 @@ class World:
         self.dead: list[Process] = []
         self.workload = Workload(self, self._chance)
         self.pauses = Pauses(self, self.time.chance("pauses"))
+        self.two_fleets = TwoFleets(self, self.time.chance("two fleets"))
 
     @property
     def elapsed_s(self) -> float:
@@ -97,6 +99,8 @@ class World:
         self.workload.plan()
         if self.scenario.pause_s is not None:
             self.pauses.plan(self.scenario.pause_s)
+        if self.scenario.second_fleet_s is not None:
+            self.two_fleets.plan(self.scenario.second_fleet_s)
         self._plan_faults()
 
     def later(self, delay_s: float, action: Callable[[], object]) -> None:
@@ -150,6 +154,12 @@ class World:
         """A store in the place of one that died."""
         if not self.store.is_alive:
             self.store = self._new_store()
+
+    def forget_weights(self) -> None:
+        """Nothing was ever published in the fleet that comes now."""
+        self.record = Record()
+        self.fleet_oracles.recorded_at = None
+        self.workload.publish_again()
 
     def _names(self, kind: str) -> list[str]:
         count = self.scenario.n_workers if kind == "w" else self.scenario.n_clients

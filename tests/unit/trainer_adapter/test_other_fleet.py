@@ -156,16 +156,28 @@ def _begun(bench: Bench, *, session: str = "") -> str:
 
 
 def test_tokens_do_not_go_to_a_router_that_may_serve_another_fleet(bench: Bench) -> None:
+    bench.say("members", Members([], fleet="x"))
     begun, fresh = _begun(bench), _asked(bench, "any")
     _reconnect(bench)
     bench.take("generate")
-    bench.say("members", Members([], fleet="x"))
     bench.say("welcome", Welcome(2, "r2", 1, []))
     assert [entry.rid for entry in bench.take("generate")] == [fresh]
     bench.say("members", Members([], fleet="y"))
     assert isinstance(bench.outcomes[begun], OtherFleet)
     bench.pass_time(10)
     assert begun not in [entry.rid for entry in bench.take("generate")]
+
+
+def test_news_of_a_router_whose_welcome_was_lost_are_not_those_of_the_former_one(
+    bench: Bench,
+) -> None:
+    bench.say("members", Members([], fleet="x"))
+    begun = _begun(bench)
+    _reconnect(bench)
+    bench.say("members", Members([], fleet="y"))
+    assert begun not in bench.outcomes
+    bench.say("welcome", Welcome(2, "r2", 1, [], fleet="y"))
+    assert isinstance(bench.outcomes[begun], OtherFleet)
 
 
 def test_what_was_held_back_goes_on_once_the_router_names_the_same_fleet(bench: Bench) -> None:

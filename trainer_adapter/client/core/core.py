@@ -222,10 +222,7 @@ class ClientCore:
             case "welcome":
                 self._welcome(cast("Welcome", unpack(entry)), now)
             case "members":
-                body = cast("Members", unpack(entry))
-                self._link.wants_marks = body.marks
-                self._update_members(body.members, body.bulk, now)
-                self._name_fleet(body.fleet, now)
+                self._members_changed(cast("Members", unpack(entry)), now)
             case "dismissed":
                 self._dismissed(cast("Dismissed", unpack(entry)), now)
             case _:
@@ -251,10 +248,15 @@ class ClientCore:
         self._book.acks.say_again(now)
         self._book.relinked(now, () if is_in_doubt else self._sessions.reopening())
 
-    def _name_fleet(self, fleet: str, now: float) -> None:
-        """A router that has welcomed us may know by now which fleet it serves."""
+    def _members_changed(self, body: Members, now: float) -> None:
+        """News of the fleet; the router may know by now which one it serves."""
+        if not self._link.is_up:  # its welcome was lost: nothing says yet which router this is
+            self.counters.unexpected_in += 1
+            return
+        self._link.wants_marks = body.marks
+        self._update_members(body.members, body.bulk, now)
         was_in_doubt = self._fleet.is_in_doubt
-        if not self._note_fleet(fleet, now) or not was_in_doubt or self._fleet.is_in_doubt:
+        if not self._note_fleet(body.fleet, now) or not was_in_doubt or self._fleet.is_in_doubt:
             return
         if self._fleet.is_bound:
             self._out.append(Welcomed(self._link.router_epoch))
