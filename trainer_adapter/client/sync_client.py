@@ -1,102 +1,176 @@
-"""The client of the bus for plain scripts: rollouts, streams and sessions, blocking."""
+"""The client of the bus for plain scripts: the same names as `RolloutClient`, blocking."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Unpack
+from typing import Any, NoReturn, Self, TypeVar
 
-from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.messages.generation import DetachedRequest
-from rolloutbus.bus.wire.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S
-from rolloutbus.trainer_adapter.client.client import WEIGHTS_DEADLINE_S, settings_for
-from rolloutbus.trainer_adapter.client.rollout import Delta, Rollout
-from rolloutbus.trainer_adapter.client.rollouts import (
-    DEFAULT_DEADLINE_S,
-    GenerateOptions,
-    Prompt,
-    SamplingLike,
-    ask_of,
-)
-from rolloutbus.trainer_adapter.client.sync_engine_surface import SyncEngineClient
-from rolloutbus.trainer_adapter.client.sync_session import SyncSession, read_blocking
-from rolloutbus.trainer_adapter.client.weight_queries import ActiveTensor
-from rolloutbus.trainer_adapter.client.weights_report import WeightsReport
+from rolloutbus.bus.wire.errors import LocalProtocolError, cannot_be_pickled
+from rolloutbus.trainer_adapter.client.blocking import LoopThread, Twin, at_once, blocking
+from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
+from rolloutbus.trainer_adapter.client.core.effects import FleetChanged
+from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
+from rolloutbus.trainer_adapter.client.rollouts import ask_of
+from rolloutbus.trainer_adapter.client.session import Session
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.transcript import Transcript
+
+T = TypeVar("T")
 
 
 @strict(options=ask_of)
-class SyncRolloutClient(SyncEngineClient):
-    """Blocking rollouts; see `RolloutClient` for what each method promises. A context manager."""
+class SyncSession(Twin[Session]):
+    """Blocking turns of one session; see `Session`, which is behind it as `session`.
 
-    def generate(
-        self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[GenerateOptions]
-    ) -> Rollout:
-        """Sample one continuation of `prompt`, int32 [n_prompt_tokens]."""
-        return self.run(self.async_client.generate(prompt, sampling, **options))
+    A context manager that opens it and closes it.
+    """
 
-    def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingLike,
-        *,
-        n: int = 1,
-        **options: Unpack[GenerateOptions],
-    ) -> list[list[Rollout]]:
-        """Sample `n` continuations of each prompt: one list per prompt."""
-        return self.run(self.async_client.generate_batch(prompts, sampling, n=n, **options))
-
-    def stream(
-        self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[GenerateOptions]
-    ) -> Generator[Delta]:
-        """Stream tokens; leaving the iterator early aborts the request."""
-        yield from read_blocking(self, self.async_client.stream(prompt, sampling, **options))
-
-    def reattach(self, *, deadline_s: float = 0.0) -> list[DetachedRequest]:
-        """Name the detached requests of this client's name."""
-        return self.run(self.async_client.reattach(deadline_s=deadline_s))
-
-    def collect(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Rollout:
-        """Wait for the result of a detached request."""
-        return self.run(self.async_client.collect(rid, deadline_s=deadline_s))
-
-    def follow(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Generator[Delta]:
-        """Stream a detached request from its first token on."""
-        yield from read_blocking(self, self.async_client.follow(rid, deadline_s=deadline_s))
-
-    def check_weights(
-        self,
-        names: Sequence[str] = (),
-        *,
-        target: str = FLEET,
-        deadline_s: float = WEIGHTS_DEADLINE_S,
-    ) -> WeightsReport:
-        """Compare the active weights of workers by digest."""
-        check = self.async_client.check_weights(names, target=target, deadline_s=deadline_s)
-        return self.run(check)
-
-    def get_weights(
-        self, name: str, worker: str, *, deadline_s: float = WEIGHTS_DEADLINE_S
-    ) -> ActiveTensor:
-        """The bytes of one tensor as a worker has it active."""
-        return self.run(self.async_client.get_weights(name, worker, deadline_s=deadline_s))
-
-    def abort(self, rids: str | Iterable[str] | None = None) -> int:
-        """Stop these requests (None: everything this client samples). Returns how many."""
-        return self.run(self.async_client.abort(rids))
-
-    def session(
-        self,
-        name: str,
-        *,
-        wait_s: float = 0.0,
-        policy: str = "default",
-        lease_s: float = DEFAULT_LEASE_S,
-        grace_s: float = DEFAULT_GRACE_S,
-    ) -> SyncSession:
-        """A session, open for the length of a `with`; see `RolloutClient.session`."""
-        session = self.async_client.session(
-            name, wait_s=wait_s, policy=policy, lease_s=lease_s, grace_s=grace_s
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the router's address and the name {self.session.name!r}, and open it there"
         )
-        return SyncSession(self, session)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> Self:
+        """Take a place, for whom a `with` is too short; `close` gives it back."""
+        self.loop.wait(self.session.open())
+        return self
+
+    @property
+    def session(self) -> Session:
+        """Where it is, and how often it moved."""
+        return self.original
+
+    @property
+    def transcript(self) -> Transcript:
+        """Its turns so far."""
+        return self.session.transcript
+
+    close = at_once(Session.close)
+    renew = blocking(Session.renew)
+    generate = blocking(Session.generate)
+    stream = blocking(Session.stream)
+    append = at_once(Session.append)
+    sample = blocking(Session.sample)
+    sample_stream = blocking(Session.sample_stream)
+    replace = blocking(Session.replace)
+    rewind = at_once(Session.rewind)
+    branch = at_once(
+        Session.branch,
+        lambda branch, loop: SyncSession(branch, loop),  # noqa: PLW0108 - the class is not there yet
+    )
+
+
+@strict(options=ask_of)
+class SyncRolloutClient(Twin[RolloutClient]):
+    """Blocking rollouts, and control of the fleet. A context manager; see `connect_sync`.
+
+    The methods have the arguments and errors of those of `RolloutClient`, and wait for what these
+    are awaited for. They may be called from several threads.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        super().__init__(RolloutClient(settings), LoopThread(f"rolloutbus-{settings.name}"))
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the address {self.original.connection.settings.router!r} and connect there"
+        )
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> Self:
+        """Connect, for whom a `with` is too short; `close` ends it. See `RolloutClient.open`."""
+        if self.loop.is_running:
+            raise LocalProtocolError("the client is open already; a client opens once")
+        self.loop.start()
+        try:
+            self.loop.wait(self.original.open())
+        except BaseException:
+            self.loop.stop()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Leave: what is open is stopped. Once is enough."""
+        if self.loop.is_running:
+            try:
+                self.loop.wait(self.original.close())
+            finally:
+                self.loop.stop()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run anything else that uses `async_client` on its loop, e.g. what its refs are asked.
+
+        Raises:
+            ActorStopped: the client is not open, or was opened before this process was forked.
+        """
+        return self.loop.wait(coroutine)
+
+    @property
+    def async_client(self) -> RolloutClient:
+        """The client behind this one; only to be used on its own loop, through `run`."""
+        return self.original
+
+    @property
+    def fleet(self) -> str:
+        """Identity of the fleet, e.g. for `connect(fleet=…)`; empty before the router told it."""
+        return self.original.fleet
+
+    @property
+    def other_fleet(self) -> FleetChanged | None:
+        """(former, fleet) while a fleet answers that is not accepted; see `accept_fleet`."""
+        return self.original.other_fleet
+
+    @property
+    def sessions(self) -> Mapping[str, HeldSession]:
+        """The sessions that are open, by name: where each is, and how often it moved."""
+        return self.original.sessions
+
+    on_other_fleet = at_once(RolloutClient.on_other_fleet)
+    accept_fleet = at_once(RolloutClient.accept_fleet)
+
+    generate = blocking(RolloutClient.generate)
+    generate_batch = blocking(RolloutClient.generate_batch)
+    stream = blocking(RolloutClient.stream)
+    session = at_once(RolloutClient.session, SyncSession)
+    abort = blocking(RolloutClient.abort)
+    reattach = blocking(RolloutClient.reattach)
+    collect = blocking(RolloutClient.collect)
+    follow = blocking(RolloutClient.follow)
+
+    status = blocking(RolloutClient.status)
+    server_info = blocking(RolloutClient.server_info)
+    get_load = blocking(RolloutClient.get_load)
+    pause = blocking(RolloutClient.pause)
+    resume = blocking(RolloutClient.resume)
+    sleep = blocking(RolloutClient.sleep)
+    wake_up = blocking(RolloutClient.wake_up)
+    flush_cache = blocking(RolloutClient.flush_cache)
+    reset_prefix_cache = blocking(RolloutClient.reset_prefix_cache)
+    shutdown_worker = blocking(RolloutClient.shutdown_worker)
+    start_profile = blocking(RolloutClient.start_profile)
+    stop_profile = blocking(RolloutClient.stop_profile)
+
+    score = blocking(RolloutClient.score)
+    embed = blocking(RolloutClient.embed)
+    compute_similarity = blocking(RolloutClient.compute_similarity)
+    rerank = blocking(RolloutClient.rerank)
+
+    check_weights = blocking(RolloutClient.check_weights)
+    get_weights = blocking(RolloutClient.get_weights)
+    save_weights = blocking(RolloutClient.save_weights)
+    load_lora = blocking(RolloutClient.load_lora)
+    unload_lora = blocking(RolloutClient.unload_lora)
 
 
 @strict()

@@ -1,0 +1,183 @@
+"""Blocking twins are derived from the async classes, and a type checker knows what they take."""
+
+import asyncio
+import inspect
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+
+import rolloutbus
+from rolloutbus.errors import ActorStopped, LocalProtocolError
+from rolloutbus.trainer_adapter.client.blocking import LoopThread, Twin, at_once, blocking
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.session import Session
+from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, SyncSession
+from rolloutbus.trainer_adapter.openai.client import OpenAIClient
+from rolloutbus.trainer_adapter.openai.sync_client import SyncOpenAIClient
+from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.publisher.sync_publisher import (
+    SyncWeightPublisher,
+    SyncWeightTransfer,
+)
+from rolloutbus.trainer_adapter.publisher.transfer import WeightTransferHandle
+
+ROOT = Path(__file__).parents[3]
+TWINS: list[tuple[type, type[Twin[Any]], set[str]]] = [
+    # `ref` speaks to actors of asyncio; `run` takes what it is asked.
+    (RolloutClient, SyncRolloutClient, {"ref"}),
+    (Session, SyncSession, set()),
+    (OpenAIClient, SyncOpenAIClient, set()),
+    # Its block would have to run in two threads; `start` and `copied` do the same.
+    (WeightPublisher, SyncWeightPublisher, {"begin"}),
+    (WeightTransferHandle, SyncWeightTransfer, set()),
+]
+CASES = [pytest.param(*each, id=each[0].__name__) for each in TWINS]
+
+
+def methods(kind: type) -> dict[str, Any]:
+    found = inspect.getmembers(kind, inspect.isfunction)
+    return {name: each for name, each in found if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("kind", "twin", "without"), CASES)
+def test_every_public_method_has_a_blocking_twin(
+    kind: type, twin: type[Twin[Any]], without: set[str]
+) -> None:
+    assert methods(kind).keys() - methods(twin).keys() == without
+
+
+@pytest.mark.parametrize(("kind", "twin", "without"), CASES)
+def test_a_twin_shows_the_parameters_and_says_what_they_mean(
+    kind: type, twin: type[Twin[Any]], without: set[str]
+) -> None:
+    for name, method in methods(kind).items():
+        if name in without:
+            continue
+        derived = methods(twin)[name]
+        assert inspect.getdoc(derived), name
+        shown = inspect.signature(derived)
+        assert dict(shown.parameters) == dict(inspect.signature(method).parameters)
+        returned = inspect.signature(method).return_annotation
+        if "AsyncGenerator" in str(get_origin(returned)):
+            assert shown.return_annotation == Generator[get_args(returned)[0]]
+
+
+SCRIPT = """
+from typing import assert_type
+
+import rolloutbus
+from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
+from rolloutbus.trainer_adapter.client.sync_client import SyncSession
+from rolloutbus.trainer_adapter.publisher.published import Published
+from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
+
+sampling = rolloutbus.SamplingParams(max_new_tokens=4)
+with rolloutbus.connect_sync("ipc:///nowhere") as client:
+    assert_type(client.generate([1], sampling, deadline_s=3), rolloutbus.Rollout)
+    assert_type(client.pause("drain", target="w1"), FleetResult)
+    assert_type(client.abort(["c/1"]), int)
+    for delta in client.stream([1], sampling):
+        assert_type(delta, Delta)
+    with client.session("one") as session:
+        assert_type(session, SyncSession)
+        assert_type(session.branch("two"), SyncSession)
+        assert_type(session.sample(sampling, priority=1), rolloutbus.Rollout)
+        session.sample(sampling, prioritty=1)  # WRONG
+    publisher = rolloutbus.SyncWeightPublisher(client)
+    assert_type(publisher.publish({}, in_flight="keep"), Published)
+    for progress in publisher.start({}).changes():
+        assert_type(progress, TransferProgress)
+    publisher.publish({}, in_flight="in_place")  # WRONG
+    client.pause(targt="w1")  # WRONG
+    client.pause("drian")  # WRONG
+    client.generate("text", sampling, deadline_s="3")  # WRONG
+    client.get_weights("a")  # WRONG
+    rolloutbus.SyncOpenAIClient(client, 7)  # WRONG
+"""
+
+
+def test_a_type_checker_checks_a_blocking_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    config = {"typeCheckingMode": "strict", "extraPaths": [str(ROOT)], "include": ["."]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    pyright = Path(sys.executable).with_name("pyright")
+    ran = subprocess.run(
+        [pyright, "--outputjson", "--pythonpath", sys.executable, "-p", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    told = json.loads(ran.stdout)["generalDiagnostics"]
+    lines = script.read_text().splitlines()
+    wrong = {number for number, line in enumerate(lines) if line.endswith("# WRONG")}
+    assert {each["range"]["start"]["line"] for each in told} == wrong, textwrap.shorten(
+        ran.stdout, 4000
+    )
+
+
+class Counter:
+    """Counts on its loop, and tells which thread that is."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    async def add(self, number: int) -> int:
+        await asyncio.sleep(0)
+        self.threads.append(threading.current_thread())
+        return number + 1
+
+    def note(self) -> None:
+        self.threads.append(threading.current_thread())
+
+
+class BlockingCounter(Twin[Counter]):
+    add = blocking(Counter.add)
+    note = at_once(Counter.note)
+
+
+def test_all_methods_run_in_the_one_thread_of_the_loop() -> None:
+    counter = BlockingCounter(Counter(), LoopThread("counter"))
+    counter.note()
+    assert counter.original.threads == [threading.current_thread()]
+    with pytest.raises(ActorStopped, match="not open"):
+        counter.add(1)
+    counter.loop.start()
+    try:
+        counter.note()
+        assert counter.add(number=1) == 2
+    finally:
+        counter.loop.stop()
+    _, noted, added = counter.original.threads
+    assert noted is added
+    assert noted is not threading.current_thread()
+    with pytest.raises(ActorStopped, match="closed"):
+        counter.add(1)
+
+
+def test_a_blocking_call_in_the_loops_own_thread_is_refused_instead_of_waiting_for_itself() -> None:
+    counter = BlockingCounter(Counter(), LoopThread("counter"))
+    counter.loop.start()
+    try:
+        with pytest.raises(LocalProtocolError, match="own thread"):
+            counter.loop.call(lambda: counter.add(1))
+        counter.loop.call(counter.note)
+    finally:
+        counter.loop.stop()
+    assert len(counter.original.threads) == 1
+
+
+def test_a_blocking_client_that_is_not_open_says_so() -> None:
+    client = rolloutbus.connect_sync("ipc:///nowhere")
+    with pytest.raises(ActorStopped, match="not open"):
+        client.status()
+    with pytest.raises(ActorStopped, match="not open"):
+        next(client.stream([1], rolloutbus.SamplingParams()))

@@ -1,0 +1,196 @@
+"""Blocking twins of async objects, for plain scripts: each method is derived from the async one.
+
+A private thread runs the event loop; no signal handlers are touched, so Ctrl-C interrupts the
+waiting call, aborts its request, and leaves the client usable.
+"""
+
+import asyncio
+import functools
+import inspect
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args, overload
+
+import uvloop
+
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.wire.errors import ActorStopped, LocalProtocolError
+from rolloutbus.trainer_adapter.client.connection import FORKED
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class LoopThread:
+    """An event loop in a thread of its own, from `start` to `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        """Whose thread it is: a forked child has none."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything can be waited for."""
+        is_here = self._pid == os.getpid()
+        return is_here and self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin."""
+        self._loop, self._pid = uvloop.new_event_loop(), os.getpid()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._loop,), name=self._name, daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for it; an interrupt cancels it first.
+
+        Raises:
+            ActorStopped: the loop does not run, or runs in another process.
+            LocalProtocolError: this is the loop's own thread, which would wait for itself.
+        """
+        if self._loop is None or not self.is_running:
+            coroutine.close()
+            raise ActorStopped(self._why_not())
+        if self._is_own_thread:
+            coroutine.close()
+            message = "a listener runs in the client's own thread; make blocking calls in another"
+            raise LocalProtocolError(message)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function there and wait for it; here if the loop does not run."""
+        if not self.is_running or self._is_own_thread:
+            return function()
+
+        async def called() -> T:
+            return function()
+
+        return self.wait(called())
+
+    def read(self, stream: AsyncGenerator[T]) -> Generator[T]:
+        """Each item as it comes; leaving early ends the stream, which aborts its request."""
+        try:
+            while (item := self.wait(anext(stream, None))) is not None:
+                yield item
+        finally:
+            self.wait(stream.aclose())
+
+    def stop(self) -> None:
+        """End the loop and its thread; idempotent."""
+        if self._loop is not None and self._thread is not None and self.is_running:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    @property
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _why_not(self) -> str:
+        if self._thread is None:
+            return "the client is not open; use `with`, or `open()` and `close()`"
+        if self._pid != os.getpid():
+            return FORKED.format(pid=self._pid)
+        return "the client is closed"
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+
+@strict()
+class Twin(Generic[T]):
+    """An async object and the thread that its loop runs in.
+
+    A base class, because each blocking class is one: its derived methods need both.
+    """
+
+    def __init__(self, original: T, loop: LoopThread) -> None:
+        self.original = original
+        """The async object; only to be used on the loop."""
+        self.loop = loop
+
+
+class Derived(Protocol[P, R_co]):
+    """What a type checker sees of a derived method: the parameters and the result."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Callable[P, R_co]: ...
+
+
+@overload
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Derived[P, R]: ...
+@overload
+def blocking(
+    method: Callable[Concatenate[Any, P], AsyncGenerator[R]],
+) -> Derived[P, Generator[R]]: ...
+def blocking(method: Callable[..., Any]) -> Any:
+    """The method of a `Twin` that waits for this one: for its result, or for each of its items."""
+    plain = inspect.unwrap(method)
+    returned = inspect.signature(plain).return_annotation
+    if inspect.iscoroutinefunction(plain):
+
+        @functools.wraps(plain)
+        def wait(twin: Twin[Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            return twin.loop.wait(plain(twin.original, *args, **kwargs))
+
+        return wait
+
+    @functools.wraps(plain)
+    def read(twin: Twin[Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return twin.loop.read(plain(twin.original, *args, **kwargs))
+
+    return _returning(read, Generator[get_args(returned)[0]])
+
+
+@overload
+def at_once(method: Callable[Concatenate[Any, P], R]) -> Derived[P, R]: ...
+@overload
+def at_once(
+    method: Callable[Concatenate[Any, P], T], twin_of: Callable[[T, LoopThread], R]
+) -> Derived[P, R]: ...
+def at_once(
+    method: Callable[..., Any], twin_of: Callable[[Any, LoopThread], Any] | None = None
+) -> Any:
+    """The method of a `Twin` that calls this one, which waits for nothing, on the loop.
+
+    Args:
+        method: of the async object.
+        twin_of: makes the blocking twin of what it returns; None: that is returned as it is.
+    """
+    plain = inspect.unwrap(method)
+
+    @functools.wraps(plain)
+    def call(twin: Twin[Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        result = twin.loop.call(functools.partial(plain, twin.original, *args, **kwargs))
+        return result if twin_of is None else twin_of(result, twin.loop)
+
+    if twin_of is None:
+        return call
+    return _returning(call, twin_of if isinstance(twin_of, type) else inspect.Signature.empty)
+
+
+def _returning(function: Callable[..., Any], kind: Any) -> Any:  # noqa: ANN401 - any annotation
+    """The function, which says that it returns this."""
+    function.__signature__ = inspect.signature(function).replace(return_annotation=kind)  # pyright: ignore[reportFunctionMemberAccess]
+    return function
