@@ -1,9 +1,11 @@
-"""Putting the tokens of one request together from stream rows that may be lost or repeated.
+"""Numbered streams put together again, though messages of them may be lost, repeated or late.
 
-What is held is always contiguous from the first generated token; a row beyond it waits until a
-repair has closed the gap. Spec: docs/protocol.md, "Streams".
+`GapTracker` counts; who keeps nothing, as a recorder, needs no more. `Assembly` also holds the
+tokens of one request: a client and a subscriber read its stream with it.
+Pure. Spec: docs/protocol.md, "Streams".
 """
 
+import sys
 from typing import NamedTuple
 
 from rolloutbus.bus.wire.messages.generation import Prefix, VersionRuns
@@ -71,120 +73,75 @@ def first_difference(left: bytes | bytearray, right: bytes | bytearray) -> int:
     return low
 
 
-class Assembly:
-    """The contiguous tokens of one request, across its attempts."""
+class Span(NamedTuple):
+    """The numbers from `start` on, before `stop`."""
 
-    __slots__ = (
-        "_behaviour",
-        "_early",
-        "_has_behaviour",
-        "_logprobs",
-        "_runs",
-        "_tokens",
-        "n_delivered",
-        "n_repairs",
-        "n_tokens",
-    )
+    start: int
+    stop: int
+
+
+class GapTracker:
+    """How far a numbered stream has come, and what of it is missing."""
+
+    __slots__ = ("known", "next")
+
+    def __init__(self, first: int = 0) -> None:
+        self.next = first
+        """All numbers before this one have come, or were given up."""
+        self.known = first
+        """All numbers before this one exist, as far as was heard."""
+
+    @property
+    def gap(self) -> Span | None:
+        """The first numbers that are missing."""
+        return Span(self.next, self.known) if self.next < self.known else None
+
+    def heard(self, stop: int) -> None:
+        """All numbers before `stop` exist."""
+        self.known = max(self.known, stop)
+
+    def pass_over(self, start: int, stop: int) -> Span | None:
+        """Take [start, stop) in; what is missing before it is given up, and returned."""
+        self.heard(start)
+        gap = self.gap
+        self.next = self.known = max(self.known, stop)
+        return gap
+
+
+class _Hole(NamedTuple):
+    """Tokens that were given up."""
+
+    n_held: int
+    """Tokens that are held before it."""
+    n_lost: int
+    """Tokens that were given up until its end."""
+
+
+class TokenColumns:
+    """Consecutive tokens of one request, with their logprobs and the versions that made them."""
+
+    __slots__ = ("_behaviour", "_has_behaviour", "_logprobs", "runs", "tokens")
 
     def __init__(self) -> None:
-        self._tokens = bytearray()
+        self.tokens = bytearray()
+        """int32 [n]."""
         self._logprobs = bytearray()
         self._behaviour = bytearray()
         self._has_behaviour = False
-        self._runs: VersionRuns = []
-        self._early: list[Row] = []
-        self.n_tokens = 0
-        """Contiguous tokens held."""
-        self.n_delivered = 0
-        """Of these, handed to the reader of the stream."""
-        self.n_repairs = 0
-        """Repairs asked for in this attempt."""
+        self.runs: VersionRuns = []
 
     @property
-    def has_gap(self) -> bool:
-        """Whether rows wait for tokens before them."""
-        return bool(self._early)
+    def n_tokens(self) -> int:
+        """How many."""
+        return len(self.tokens) // TOKEN_BYTES
 
-    def begin(self, base: int) -> None:
-        """A new attempt goes on after `base` tokens; what lies beyond is not its work."""
-        self._early.clear()
-        self.n_repairs = 0
-        self.cut(base)
-
-    def cut(self, n_tokens: int) -> None:
-        """Forget everything from token `n_tokens` on."""
-        if n_tokens >= self.n_tokens:
-            return
-        n_bytes = n_tokens * TOKEN_BYTES
-        del self._tokens[n_bytes:], self._logprobs[n_bytes:], self._behaviour[n_bytes:]
-        self._runs = cut_runs(self._runs, 0, n_tokens)
-        self.n_tokens = n_tokens
-        self.n_delivered = min(self.n_delivered, n_tokens)
-
-    def add(self, row: Row) -> bool:
-        """Take a row in; False if tokens before it are missing."""
-        if row.start == self.n_tokens:
-            self._append(row)
-        elif row.start > self.n_tokens:
-            if len(self._early) < MAX_EARLY_ROWS:
-                self._early.append(row)
-            return False
-        else:
-            self._overlap(row)
-        if self._early:
-            self._add_early()
-        return True
-
-    def read(self) -> list[Row]:
-        """What is held and was not delivered yet, a row per version; now it is delivered."""
-        found: list[Row] = []
-        start = self.n_delivered
-        for version, n_tokens in cut_runs(self._runs, start, self.n_tokens):
-            part = slice(start * TOKEN_BYTES, (start + n_tokens) * TOKEN_BYTES)
-            found.append(
-                Row(
-                    start,
-                    bytes(self._tokens[part]),
-                    bytes(self._logprobs[part]),
-                    [(version, n_tokens)],
-                    bytes(self._behaviour[part]) if self._has_behaviour else b"",
-                )
-            )
-            start += n_tokens
-        self.n_delivered = start
-        return found
-
-    def prefix(self) -> Prefix:
-        """Everything held, for a worker to go on after."""
-        return Prefix(
-            tokens=bytes(self._tokens),
-            logprobs=bytes(self._logprobs),
-            versions=list(self._runs),
-            behaviour_logprobs=bytes(self._behaviour) if self._has_behaviour else b"",
-        )
-
-    def agrees_with(self, tokens: bytes) -> bool:
-        """Whether what is held is the beginning of a result's tokens, int32 [n]."""
-        return tokens.startswith(self._tokens)
-
-    def replace(self, row: Row) -> bool:
-        """Hold exactly the tokens of a result, `row.start` 0; False if others were held."""
-        n_same = first_difference(self._tokens, row.tokens)
-        is_same = n_same == self.n_tokens
-        n_delivered = min(self.n_delivered, n_same)
-        self._early.clear()
-        self.cut(0)
-        self._append(row)
-        self.n_delivered = n_delivered
-        return is_same
-
-    def _append(self, row: Row) -> None:
-        self._tokens += row.tokens
+    def append(self, row: Row) -> None:
+        """Go on with these tokens."""
+        self.tokens += row.tokens
         self._logprobs += row.logprobs
         self._behaviour += row.behaviour_logprobs or row.logprobs
         self._has_behaviour |= bool(row.behaviour_logprobs)
-        self.n_tokens = row.end
-        runs = self._runs
+        runs = self.runs
         for version, n_tokens in row.versions:
             if not n_tokens:
                 continue  # a row that only says that the request has ended
@@ -193,19 +150,210 @@ class Assembly:
             else:
                 runs.append((version, n_tokens))
 
+    def cut(self, n_tokens: int) -> None:
+        """Forget all but the first tokens."""
+        n_bytes = n_tokens * TOKEN_BYTES
+        del self.tokens[n_bytes:], self._logprobs[n_bytes:], self._behaviour[n_bytes:]
+        self.runs = cut_runs(self.runs, 0, n_tokens)
+
+    def part(self, start: int, stop: int) -> Row:
+        """The tokens [start, stop), which are counted from the first one here."""
+        part = slice(start * TOKEN_BYTES, stop * TOKEN_BYTES)
+        return Row(
+            start,
+            bytes(self.tokens[part]),
+            bytes(self._logprobs[part]),
+            cut_runs(self.runs, start, stop),
+            bytes(self._behaviour[part]) if self._has_behaviour else b"",
+        )
+
+
+class Assembly(GapTracker):
+    """The tokens of one request, across its attempts: what has come in order, and early rows.
+
+    Tokens are held up to the first gap. Rows behind it wait until a repair has closed the gap, or
+    until it is given up, which leaves a hole.
+    """
+
+    __slots__ = (
+        "_early",
+        "_early_start",
+        "_floor",
+        "_held",
+        "_holes",
+        "is_doubted",
+        "n_delivered",
+        "n_early",
+        "n_lost",
+        "n_repairs",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = TokenColumns()
+        self._holes: list[_Hole] = []
+        self._floor = 0
+        """Index after the last hole: nothing before it changes any more."""
+        self._early: list[Row] = []
+        self._early_start = sys.maxsize
+        """Index of the first token of an early row."""
+        self.n_early = 0
+        """Tokens of early rows."""
+        self.n_lost = 0
+        """Tokens of holes."""
+        self.n_delivered = 0
+        """Tokens held, handed to the reader of the stream."""
+        self.n_repairs = 0
+        """Repairs asked for in this attempt."""
+        self.is_doubted = False
+        """What is held is of an earlier attempt, and not all of it need count."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens held in order."""
+        return self.next - self.n_lost
+
+    @property
+    def gap(self) -> Span | None:
+        """The first tokens that are missing."""
+        start = 0 if self.is_doubted else self.next
+        return Span(start, min(self.known, self._early_start)) if start < self.known else None
+
+    def begin(self, base: int) -> None:
+        """A new attempt goes on after `base` tokens; what lies beyond is not its work."""
+        self._early.clear()
+        self._count_early()
+        self.known = self.n_repairs = 0
+        self.is_doubted = False
+        self.cut(base)
+
+    def doubt(self) -> None:
+        """A new attempt goes on after tokens that were not told: it is asked for from the first."""
+        self.begin(self.next)
+        self.is_doubted = self.next > 0
+
+    def cut(self, stop: int) -> None:
+        """Forget everything from token `stop` on: from behind the last hole, or from 0, on."""
+        if stop >= self.next:
+            return
+        if not stop:
+            self._holes.clear()
+            self._floor = self.n_lost = 0
+        n_tokens = stop - self.n_lost
+        self._held.cut(n_tokens)
+        self.next = stop
+        self.n_delivered = min(self.n_delivered, n_tokens)
+
+    def add(self, row: Row) -> bool:
+        """Take a row in; False if tokens before it are missing."""
+        end = row.end
+        if end > self.known:
+            self.known = end
+        if self.is_doubted or row.start > self.next:
+            if row.tokens and len(self._early) < MAX_EARLY_ROWS:
+                self._early.append(row)
+                self._early_start = min(self._early_start, row.start)
+                self.n_early += end - row.start
+            return False
+        if row.start == self.next:
+            self._held.append(row)
+            self.next = end
+        elif end >= self._floor:
+            self._overlap(row.after(max(0, self._floor - row.start)))
+        if self._early:
+            self._add_early()
+        return True
+
+    def repaired(self, row: Row) -> None:
+        """Take in what the worker has of the present attempt, from `row.start` on."""
+        if self.is_doubted and row.start == 0:
+            self.is_doubted = False
+            if self._holes:
+                self.cut(0)
+            self.heard(row.end)
+            self._hold(row)
+            self._add_early()
+        else:
+            self.add(row)
+
+    def give_up(self) -> Span | None:
+        """Go on behind the gap, which is returned: it will not be closed."""
+        gap = self.gap
+        if gap is not None:
+            if self.is_doubted:  # what is held below is nobody's word either
+                self.is_doubted = False
+                self.cut(0)
+            self.n_lost += gap.stop - gap.start
+            self._holes.append(_Hole(gap.stop - self.n_lost, self.n_lost))
+            self.next = self._floor = gap.stop
+            self._add_early()
+        return gap
+
+    def read(self) -> list[Row]:
+        """What is held and was not delivered yet, a row per version; now it is delivered.
+
+        No row goes over a hole.
+        """
+        found: list[Row] = []
+        start = self.n_delivered
+        n_lost = 0
+        for hole in [*self._holes, _Hole(self.n_tokens, 0)]:
+            for _, n_tokens in cut_runs(self._held.runs, start, hole.n_held):
+                row = self._held.part(start, start + n_tokens)
+                found.append(row._replace(start=start + n_lost))
+                start += n_tokens
+            n_lost = hole.n_lost
+        self.n_delivered = start
+        return found
+
+    def prefix(self) -> Prefix:
+        """Everything held, for a worker to go on after."""
+        return Prefix(*self._held.part(0, self.n_tokens)[1:])
+
+    def agrees_with(self, tokens: bytes) -> bool:
+        """Whether what is held is the beginning of a result's tokens, int32 [n]."""
+        return tokens.startswith(self._held.tokens)
+
+    def replace(self, row: Row) -> bool:
+        """Hold exactly the tokens of a result, `row.start` 0; False if others were held."""
+        self._early.clear()
+        self._count_early()
+        self.known = row.end
+        return self._hold(row)
+
+    def _hold(self, row: Row) -> bool:
+        """Hold these tokens, the first of the request and those that follow, and no others."""
+        n_same = first_difference(self._held.tokens, row.tokens)
+        is_same = n_same == self.n_tokens
+        n_delivered = min(self.n_delivered, n_same)
+        self.cut(0)
+        self._append(row)
+        self.n_delivered = n_delivered
+        return is_same
+
+    def _append(self, row: Row) -> None:
+        self._held.append(row)
+        self.next = row.end
+
     def _overlap(self, row: Row) -> None:
         """Tokens held already are kept, unless the row contradicts them: then they were void."""
-        held = self._tokens[row.start * TOKEN_BYTES : row.end * TOKEN_BYTES]
+        start, stop = row.start - self.n_lost, row.end - self.n_lost
+        held = self._held.tokens[start * TOKEN_BYTES : stop * TOKEN_BYTES]
         n_same = first_difference(held, row.tokens)
         if n_same < len(held) // TOKEN_BYTES:
             self.cut(row.start + n_same)
-        if row.end > self.n_tokens:
-            self._append(row.after(self.n_tokens - row.start))
+        if row.end > self.next:
+            self._append(row.after(self.next - row.start))
 
     def _add_early(self) -> None:
         waiting, self._early = sorted(self._early), []
         for row in waiting:
-            if row.start > self.n_tokens:
+            if row.start > self.next:
                 self._early.append(row)
-            elif row.end > self.n_tokens:
-                self._append(row.after(self.n_tokens - row.start))
+            elif row.end > self.next:
+                self._append(row.after(self.next - row.start))
+        self._count_early()
+
+    def _count_early(self) -> None:
+        self.n_early = sum(row.end - row.start for row in self._early)
+        self._early_start = min((row.start for row in self._early), default=sys.maxsize)

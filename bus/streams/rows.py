@@ -1,13 +1,16 @@
-"""The rows of a `deltas` message: its columns, cut at each request.
+"""The rows of a `deltas` message, which are its columns, cut at each request; that of a repair.
 
 Spec: docs/protocol.md, "Streams".
 """
 
 from collections.abc import Iterator
 
+import msgspec
+
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.messages.generation import Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas
 
 
@@ -40,3 +43,12 @@ def rows_of(deltas: Deltas) -> Iterator[tuple[str, Attempt, Row]]:
             behaviour[start:end],
         )
         yield rid, attempt, row
+
+
+def row_of_repaired(repaired: Repaired) -> Row | None:
+    """What a worker has of a request; None if its columns do not fit together."""
+    n_bytes = TOKEN_BYTES * sum(count for _, count in repaired.versions)
+    sizes = {len(repaired.tokens), len(repaired.logprobs)}
+    if sizes != {n_bytes} or len(repaired.behaviour_logprobs) not in (0, n_bytes):
+        return None
+    return Row(*msgspec.structs.astuple(repaired))

@@ -65,8 +65,8 @@ class Repairs:
             del self._waiting[stream]
             key = (stream.rid, stream.attempt)
             self._under_way[key] = stream
-            gap = stream.gap
-            start = stream.n_tokens if gap is None else gap[0]
+            gap = stream.assembly.gap
+            start = stream.assembly.next if gap is None else gap.start
             asked.append(AskRepair(stream.worker, Repair(*key, start)))
         return asked
 

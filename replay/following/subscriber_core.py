@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from rolloutbus.bus.membership.tombstones import Tombstones
-from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row
-from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.streams.reassembly import Span
+from rolloutbus.bus.streams.rows import row_of_repaired, rows_of
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
@@ -140,18 +140,19 @@ class SubscriberCore:
         """How a repair has ended."""
         stream = self._repairs.answered(ask)
         if stream is not None:
-            before = stream.gap
-            row = _row_of(answer) if isinstance(answer, Repaired) else None
+            before = stream.assembly.gap
+            row = row_of_repaired(answer) if isinstance(answer, Repaired) else None
             why = "the answer breaks the protocol" if isinstance(answer, Repaired) else answer.why
             is_final = not isinstance(answer, Repaired) and answer.is_final
             if row is not None:
                 self.counters.repairs += 1
                 stream.repaired(row)
-            if row is None or (before is not None and stream.gap == before):
+            gap = stream.assembly.gap
+            if row is None or (before is not None and gap == before):
                 stream.n_tries = MAX_TRIES if is_final else stream.n_tries + 1
-            if stream.gap is not None and stream.n_tries >= MAX_TRIES:
+            if gap is not None and stream.n_tries >= MAX_TRIES:
                 self._lose(stream, why)
-            elif stream.gap is not None or (row is None and stream.n_tries < MAX_TRIES):
+            elif gap is not None or (row is None and stream.n_tries < MAX_TRIES):
                 self._repairs.want(stream, now + TRY_AGAIN_S * stream.n_tries)
             self._judge(stream)
         return self._repairs.next(now)
@@ -182,7 +183,7 @@ class SubscriberCore:
         for index, (rid, attempt, row) in enumerate(rows_of(deltas)):
             stream = self._stream((rid, attempt), (entry.route, topic), row.start, now)
             if stream is not None:
-                stream.add(row)
+                stream.assembly.add(row)
                 if index in finishes:
                     self._finish(stream, finishes[index])
                 self._judge(stream)
@@ -193,7 +194,7 @@ class SubscriberCore:
         for rid, attempt, n_tokens in zip(idle.rids, idle.attempts, idle.n_tokens, strict=False):
             stream = self._stream((rid, attempt), place, n_tokens, now)
             if stream is not None:
-                stream.known = max(stream.known, n_tokens)
+                stream.assembly.heard(n_tokens)
                 self._judge(stream)
         listed = set(idle.rids)
         for rid, stream in list(self._at.get(place, {}).items()):
@@ -231,7 +232,7 @@ class SubscriberCore:
 
     def _judge(self, stream: FollowedStream) -> None:
         """Something of it has changed: is anything missing, is it complete?"""
-        gap = stream.gap
+        gap = stream.assembly.gap
         if not stream.is_hidden and (gap is not None or stream.found is not None):
             self._judge_gap(stream, gap)
         if stream.is_over and gap is None and not (stream.is_ended or stream in self._repairs):
@@ -242,7 +243,7 @@ class SubscriberCore:
                 self._end(dropped)
             self._over.put(dropped.rid, dropped.attempt, self._ticked_at)
 
-    def _judge_gap(self, stream: FollowedStream, gap: tuple[int, int] | None) -> None:
+    def _judge_gap(self, stream: FollowedStream, gap: Span | None) -> None:
         found = stream.found
         where = stream.rid, stream.attempt, stream.worker
         if found is not None and (gap is None or gap[0] >= found[1]):
@@ -263,7 +264,7 @@ class SubscriberCore:
         silent_s = now - max(stream.heard_at, self._awake_at)
         if silent_s >= GONE_S:
             self._repairs.drop(stream)
-            while stream.gap is not None:
+            while stream.assembly.gap is not None:
                 self._lose(stream, GONE)
             stream.is_over = True
             self._judge(stream)
@@ -275,12 +276,9 @@ class SubscriberCore:
         stream.finish_reason, stream.is_over = reason, True
 
     def _lose(self, stream: FollowedStream, why: str) -> None:
-        gap = stream.gap
-        if gap is not None:
-            self.counters.tokens_lost += gap[1] - gap[0]
-            stream.found = None
-            stream.n_tries = 0
-            stream.lose(why)
+        self.counters.tokens_lost += stream.lose(why)
+        stream.found = None
+        stream.n_tries = 0
 
     def _end(self, stream: FollowedStream) -> None:
         stream.is_ended = True
@@ -299,18 +297,3 @@ class SubscriberCore:
             there.pop(stream.rid, None)
             if not there:
                 del self._at[place]
-
-
-def _row_of(repaired: Repaired) -> Row | None:
-    """None if its columns do not fit together."""
-    n_bytes = TOKEN_BYTES * sum(count for _, count in repaired.versions)
-    sizes = {len(repaired.tokens), len(repaired.logprobs)}
-    if sizes != {n_bytes} or len(repaired.behaviour_logprobs) not in (0, n_bytes):
-        return None
-    return Row(
-        repaired.start,
-        repaired.tokens,
-        repaired.logprobs,
-        repaired.versions,
-        repaired.behaviour_logprobs,
-    )

@@ -7,13 +7,15 @@ Spec: docs/journal.md, "Playing"; docs/protocol.md, "Streams".
 from collections import OrderedDict
 from typing import cast
 
-from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row, cut_runs
+import msgspec
+
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row, TokenColumns
 from rolloutbus.bus.streams.rows import rows_of
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired, VersionRuns
+from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas
 
 MAX_BYTES = 256 * 1024 * 1024
@@ -22,49 +24,36 @@ MAX_BYTES = 256 * 1024 * 1024
 class _Rows:
     """The tokens of one attempt, from the first that was recorded without a gap after it."""
 
-    __slots__ = ("behaviour", "has_behaviour", "logprobs", "runs", "start", "tokens")
+    __slots__ = ("held", "start")
 
     def __init__(self, start: int) -> None:
-        self.begin(start)
-
-    def begin(self, start: int) -> None:
         self.start = start
-        self.tokens = bytearray()
-        self.logprobs = bytearray()
-        self.behaviour = bytearray()
-        self.has_behaviour = False
-        self.runs: VersionRuns = []
+        self.held = TokenColumns()
 
     @property
     def end(self) -> int:
-        return self.start + len(self.tokens) // TOKEN_BYTES
+        return self.start + self.held.n_tokens
 
     @property
     def size_bytes(self) -> int:
-        return 3 * len(self.tokens)
+        return 3 * len(self.held.tokens)
 
     def put_after(self, row: Row) -> None:
         """Go on with the next row."""
         if row.start > self.end:  # the recorder has missed some: nobody can repair across that
-            self.begin(row.start)
-        self.tokens += row.tokens
-        self.logprobs += row.logprobs
-        self.behaviour += row.behaviour_logprobs or row.logprobs
-        self.has_behaviour |= bool(row.behaviour_logprobs)
-        [(version, n_tokens)] = row.versions
-        if self.runs and self.runs[-1][0] == version:
-            self.runs[-1] = (version, self.runs[-1][1] + n_tokens)
-        else:
-            self.runs.append((version, n_tokens))
+            self.start, self.held = row.start, TokenColumns()
+        self.held.append(row)
 
     def put_before(self, prefix: Prefix) -> None:
         """Begin with what an earlier attempt has sampled."""
-        self.start = 0
-        self.tokens[:0] = prefix.tokens
-        self.logprobs[:0] = prefix.logprobs
-        self.behaviour[:0] = prefix.behaviour_logprobs or prefix.logprobs
-        self.has_behaviour |= bool(prefix.behaviour_logprobs)
-        self.runs[:0] = prefix.versions
+        after, self.start, self.held = self.part(self.start), 0, TokenColumns()
+        self.held.append(Row(0, *msgspec.structs.astuple(prefix)))
+        self.held.append(after)
+
+    def part(self, start: int) -> Row:
+        """From token `start` of the request on."""
+        row = self.held.part(start - self.start, self.held.n_tokens)
+        return row._replace(start=start)
 
 
 class Played:
@@ -110,14 +99,7 @@ class Played:
         if not rows.start <= repair.start <= rows.end:
             why = f"start is {repair.start}; tokens {rows.start} to {rows.end} have been played"
             return Problem("bad_request", why, "not_started", field="start")
-        cut = (repair.start - rows.start) * TOKEN_BYTES
-        return Repaired(
-            repair.start,
-            bytes(rows.tokens[cut:]),
-            bytes(rows.logprobs[cut:]),
-            cut_runs(rows.runs, repair.start - rows.start, rows.end - rows.start),
-            bytes(rows.behaviour[cut:]) if rows.has_behaviour else b"",
-        )
+        return Repaired(*rows.part(repair.start))
 
     def _row(self, key: tuple[str, Attempt], row: Row) -> None:
         rows = self._rows.get(key)

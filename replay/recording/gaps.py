@@ -1,4 +1,4 @@
-"""What a recorder has missed: numbers that are not there, at the tap and in each stream.
+"""What a recorder has missed of each stream: numbers that are not there, or begin too late.
 
 Pure. Times are nanoseconds. Spec: docs/journal.md, "lost".
 """
@@ -6,7 +6,7 @@ Pure. Times are nanoseconds. Spec: docs/journal.md, "lost".
 from collections import OrderedDict
 from typing import NamedTuple, cast
 
-from rolloutbus.bus.streams.tap import TapMark
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, GapTracker, Span
 from rolloutbus.bus.wire.codec import unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
@@ -18,7 +18,6 @@ MAX_ATTEMPTS = 100_000
 """Followed at once; the oldest are forgotten."""
 LAST_ROW_NS = 3_000_000_000
 """After its result the last row of a stream is waited for as long as this."""
-_TOKEN_BYTES = 4
 
 
 class Gap(NamedTuple):
@@ -31,35 +30,17 @@ class Gap(NamedTuple):
     n_missing: int
 
 
-class TapGaps:
-    """Follows the numbers of one tap; a new router begins again at 0."""
-
-    def __init__(self) -> None:
-        self._next: int | None = None
-
-    def heard(self, mark: TapMark) -> list[Gap]:
-        """One message."""
-        expected, self._next = self._next, mark.n + 1
-        if expected is None or mark.n <= expected:
-            return []
-        return [Gap("tap", "", NO_ATTEMPT, expected, mark.n - expected)]
-
-    def restart(self) -> None:
-        """Another router: its numbers have nothing to do with those before."""
-        self._next = None
-
-
 class _Progress:
     """One attempt, as far as it was heard."""
 
-    __slots__ = ("base", "due_ns", "first", "has_ended", "n_result", "next")
+    __slots__ = ("base", "due_ns", "first", "has_ended", "n_result", "numbers")
 
     def __init__(self) -> None:
         self.base: int | None = None
         """Where its first row begins; None while nobody has said."""
         self.first: int | None = None
         """Where the first row began that came."""
-        self.next = 0
+        self.numbers = GapTracker()
         self.has_ended = False
         """Its last row has come."""
         self.n_result: int | None = None
@@ -110,10 +91,11 @@ class StreamGaps:
         progress = self._of((entry.rid, entry.attempt))
         if progress.base is not None:
             return []
-        progress.base = len(prefix.tokens) // _TOKEN_BYTES if prefix is not None else 0
+        progress.base = len(prefix.tokens) // TOKEN_BYTES if prefix is not None else 0
         if progress.first is not None and progress.first > progress.base:
-            return [self._gap((entry.rid, entry.attempt), progress.base, progress.first)]
-        progress.next = max(progress.next, progress.base)
+            span = Span(progress.base, progress.first)
+            return _gaps((entry.rid, entry.attempt), span)
+        progress.numbers.pass_over(progress.base, progress.base)
         return []
 
     def finished(self, entry: Entry, now_ns: int) -> None:
@@ -126,10 +108,10 @@ class StreamGaps:
         progress = self._attempts.get(key)
         if progress is None or progress.n_result is not None:
             return
-        n_result = progress.next
+        n_result = progress.numbers.next
         if entry.kind == "finished":
             result = cast("Generated", unpack_result("generate", entry))
-            n_result = len(result.tokens) // _TOKEN_BYTES
+            n_result = len(result.tokens) // TOKEN_BYTES
         progress.n_result, progress.due_ns = n_result, now_ns + LAST_ROW_NS
         self._ended[key] = None
 
@@ -145,22 +127,19 @@ class StreamGaps:
             if progress is not None:
                 del self._attempts[key]
                 is_known = progress.base is not None or progress.first is not None
-                n_result = progress.n_result or 0
-                if is_known and n_result > progress.next:
-                    found.append(self._gap(key, progress.next, n_result))
+                if is_known and progress.n_result is not None:
+                    span = progress.numbers.pass_over(progress.n_result, progress.n_result)
+                    found += _gaps(key, span)
         return found
 
     def _row(self, key: tuple[str, Attempt], seq: int, count: int, *, is_last: bool) -> list[Gap]:
         progress = self._of(key)
         progress.has_ended |= is_last
-        found: list[Gap] = []
-        is_known = progress.first is not None or progress.base is not None
-        if is_known and seq > progress.next:
-            found.append(self._gap(key, progress.next, seq))
         if progress.first is None:
             progress.first = seq
-        progress.next = max(progress.next, seq + count)
-        return found
+            if progress.base is None:  # where it begins is known by nobody yet
+                progress.numbers = GapTracker(seq)
+        return _gaps(key, progress.numbers.pass_over(seq, seq + count))
 
     def _of(self, key: tuple[str, Attempt]) -> _Progress:
         progress = self._attempts.get(key)
@@ -171,10 +150,9 @@ class StreamGaps:
                 self._ended.pop(gone, None)
         return progress
 
-    @staticmethod
-    def _gap(key: tuple[str, Attempt], first: int, stop: int) -> Gap:
-        rid, attempt = key
-        return Gap("stream", rid, attempt, first, stop - first)
+
+def _gaps(key: tuple[str, Attempt], span: Span | None) -> list[Gap]:
+    return [] if span is None else [Gap("stream", *key, span.start, span.stop - span.start)]
 
 
 def is_generate_to_worker(event: str, entry: Entry) -> bool:

@@ -8,13 +8,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from rolloutbus.bus.streams.reassembly import GapTracker
 from rolloutbus.bus.streams.tap import TapMark, mark_in
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.ids import NO_ATTEMPT
 from rolloutbus.bus.wire.messages import ENDINGS
 from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap, Told
 from rolloutbus.replay.recording.choice import Choice, Filter
-from rolloutbus.replay.recording.gaps import Gap, StreamGaps, TapGaps, is_generate_to_worker
+from rolloutbus.replay.recording.gaps import Gap, StreamGaps, is_generate_to_worker
 
 Build = Callable[[int, int], Record]
 """A record, from its number and its time in nanoseconds."""
@@ -44,7 +46,8 @@ class RecorderCore:
     def __init__(self, wanted: Filter) -> None:
         self._wanted = wanted
         self._choice = Choice(wanted)
-        self._tap = TapGaps()
+        self._tap: GapTracker | None = None
+        """The numbers of the router's tap; None: nothing was heard of it."""
         self._streams = StreamGaps()
         self._undecided: deque[tuple[int, bytes, list[Entry]]] = deque()
         self.heard = Heard()
@@ -62,7 +65,11 @@ class RecorderCore:
             self.heard.malformed += 1
             return []
         self.heard.tap += 1
-        built = [self._lost(gap) for gap in self._tap.heard(mark)]
+        if self._tap is None or mark.n < self._tap.next:
+            self._tap = GapTracker(mark.n)
+        span = self._tap.pass_over(mark.n, mark.n + 1)
+        missed = [Gap("tap", "", NO_ATTEMPT, span.start, span.stop - span.start)] if span else []
+        built = [self._lost(gap) for gap in missed]
         built += self._followed(mark, entries, now_ns)
         if self._wanted.is_everything:
             built.append(_tap(mark, entries))
@@ -93,7 +100,7 @@ class RecorderCore:
 
     def another_router(self) -> None:
         """The tap that comes next is that of another router process."""
-        self._tap.restart()
+        self._tap = None  # its numbers have nothing to do with those before
 
     def tick(self, now_ns: int) -> list[Build]:
         """Time passes; call it a few times per second."""

@@ -1,11 +1,10 @@
-"""Whatever did not come is told: which messages, and which tokens of which attempt."""
+"""Whatever did not come of a stream is told: which tokens of which attempt."""
 
-from rolloutbus.bus.streams.tap import TapMark
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.generation import Generate, Generated, Prefix, SamplingParams
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
-from rolloutbus.replay.recording.gaps import LAST_ROW_NS, Gap, StreamGaps, TapGaps
+from rolloutbus.replay.recording.gaps import LAST_ROW_NS, Gap, StreamGaps
 
 RID = "c/1"
 ATTEMPT = (1, 7)
@@ -44,25 +43,6 @@ def finished(n_tokens: int) -> Entry:
 
 def missing(first: int, n: int) -> Gap:
     return Gap("stream", RID, ATTEMPT, first, n)
-
-
-def mark(n: int) -> TapMark:
-    return TapMark("tick", n, 0.0, 0, "")
-
-
-def test_numbers_that_did_not_come_are_missing_from_the_tap() -> None:
-    tap = TapGaps()
-    assert tap.heard(mark(41)) == []  # it ran before us
-    assert tap.heard(mark(42)) == []
-    assert tap.heard(mark(45)) == [Gap("tap", "", (0, 0), 43, 2)]
-
-
-def test_another_router_counts_from_0() -> None:
-    tap = TapGaps()
-    tap.heard(mark(41))
-    tap.restart()
-    assert tap.heard(mark(3)) == []
-    assert tap.heard(mark(0)) == []  # or its tap is the first to say so
 
 
 def test_a_jump_of_a_stream_and_a_tail_that_only_its_idle_beat_shows_are_told_once() -> None:

@@ -44,6 +44,19 @@ def test_what_the_tap_has_lost_stands_before_what_came_after_it() -> None:
     assert core.heard.lost_tap == 3
 
 
+def test_a_tap_may_have_run_before_us_and_another_router_counts_from_0() -> None:
+    core = RecorderCore(Filter())
+
+    def n_lost(n: int) -> int:
+        return sum(isinstance(each, Lost) for each in records(core.tapped(topic(n), [], 0)))
+
+    assert [n_lost(n) for n in (41, 42, 45)] == [0, 0, 1]
+    core.another_router()
+    assert n_lost(3) == 0
+    assert n_lost(0) == 0  # or its tap is the first to say so
+    assert n_lost(2) == 1
+
+
 def test_a_topic_that_is_none_is_counted() -> None:
     core = RecorderCore(Filter())
     assert core.tapped(b"short", [], 0) == []

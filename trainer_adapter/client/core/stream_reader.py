@@ -5,8 +5,8 @@ Spec: docs/protocol.md, "Streams".
 
 from typing import cast
 
-from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row
-from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.streams.reassembly import Row
+from rolloutbus.bus.streams.rows import row_of_repaired, rows_of
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Attempt
@@ -51,7 +51,10 @@ class StreamReader:
             ):
                 # A word of an execution is as good as the router's own that it has begun.
                 request = self._book.accepted(rid, attempt, entry.route, now)
-                if request is not None and n_tokens > request.assembly.n_tokens:
+                if request is None:
+                    continue
+                request.assembly.heard(n_tokens)
+                if request.assembly.gap is not None:
                     self._missing(entry.route, request, attempt, now)
         else:
             self._counters.unexpected_in += 1
@@ -108,24 +111,14 @@ class StreamReader:
         request = self._book.open.get(rid)
         if request is None or request.attempt != attempt or attempt in request.dead_attempts:
             return
-        row = Row(
-            result.start,
-            result.tokens,
-            result.logprobs,
-            result.versions,
-            result.behaviour_logprobs,
-        )
-        n_tokens = sum(count for _, count in row.versions)
-        if {len(row.tokens), len(row.logprobs)} != {TOKEN_BYTES * n_tokens}:
-            self._counters.malformed_in += 1
-            return
-        if row.end > request.max_tokens:
+        row = row_of_repaired(result)
+        if row is None or row.end > request.max_tokens:
             self._counters.malformed_in += 1
             return
         if row.tokens and request.is_truncated and not row.behaviour_logprobs:
             return  # as a prefix it would be wrong: better wait for the result
-        request.assembly.add(row)
-        if not request.assembly.has_gap:
+        request.assembly.repaired(row)
+        if request.assembly.gap is None:
             request.assembly.n_repairs = 0
         if request.is_streamed:
             self._deliver(request)
