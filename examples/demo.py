@@ -127,7 +127,6 @@ class DemoRun:
 
     async def _watch_fleet(self) -> None:
         while True:
-            self.witness.follow()
             with suppress(DeliveryError):  # a view that is late must not end the run
                 self.view.show_workers((await self.client.status()).workers)
             await asyncio.sleep(STATUS_EVERY_S)
@@ -177,7 +176,7 @@ async def _started(options: DemoOptions, view: DemoView) -> AsyncGenerator[DemoR
             feed=feed,
             training=Training(feed, learner, publisher),
             drill=KillDrill(fleet, feed, view),
-            witness=Witness(client),
+            witness=Witness(fleet.address, client.connection.settings.name),
             view=view,
             directory=directory,
             held_out=held_out,
@@ -219,7 +218,7 @@ def _summarize(run: DemoRun, reward_last: float, seconds: float) -> DemoSummary:
         rollouts_requested=ledger.n_requested,
         rollouts_finished=len(ledger.finished),
         lost=ledger.n_lost,
-        witnessed=len(run.witness.endings),
+        witnessed=run.witness.n_seen,
         duplicated=run.witness.n_duplicated,
         resumed=ledger.n_resumed,
         dropped=ledger.n_dropped_groups,

@@ -1,33 +1,32 @@
-"""A stranger who listens to the workers and counts the endings that it sees."""
+"""A stranger who listens to the workers and counts what it sees sampled again."""
 
-from collections import Counter
-
-from rolloutbus import RolloutClient, StreamSubscriber
+import rolloutbus
+from rolloutbus.events import Finished
 
 
 class Witness:
     """Start `run` as a task. Knows nothing of what the client asked for or got back."""
 
-    def __init__(self, client: RolloutClient) -> None:
-        self.endings: Counter[str] = Counter()
-        """Request id -> how often a worker sampled its last token."""
-        self._client = client
-        self._subscriber = StreamSubscriber(client=client.connection.settings.name)
+    def __init__(self, address: str, client: str) -> None:
+        self._ended: dict[str, list[int]] = {}
+        """Request id -> its tokens, as a worker first ended it."""
+        self._subscriber = rolloutbus.subscribe(address, clients=[client])
+        self.n_duplicated = 0
+        """Endings with other tokens than the first one of the request."""
 
     @property
-    def n_duplicated(self) -> int:
-        """Endings beyond the first."""
-        return self.endings.total() - len(self.endings)
-
-    def follow(self) -> None:
-        """Listen to the workers that are there now."""
-        self._subscriber.follow(member.stream for member in self._client.connection.members)
+    def n_seen(self) -> int:
+        """Requests that a worker has ended."""
+        return len(self._ended)
 
     async def run(self) -> None:
         """Listen until cancelled."""
-        self.follow()
         async with self._subscriber:
-            async for row in self._subscriber:
-                # An ending without tokens samples nothing: it only repeats what is known.
-                if row.finish in {"length", "stop"} and len(row.tokens):
-                    self.endings[row.rid] += 1
+            async for event in self._subscriber:
+                match event:
+                    case Finished(rid=rid, finish_reason="length" | "stop", n_missing=0):
+                        tokens = event.tokens.tolist()
+                        # A worker that is given all tokens ends the request and samples nothing.
+                        self.n_duplicated += self._ended.setdefault(rid, tokens) != tokens
+                    case _:
+                        pass

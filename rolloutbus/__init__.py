@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rolloutbus.trainer_adapter.client.memory_tags import MemoryTag
     from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult, Rollout
     from rolloutbus.trainer_adapter.client.session import Session
-    from rolloutbus.trainer_adapter.client.subscriber import StreamSubscriber
     from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, connect_sync
     from rolloutbus.trainer_adapter.client.text import TextClient
     from rolloutbus.trainer_adapter.openai.client import OpenAIClient
@@ -86,7 +85,6 @@ _HOMES = {
     ),
     "rolloutbus.trainer_adapter.client.session": ("Session",),
     "rolloutbus.trainer_adapter.publisher.sharded": ("ShardedSource",),
-    "rolloutbus.trainer_adapter.client.subscriber": ("StreamSubscriber",),
     "rolloutbus.trainer_adapter.client.sync_client": (
         "SyncRolloutClient",
         "connect_sync",
@@ -119,7 +117,6 @@ __all__ = [
     "SamplingParams",
     "Session",
     "ShardedSource",
-    "StreamSubscriber",
     "Subscriber",
     "SyncOpenAIClient",
     "SyncRolloutClient",

@@ -24,8 +24,6 @@ class MailboxStatistics:
     """The most that ever waited."""
     total: int
     """Ever put in."""
-    displaced: int
-    """Pushed out by newer ones before anybody took them."""
 
 
 class Mailbox(Generic[T]):
@@ -44,7 +42,6 @@ class Mailbox(Generic[T]):
         self._has_ended = False
         self._peak = 0
         self._total = 0
-        self._displaced = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -73,17 +70,6 @@ class Mailbox(Generic[T]):
         self._total += 1
         self._peak = max(self._peak, len(self._items))
         self._arrival.set()
-
-    def displace(self, item: T) -> None:
-        """Add an item; at the limit the oldest makes room, and is counted.
-
-        Raises:
-            ActorStopped: it was ended or closed.
-        """
-        if len(self._items) >= self._limit and not self._has_ended:
-            self._items.popleft()
-            self._displaced += 1
-        self.put(item)
 
     async def get(self) -> T:
         """Take the oldest item; waits for one.
@@ -117,5 +103,4 @@ class Mailbox(Generic[T]):
             limit=self._limit,
             peak=self._peak,
             total=self._total,
-            displaced=self._displaced,
         )

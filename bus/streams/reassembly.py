@@ -247,8 +247,7 @@ class Assembly(GapTracker):
     def add(self, row: Row) -> bool:
         """Take a row in; False if tokens before it are missing."""
         end = row.end
-        if end > self.known:
-            self.known = end
+        self.known = max(self.known, end)
         if self.is_doubted or row.start > self.next:
             if row.tokens and len(self._early) < MAX_EARLY_ROWS:
                 self._early.append(row)

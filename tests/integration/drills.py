@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Self, TypeVar, Unpack
+from typing import Literal, TypeVar, Unpack
 
 import numpy as np
 import pytest
@@ -16,16 +16,13 @@ from rolloutbus import (
     Rollout,
     RolloutClient,
     SamplingParams,
-    StreamSubscriber,
     WorkerStatus,
 )
 from rolloutbus.bus.wire.messages.control import ServerFacts
-from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.engine_worker.engines.fake.tokens import fake_logprob, prompt_digest, token_after
 from rolloutbus.errors import RolloutCancelled
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
-from rolloutbus.trainer_adapter.client.subscriber import StreamRow
 
 DEADLINE_S = 60.0
 """Of every wait; a busy machine needs a fraction of it."""
@@ -222,59 +219,6 @@ def assert_fake_rollout(
     assert len(wanted) == n_tokens
     assert rollout.tokens.tolist() == wanted
     assert rollout.logprobs.tolist() == [fake_logprob(token) for token in wanted]
-
-
-class Watcher:
-    """A subscriber that is nobody's client; keeps every row it sees. An async context manager."""
-
-    def __init__(self, client: RolloutClient) -> None:
-        endpoints = [member.stream for member in client.connection.members]
-        self._client = client
-        self._subscriber = StreamSubscriber(endpoints, client=client.connection.settings.name)
-        self.rows: dict[str, list[StreamRow]] = {}
-        self._heard: set[str] = set()
-        """Workers of whom a row came."""
-        self._news = News()
-
-    async def __aenter__(self) -> Self:
-        await self._subscriber.__aenter__()
-        self._reader = asyncio.create_task(self._read())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._reader.cancel()
-        await self._subscriber.__aexit__(None, None, None)
-
-    async def hears_everyone(self) -> None:
-        """Make it so: a subscription takes effect some time after it is made."""
-        workers = {member.name for member in self._client.connection.members}
-        async with asyncio.timeout(DEADLINE_S):
-            while self._heard < workers:
-                await self._client.generate([1], fake_sampling(1), deadline_s=DEADLINE_S)
-
-    @property
-    def running(self) -> set[str]:
-        """Requests of which rows came, and no ending."""
-        return {rid for rid in self.rows if not self.endings(rid)}
-
-    def endings(self, rid: str) -> list[FinishReason]:
-        """How the attempts at a request ended, as far as rows said."""
-        return [row.finish for row in self.rows.get(rid, []) if row.finish]
-
-    async def seen(self, is_so: Callable[[], bool]) -> None:
-        """Wait until `is_so`, judged after each row."""
-        await self._news.until(is_so)
-
-    async def finished(self, rid: str) -> list[StreamRow]:
-        """All rows of a request, once the last one came."""
-        await self.seen(lambda: bool(self.endings(rid)))
-        return self.rows[rid]
-
-    async def _read(self) -> None:
-        async for row in self._subscriber:
-            self.rows.setdefault(row.rid, []).append(row)
-            self._heard.add(row.worker)
-            self._news.come()
 
 
 def n_held(kind: Literal["fd", "task"], pid: int | str = "self") -> int:

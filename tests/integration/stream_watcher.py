@@ -1,24 +1,26 @@
-"""A subscriber in a process of its own: prints every row of one client's streams as JSON."""
+"""A subscriber in a process of its own: prints what it is told of a client's streams as JSON."""
 
 import asyncio
 import json
 import sys
 
-from rolloutbus import StreamSubscriber
+from rolloutbus import subscribe
+from rolloutbus.events import Finished, Tokens
 
 
 async def main() -> None:
-    async with StreamSubscriber(sys.argv[2:], client=sys.argv[1]) as subscriber:
-        async for row in subscriber:
-            seen = {
-                "worker": row.worker,
-                "rid": row.rid,
-                "seq": row.seq,
-                "tokens": row.tokens.tolist(),
-                "logprobs": row.logprobs.tolist(),
-                "finish": row.finish,
-            }
-            print(json.dumps(seen), flush=True)
+    async with subscribe(sys.argv[1], clients=[sys.argv[2]]) as subscriber:
+        async for event in subscriber:
+            if isinstance(event, Tokens | Finished):
+                seen = {
+                    "worker": event.worker,
+                    "rid": event.rid,
+                    "start": event.start if isinstance(event, Tokens) else 0,
+                    "tokens": event.tokens.tolist(),
+                    "logprobs": event.logprobs.tolist(),
+                    "finish": event.finish_reason if isinstance(event, Finished) else None,
+                }
+                print(json.dumps(seen), flush=True)
 
 
 if __name__ == "__main__":

@@ -31,10 +31,11 @@ from rolloutbus.bus.wire.messages.generation import (
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
 from rolloutbus.bus.wire.messages.session import OpenedSession
 from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.replay.following.stream_events import Tokens
+from rolloutbus.replay.subscriber import subscribe
 from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
 from rolloutbus.trainer_adapter.client.rollout import RolloutCancelled
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
-from rolloutbus.trainer_adapter.client.subscriber import StreamRow, StreamSubscriber
 from rolloutbus.trainer_adapter.client.sync_client import connect_sync
 from tests.integration.drills import DEADLINE_S
 
@@ -381,22 +382,23 @@ async def test_without_a_router_connecting_fails_in_time(tmp_path: Path) -> None
 async def test_a_subscriber_sees_the_stream_of_another_client(
     fleet: PretendFleet, client: RolloutClient
 ) -> None:
-    rows: dict[str, list[StreamRow]] = {}
-    async with StreamSubscriber([fleet.stream_endpoint], client="trainer") as subscriber:
+    told: dict[str, Tokens] = {}
+    async with subscribe(fleet.address, clients=["trainer"]) as subscriber:
 
         async def watch() -> None:
-            async for row in subscriber:
-                rows.setdefault(row.rid, []).append(row)
-                if row.seq == 0 and len(rows) > 3:
-                    return
+            async for event in subscriber:
+                if isinstance(event, Tokens):
+                    told[event.rid] = event
+                    if len(told) > 3:
+                        return
 
         watching = asyncio.create_task(watch())
         async with asyncio.timeout(DEADLINE_S):
             while not watching.done():  # subscriptions take a moment to reach the publisher
                 await client.generate([5], SamplingParams(max_new_tokens=4))
-        for row in (seen[0] for seen in rows.values()):
-            assert row.tokens.tolist() == [5, 6, 7, 8]
-            assert (row.worker, row.attempt, row.version) == ("w0", ATTEMPT, 0)
+        for event in told.values():
+            assert (event.start, event.tokens.tolist()) == (0, [5, 6, 7, 8])
+            assert (event.worker, event.attempt, event.version) == ("w0", ATTEMPT, 0)
 
 
 def test_a_plain_script_uses_the_same_names(tmp_path: Path) -> None:

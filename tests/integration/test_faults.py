@@ -14,7 +14,6 @@ from rolloutbus.launcher.settings import UpOptions
 from tests.integration.drills import (
     DEADLINE_S,
     Streamed,
-    Watcher,
     assert_fake_rollout,
     facts_when,
     fake_sampling,
@@ -22,6 +21,7 @@ from tests.integration.drills import (
     worker_in,
 )
 from tests.integration.hold import Hold
+from tests.integration.watching import Watching
 
 pytestmark = [
     pytest.mark.integration,
@@ -123,10 +123,10 @@ async def test_nothing_is_lost_or_sampled_twice_when_the_router_is_killed(
             workers=N_WORKERS, engine="fake", engine_options=options, store=False, lease=PATIENT
         ) as fleet,
         rolloutbus.connect(fleet.address, name="survivor") as client,
-        Watcher(client) as watcher,
+        Watching.streams_of(client) as seen,
     ):
         before = (await client.status()).instance
-        await watcher.hears_everyone()
+        await seen.hears_everyone(client)
         with hold.at(N_BEFORE):
             load = Load(client)
             await load.is_held()
@@ -134,8 +134,8 @@ async def test_nothing_is_lost_or_sampled_twice_when_the_router_is_killed(
         rollouts = await load.rollouts()
 
         assert {rollout.n_resumed for rollout in rollouts} == {0}
-        await watcher.seen(lambda: all(watcher.endings(r.rid) for r in rollouts))
-        assert all(watcher.endings(rollout.rid) == ["length"] for rollout in rollouts)
+        await seen.until(lambda: all(seen.endings(r.rid) for r in rollouts))
+        assert all(seen.endings(rollout.rid) == ["length"] for rollout in rollouts)
         status = await status_when(client, lambda status: len(status.workers) == N_WORKERS)
         assert status.instance != before
         assert status.router_epoch > 1

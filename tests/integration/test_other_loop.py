@@ -12,7 +12,6 @@ import torch
 from rolloutbus import (
     RolloutClient,
     Session,
-    StreamSubscriber,
     WeightPublisher,
     connect,
     record,
@@ -134,15 +133,12 @@ async def test_subscribers_and_recorder_are_refused_elsewhere(
     async with (
         subscribe(fleet.address) as events,
         record(fleet.address, tmp_path / "journal") as recorder,
-        StreamSubscriber([fleet.stream_endpoint]) as rows,
     ):
         await elsewhere(lambda: anext(events))
         await elsewhere(events.__aexit__)
         await elsewhere(recorder.stopped)
         await elsewhere(lambda: recorder.caught_up(1.0))
-        await elsewhere(lambda: anext(rows))
-        await elsewhere(rows.__aexit__)
-        reading = asyncio.ensure_future(anext(rows))
+        reading = asyncio.ensure_future(anext(events))
         async with asyncio.timeout(DEADLINE_S):
             while not reading.done():  # a subscription is no event for its publisher
                 await client.generate([5], FEW)

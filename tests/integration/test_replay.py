@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Fleet, FleetResult, RolloutClient, StreamSubscriber
+from rolloutbus import Fleet, FleetResult, RolloutClient, subscribe
 from rolloutbus.bus.actor.ref import worker
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
-from rolloutbus.replay.following.stream_events import Finished, GapRepaired
+from rolloutbus.replay.following.stream_events import Finished, GapRepaired, Tokens
 from rolloutbus.replay.journal.index import named_in
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, Tap
@@ -24,7 +24,7 @@ from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration import recorded_run
 from tests.integration.drills import DEADLINE_S
-from tests.integration.ears import CLIENT, Ears
+from tests.integration.ears import Ears
 from tests.integration.hold import Hold
 from tests.integration.raw_ear import (
     Frames,
@@ -178,17 +178,16 @@ async def test_one_request_can_be_replayed_alone(recording: Recording) -> None:
     rid = recording.last[0]
     chosen = PlayerSettings(speed=math.inf, rids=frozenset({rid}))
     rollout = recording.rollouts[rid]
-    async with Player(Journal(recording.journal), chosen) as player:
-        settings = ClientSettings(name=CLIENT, router=player.address)
-        async with RolloutClient(settings) as client:
-            endpoints = [member.stream for member in client.connection.members]
-            async with StreamSubscriber(endpoints) as subscriber, asyncio.timeout(DEADLINE_S):
-                await player.subscribed(2)
-                await player.play()
-                tokens: list[int] = []
-                async for row in subscriber:
-                    assert row.rid == rid
-                    tokens += row.tokens.tolist()
-                    if row.finish:
-                        break
-    assert tokens == rollout.tokens.tolist()
+    async with (
+        Player(Journal(recording.journal), chosen) as player,
+        subscribe(player.address) as subscriber,
+        asyncio.timeout(DEADLINE_S),
+    ):
+        await player.subscribed(1)
+        await player.play()
+        async for event in subscriber:
+            if isinstance(event, Tokens | Finished):
+                assert event.rid == rid
+            if isinstance(event, Finished):
+                assert event.tokens.tolist() == rollout.tokens.tolist()
+                break

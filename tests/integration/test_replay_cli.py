@@ -11,11 +11,11 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Fleet, RolloutClient, StreamSubscriber
+from rolloutbus import Fleet, subscribe
+from rolloutbus.events import Finished
 from rolloutbus.launcher.plan import environment
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.rollouts.trajectories import Trajectories
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration import recorded_run
 from tests.integration.drills import DEADLINE_S
 from tests.integration.ears import CLIENT
@@ -60,19 +60,13 @@ async def address_of(process: asyncio.subprocess.Process) -> str:
 
 async def test_the_command_plays_to_whoever_finds_it_by_its_address(recording: Recording) -> None:
     async with asyncio.timeout(2 * DEADLINE_S):
-        process = await started(recording.journal, "--speed", "max", "--wait", "2", "--json")
-        settings = ClientSettings(name=CLIENT, router=await address_of(process))
+        process = await started(recording.journal, "--speed", "max", "--wait", "1", "--json")
         finished: dict[str, list[int]] = {}
-        tokens: dict[str, dict[int, int]] = {}
-        async with RolloutClient(settings) as client:
-            endpoints = [member.stream for member in client.connection.members]
-            async with StreamSubscriber(endpoints, client=CLIENT) as subscriber:
-                while not recording.rollouts.keys() <= finished.keys():
-                    row = await anext(subscriber)
-                    held = tokens.setdefault(row.rid, {})
-                    held.update(enumerate(row.tokens.tolist(), row.seq))
-                    if row.finish and row.finish != "abort":
-                        finished[row.rid] = [held[n] for n in range(len(held))]
+        async with subscribe(await address_of(process), clients=[CLIENT]) as subscriber:
+            while not recording.rollouts.keys() <= finished.keys():
+                event = await anext(subscriber)
+                if isinstance(event, Finished) and event.finish_reason not in (None, "abort"):
+                    finished[event.rid] = event.tokens.tolist()
         told, errors = await process.communicate()
     assert process.returncode == 0, errors
     for rid, rollout in recording.rollouts.items():

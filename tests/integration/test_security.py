@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 
 import rolloutbus
-from rolloutbus import Fleet, RolloutClient, SamplingParams, StreamSubscriber
+from rolloutbus import Fleet, RolloutClient, SamplingParams, Subscriber, subscribe
 from rolloutbus.bus.security.key_files import read_key_pair
 from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
 from rolloutbus.bus.transport.endpoints import split_key, with_key
@@ -23,6 +23,7 @@ from rolloutbus.bus.wire.errors import PeerLost, Refused
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import Beat, Hello, WorkerFacts
 from rolloutbus.bus.wire.messages.weights import PullManifest
+from rolloutbus.events import Tokens
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
@@ -157,6 +158,13 @@ async def test_unknown_key_no_key_and_wrong_server_key_are_kept_out(
     assert (await admin.status()).workers
 
 
+async def _first_tokens(events: Subscriber) -> Tokens:
+    async for event in events:
+        if isinstance(event, Tokens):
+            return event
+    pytest.fail("the subscriber has ended")
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_subscriber_sees_the_fleet_and_its_streams_but_generates_nothing(
     fleet: Fleet, keys: Keyring, admin: RolloutClient
@@ -170,9 +178,8 @@ async def test_subscriber_sees_the_fleet_and_its_streams_but_generates_nothing(
         assert refused.value.code == "forbidden"
         with pytest.raises(Refused, match="forbidden"):
             await client.pause()
-        endpoints = [member.stream for member in client.connection.members]
-    async with StreamSubscriber(endpoints, key_file=keys.file("watcher")) as rows:
-        reading = asyncio.ensure_future(anext(rows))
+    async with subscribe(fleet.address, key_file=keys.file("watcher")) as events:
+        reading = asyncio.ensure_future(_first_tokens(events))
         async with asyncio.timeout(DEADLINE_S):
             while not reading.done():  # a subscription is no event for its publisher
                 await admin.generate(PROMPT, fake_sampling(4))

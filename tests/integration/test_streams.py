@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,13 @@ from rolloutbus.bus.transport.ports import TopicBatchHandler
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_topics import SubPort
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.events import GapRepaired, Tokens
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.connection import Ports
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
-from rolloutbus.trainer_adapter.client.subscriber import StreamRow
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, Watcher, facts_when
+from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, facts_when
+from tests.integration.watching import Watching
 
 pytestmark = [
     pytest.mark.integration,
@@ -47,31 +49,17 @@ def assert_same(streamed: Streamed, rollout: Rollout) -> None:
     assert reasons == [None] * (len(reasons) - 1) + [rollout.finish_reason]
 
 
-def assert_rows_are_tail(rows: Sequence[StreamRow], rollout: Rollout) -> None:
-    """Rows without a jump, whose tokens are the result's from the first row's on."""
-    start = rows[0].seq
-    end = start
-    for row in rows:
-        assert row.seq == end
-        end += len(row.tokens)
-    assert [int(t) for row in rows for t in row.tokens] == rollout.tokens[start:].tolist()
-    assert [float(v) for row in rows for v in row.logprobs] == rollout.logprobs[start:].tolist()
-    assert rows[-1].finish == rollout.finish_reason
-
-
 async def test_streams_equal_their_results_and_what_a_second_subscriber_sees(
     client: RolloutClient,
 ) -> None:
-    async with Watcher(client) as watcher:
-        await watcher.hears_everyone()
+    async with Watching.streams_of(client) as seen:
+        await seen.hears_everyone(client)
         streams = [Streamed(client, [*PROMPT, i], seeded(i)) for i in range(12)]
         for streamed in streams:
             rollout = await streamed.rollout()
             assert len(rollout.tokens) == N_TOKENS
             assert_same(streamed, rollout)
-            rows = await watcher.finished(streamed.rid)
-            assert rows[0].seq == 0
-            assert_rows_are_tail(rows, rollout)
+            await seen.whole(rollout)
 
 
 async def test_the_public_stream_yields_what_generate_returns_for_the_same_seed(
@@ -101,12 +89,11 @@ async def everyone_is_heard(
 async def test_a_subscriber_in_another_process_sees_the_same_stream(
     client: RolloutClient,
 ) -> None:
-    endpoints = [member.stream for member in client.connection.members]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(WATCHER),
+        client.connection.settings.router,
         client.connection.settings.name,
-        *endpoints,
         stdout=asyncio.subprocess.PIPE,
         env=environment(),
     )
@@ -118,36 +105,33 @@ async def test_a_subscriber_in_another_process_sees_the_same_stream(
         rollout = await streamed.rollout()
         tokens: list[int] = []
         logprobs: list[float] = []
-        finish = None
+        row: dict[str, Any] = {"finish": None}
         async with asyncio.timeout(DEADLINE_S):
-            while finish is None:
-                row = json.loads(await process.stdout.readline())
-                if row["rid"] == streamed.rid:
-                    assert row["seq"] == len(tokens)
+            while row["finish"] is None:
+                told = json.loads(await process.stdout.readline())
+                row = told if told["rid"] == streamed.rid else row
+                if row is told and row["finish"] is None:
+                    assert row["start"] == len(tokens)
                     tokens += row["tokens"]
                     logprobs += row["logprobs"]
-                    finish = row["finish"]
     finally:
         process.kill()
         await process.wait()
 
     assert_same(streamed, rollout)
-    assert tokens == rollout.tokens.tolist()
-    assert logprobs == rollout.logprobs.tolist()
-    assert finish == rollout.finish_reason
+    assert tokens == row["tokens"] == rollout.tokens.tolist()
+    assert logprobs == row["logprobs"] == rollout.logprobs.tolist()
+    assert row["finish"] == rollout.finish_reason
 
 
-async def test_a_late_subscriber_sees_the_rest_without_a_jump(client: RolloutClient) -> None:
+async def test_a_late_subscriber_is_told_from_the_first_token(client: RolloutClient) -> None:
     streamed = Streamed(client, PROMPT, seeded(2, ENDLESS))
     await streamed.reached(50)
 
-    async with Watcher(client) as watcher:
-        await watcher.seen(lambda: len(watcher.rows.get(streamed.rid, [])) > 20)
-        rollout = await streamed.cut()
-        rows = await watcher.finished(streamed.rid)
-
-    assert rows[0].seq > 0
-    assert_rows_are_tail(rows, rollout)
+    async with Watching.streams_of(client) as seen:
+        await seen.until(lambda: len(seen.tokens(streamed.rid)) > 70)
+        await seen.whole(await streamed.cut())
+    assert seen.of(GapRepaired)
 
 
 class LossyNet:
@@ -188,12 +172,12 @@ async def test_rows_that_got_lost_are_repaired(fleet: rolloutbus.Fleet) -> None:
 async def test_leaving_a_stream_early_stops_its_request_at_the_worker(
     client: RolloutClient,
 ) -> None:
-    async with Watcher(client) as watcher:
+    async with Watching.streams_of(client) as seen:
         stream = client.stream(PROMPT, seeded(3, ENDLESS), deadline_s=DEADLINE_S)
         rid = (await anext(stream)).rid
-        await watcher.seen(lambda: rid in watcher.rows)
+        await seen.until(lambda: bool(seen.tokens(rid)))
         await stream.aclose()
-        await watcher.seen(lambda: watcher.endings(rid) == ["abort"])
+        assert (await seen.end(rid)).finish_reason == "abort"
 
     await facts_when(client, lambda facts: sum(each.n_running for each in facts.values()) == 0)
 
@@ -201,14 +185,14 @@ async def test_leaving_a_stream_early_stops_its_request_at_the_worker(
 async def test_cancelling_a_waiting_call_stops_its_request_at_the_worker(
     client: RolloutClient,
 ) -> None:
-    async with Watcher(client) as watcher:
+    async with Watching.streams_of(client) as seen:
         call = asyncio.create_task(
             client.generate(PROMPT, seeded(4, ENDLESS), deadline_s=DEADLINE_S)
         )
-        await watcher.seen(lambda: len(watcher.running) > 0)
+        await seen.until(lambda: bool(seen.of(Tokens)))
         call.cancel()
-        [rid] = watcher.running
-        await watcher.seen(lambda: watcher.endings(rid) == ["abort"])
+        [rid] = {event.rid for event in seen.of(Tokens)}
+        assert (await seen.end(rid)).finish_reason == "abort"
 
     await facts_when(client, lambda facts: sum(each.n_running for each in facts.values()) == 0)
 

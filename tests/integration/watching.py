@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Self, TypeVar
 
-from rolloutbus import Rollout, RolloutClient
+from rolloutbus import Rollout, RolloutClient, subscribe
+from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.events import Demoted, Finished, StreamEvent, Tokens
 from rolloutbus.replay.subscriber import Subscriber
 from tests.integration.drills import DEADLINE_S, News, fake_sampling
@@ -25,6 +26,12 @@ class Watching:
         if not is_paused:
             self._may_read.set()
         self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    def streams_of(cls, client: RolloutClient) -> Self:
+        """What workers publish for this client, as a stranger hears it."""
+        settings = client.connection.settings
+        return cls(subscribe(settings.router, clients=[settings.name]))
 
     async def __aenter__(self) -> Self:
         await self.subscriber.__aenter__()
@@ -56,6 +63,10 @@ class Watching:
         """Wait until it is so, judged after each event."""
         await self._news.until(is_so)
 
+    def endings(self, rid: str) -> list[FinishReason | None]:
+        """How the attempts at a request ended."""
+        return [end.finish_reason for end in self._ends.get(rid, [])]
+
     async def end(self, rid: str) -> Finished:
         """The last end of a stream, once one was told."""
         await self.until(lambda: rid in self._ends)
@@ -83,6 +94,10 @@ class Watching:
     def _workers(self, name: str) -> set[str]:
         ends = (end for rid, ends in self._ends.items() for end in ends if rid.startswith(name))
         return {end.worker for end in ends}
+
+    async def hears_everyone(self, client: RolloutClient) -> None:
+        """Have the client sample until all its workers are heard."""
+        await self.hears(client, len(client.connection.members))
 
     async def _read(self) -> None:
         while True:

@@ -36,13 +36,6 @@ def test_a_full_mailbox_says_so_and_keeps_what_it_has() -> None:
     assert mailbox.close() == [1, 2]
 
 
-def test_displacing_drops_the_oldest_and_counts_it() -> None:
-    mailbox = _filled(1, 2, limit=2)
-    mailbox.displace(3)
-    assert mailbox.statistics().displaced == 1
-    assert mailbox.close() == [2, 3]
-
-
 async def test_a_waiting_getter_gets_what_is_put_later() -> None:
     mailbox = Mailbox[int](1)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
@@ -93,4 +86,4 @@ async def test_its_gauge_remembers_the_most_that_waited() -> None:
     await mailbox.get()
     mailbox.put(3)
     await mailbox.get()
-    assert mailbox.statistics() == MailboxStatistics(size=1, limit=3, peak=2, total=3, displaced=0)
+    assert mailbox.statistics() == MailboxStatistics(size=1, limit=3, peak=2, total=3)

@@ -24,7 +24,6 @@ NAMES = [
     "SamplingParams",
     "Session",
     "ShardedSource",
-    "StreamSubscriber",
     "Subscriber",
     "SyncOpenAIClient",
     "SyncRolloutClient",
