@@ -45,6 +45,14 @@ PauseMode = Literal["abort", "in_place", "retract", "drain"]
 InFlight = Literal["finish_old", "keep", "retract", "abort"]
 
 
+class EngineDied(RuntimeError):
+    """The engine's thread ended on an error or was closed; only a new engine helps."""
+
+
+class EngineBusy(RuntimeError):
+    """The engine's present state forbids this call; nothing was changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What callers may rely on for the engine's whole life."""

@@ -13,6 +13,7 @@ from rolloutbus.bus.wire.messages.control import CacheTier
 from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
 from rolloutbus.engine_worker.engine import (
     Embeddings,
+    EngineBusy,
     Float32s,
     Int32s,
     LoraTensors,
@@ -22,7 +23,6 @@ from rolloutbus.engine_worker.engine import (
 )
 from rolloutbus.engine_worker.engines.fake.engine import FakeEngine, FakeMemory
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 
 def ignore(_: Step) -> None:

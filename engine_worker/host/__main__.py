@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import cast
+from typing import NoReturn, cast
 
 import msgspec
 import uvloop
@@ -32,12 +32,11 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
 from rolloutbus.bus.wire.messages.host import EngineBeat, EngineFailed, EngineReady
 from rolloutbus.bus.wire.outgoing import sealed
-from rolloutbus.engine_worker.engine import Engine, Work
+from rolloutbus.engine_worker.engine import Engine, EngineDied, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
 from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.host.link import HostLink
 from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
-from rolloutbus.engine_worker.host.quit_signal import QuitSignal
 from rolloutbus.engine_worker.host.step_buffer import StepBuffer
 from rolloutbus.engine_worker.host.work import work_of
 from rolloutbus.engine_worker.settings import WorkerSettings
@@ -46,6 +45,29 @@ from rolloutbus.engine_worker.weights.relay import Relay, open_relay
 BEAT_S = 0.25
 CLOSE_S = 5.0
 """An engine that does not close in this time is left to the end of the process."""
+
+
+WORDS_S = 1.0
+"""The engine may hear more of it by another way, and then says why it is dead."""
+
+
+class QuitSignal:
+    """Of this process, from now on: it no longer ends the process there and then."""
+
+    def __init__(self) -> None:
+        """Needs the running loop of the main thread."""
+        self._came = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, self._came.set)
+
+    async def watch(self) -> NoReturn:
+        """Wait for it.
+
+        Raises:
+            EngineDied: it came.
+        """
+        await self._came.wait()
+        await asyncio.sleep(WORDS_S)
+        raise EngineDied("one of the engine's processes has failed: it sent SIGQUIT")
 
 
 class EngineHost:

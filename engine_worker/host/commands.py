@@ -16,8 +16,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import BusError, EngineFailed, RequestError
 from rolloutbus.bus.wire.messages.control import Memory, Pause, Resume, Sleep, WakeUp
 from rolloutbus.bus.wire.messages.endings import Done, Problem, bad_request
-from rolloutbus.engine_worker.engine import Engine
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engine import Engine, EngineBusy
 from rolloutbus.engine_worker.host.operations import Operation, Operations, StoreAccess, there
 from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
 from rolloutbus.engine_worker.host.weight_commands import (

@@ -25,7 +25,7 @@ from rolloutbus.bus.wire.messages.weights import (
     SealVersion,
 )
 from rolloutbus.engine_worker.engine import TensorSpec
-from rolloutbus.engine_worker.engines.fake.weights import FAKE_SPECS
+from rolloutbus.engine_worker.engines.fake.engine import FAKE_SPECS
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
 from rolloutbus.engine_worker.weights.relay import Relay
 from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host

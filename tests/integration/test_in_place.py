@@ -19,8 +19,7 @@ from rolloutbus.bus.wire.messages.weights import (
     PrepareUpdate,
     Transport,
 )
-from rolloutbus.engine_worker.engine import InFlight, TensorRange, Work
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engine import EngineBusy, InFlight, TensorRange, Work
 from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
 from rolloutbus.engine_worker.weights.asking import ask_manifest
 from rolloutbus.engine_worker.weights.in_place import InPlace

@@ -22,12 +22,14 @@ from rolloutbus.bus.wire.messages.control import DEVICE, CacheTier
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.bus.wire.option_checks import truncates
 from rolloutbus.engine_worker.engine import (
+    Bytes,
     EngineFacts,
     EngineStats,
     MemoryFreed,
     PauseMode,
     Step,
     StepSink,
+    TensorSpec,
     Work,
 )
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
@@ -38,13 +40,45 @@ from rolloutbus.engine_worker.engines.fake.tokens import (
     prompt_digest,
     token_after,
 )
-from rolloutbus.engine_worker.engines.fake.weights import FakeWeights
 from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights
 from rolloutbus.engine_worker.engines.shared.request import Request, open_request
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 MAX_CACHED = 100_000
 """Prompts remembered; the oldest are forgotten first."""
+
+
+FAKE_SPECS = (
+    TensorSpec("embed.weight", "F32", (8, 4), 128),
+    TensorSpec("head.weight", "F32", (4,), 16),
+)
+
+
+class FakeWeights:
+    """Implements `WeightMemory`: zeros at first."""
+
+    specs = FAKE_SPECS
+    are_aside = False
+
+    def __init__(self) -> None:
+        self._held = {spec.name: np.zeros(spec.size_bytes, np.uint8) for spec in FAKE_SPECS}
+
+    @property
+    def content(self) -> Mapping[str, bytes]:
+        """Tensor -> its bytes."""
+        return {name: held.tobytes() for name, held in self._held.items()}
+
+    def write(self, name: str, offset: int, raw: RawTensor) -> None:
+        """See `WeightMemory`."""
+        self._held[name][offset : offset + raw.nbytes] = np.asarray(raw)
+
+    def read(self, name: str, offset: int, size_bytes: int) -> Bytes:
+        """See `WeightMemory`."""
+        return self._held[name][offset : offset + size_bytes].copy()
+
+    def settle(self) -> None:
+        """Nothing is written by anybody else."""
 
 
 @dataclass(slots=True, eq=False)

@@ -5,12 +5,12 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from rolloutbus.bus.wire.messages.control import CacheTier
+from rolloutbus.engine_worker.engine import EngineBusy
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.guard import KV_CACHE
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Flushed
 from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 FLUSH_S = 5.0
 """For what runs to end, when nothing seems to run."""

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,7 +18,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from rolloutbus.bus.wire.ids import AttemptKey
-from rolloutbus.engine_worker.engine import EngineFacts, EngineStats, PauseMode, StepSink, Work
+from rolloutbus.engine_worker.engine import (
+    EngineDied,
+    EngineFacts,
+    EngineStats,
+    PauseMode,
+    StepSink,
+    Work,
+)
 from rolloutbus.engine_worker.engines.sglang import features
 from rolloutbus.engine_worker.engines.sglang.caches import Caches, tiers_of
 from rolloutbus.engine_worker.engines.sglang.death import cause_of
@@ -57,11 +65,6 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
     Swapped,
     VersionsChecked,
 )
-from rolloutbus.engine_worker.engines.sglang.session_labels import (
-    PER_SLOT,
-    UNIFIED_TREE_VARIABLE,
-    SessionLabels,
-)
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks, presence
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
@@ -70,13 +73,42 @@ from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Lack
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle
 from rolloutbus.engine_worker.engines.sglang.weights import SglangWeights
 from rolloutbus.engine_worker.engines.shared.processors import Processors
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineDied
 
 LAST_ROW_S = 5.0
 """SGLang has ended a request: its last row of the tap comes within this time."""
 LAST_WORDS_S = 5.0
 """A scheduler that was seen to end has said why within this time, if at all."""
 NEVER = 1_000_000_000
+
+
+UNIFIED_TREE_VARIABLE = "SGLANG_ENABLE_UNIFIED_RADIX_TREE"
+"""Of 0.5.17, where only that cache knows sessions; later it is the usual one."""
+PER_SLOT = 4
+"""Marked sessions for each request that runs side by side: twice what the router gives places to
+by default."""
+
+
+class SessionLabels:
+    """At most `most` at a time."""
+
+    def __init__(self, thread: EngineThread, most: int) -> None:
+        self._thread = thread
+        self._manager = thread.engine.tokenizer_manager
+        self._most = most
+        self._used: OrderedDict[str, None] = OrderedDict()
+        """Least recently used first."""
+
+    def use(self, session: str) -> None:
+        """A request of this session is about to begin."""
+        self._used[session] = None
+        self._used.move_to_end(session)
+        while len(self._used) > self._most:
+            oldest, _ = self._used.popitem(last=False)
+            self._thread.begin(lambda oldest=oldest: self._forget(oldest))
+
+    async def _forget(self, session: str) -> None:
+        asked = upstream.request("CloseSessionReqInput", session_id=session)
+        await self._manager.close_session(asked, None)
 
 
 class SglangEngine:

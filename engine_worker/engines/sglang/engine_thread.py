@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from rolloutbus.engine_worker.engine import EngineDied
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineDied
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Literal
 from rolloutbus.bus.actor.life import following
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engine import EngineBusy
 
 GateState = Literal["running", "held", "retracted", "settled"]
 GateEvent = Literal["hold", "retract", "settle", "go_on"]

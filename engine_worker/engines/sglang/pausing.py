@@ -8,13 +8,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from rolloutbus.engine_worker.engine import PauseMode
+from rolloutbus.engine_worker.engine import EngineBusy, PauseMode
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.guard import PAUSED, Guard, Stop
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequest, LiveRequests
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 STOPS: Mapping[PauseMode, Stop] = {"in_place": "hold", "retract": "retract"}
 SGLANG_MODES: Mapping[Stop, str] = {"hold": "in_place", "retract": "retract"}

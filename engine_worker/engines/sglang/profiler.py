@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from rolloutbus.bus.wire.messages.engine import StartProfile
+from rolloutbus.engine_worker.engine import EngineBusy
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 ACTIVITIES = ("CPU", "GPU")
 """SGLang has more; those write pickles, or end a scheduler whose machine lacks a tool."""

@@ -10,13 +10,19 @@ import numpy as np
 
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.engine_worker.engine import Embeddings, Float32s, Float32Table, Int32s, Scores
+from rolloutbus.engine_worker.engine import (
+    Embeddings,
+    EngineBusy,
+    Float32s,
+    Float32Table,
+    Int32s,
+    Scores,
+)
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequests, problem_of
 from rolloutbus.engine_worker.engines.sglang.requests import Unfit
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.names import ModelKind
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 Output = Mapping[str, Any]
 

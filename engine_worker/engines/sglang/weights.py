@@ -13,10 +13,17 @@ import numpy as np
 
 from rolloutbus.bus.weights.dtypes import DTYPES
 from rolloutbus.bus.weights.manifest import ALIGN_BYTES
-from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.weights.tensor_files import LENGTH_BYTES, header_bytes, parse_header
+from rolloutbus.bus.wire.errors import EngineFailed, RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
-from rolloutbus.engine_worker.engines.sglang.checkpoint import tensors_of
+from rolloutbus.engine_worker.engine import (
+    Bytes,
+    EngineBusy,
+    InFlight,
+    TensorRange,
+    TensorSpec,
+    WeightSwap,
+)
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
 from rolloutbus.engine_worker.engines.sglang.schedulers.calls import Schedulers
 from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
@@ -31,12 +38,31 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     Unstage,
 )
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Staged, Swapped
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.fit import require_bytes
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.shared_memory import Whereabouts, shared_buffer
 from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
+
+
+def tensors_of(model: Path) -> Sequence[CheckpointTensor]:
+    """All of them by name, in the order of the files.
+
+    Raises:
+        ValueError: a file is none of the safetensors format; names it.
+    """
+    found: dict[str, CheckpointTensor] = {}
+    for path in sorted(model.glob("*.safetensors")):
+        with path.open("rb") as file:
+            try:
+                text = file.read(header_bytes(file.read(LENGTH_BYTES)))
+                ranges = parse_header(text, path.stat().st_size)
+            except RemoteProtocolError as error:
+                raise ValueError(f"model: {path}: {error}") from error
+        in_order = sorted(ranges.items(), key=lambda item: item[1].start)
+        for name, place in in_order:
+            found.setdefault(name, CheckpointTensor(name, place.dtype, place.shape))
+    return [*found.values()]
 
 
 class _Piece(NamedTuple):

@@ -9,8 +9,7 @@ from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.weights.tensor_files import header_of, shard_name, shards
 from rolloutbus.bus.wire.messages.engine import SaveKind
 from rolloutbus.bus.wire.messages.weights import Tensor
-from rolloutbus.engine_worker.engine import TensorRange, WeightSink
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engine import EngineBusy, TensorRange, WeightSink
 
 INDEX = "model.safetensors.index.json"
 PIECE_BYTES = 64 * 1024 * 1024

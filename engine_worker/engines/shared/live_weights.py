@@ -9,8 +9,15 @@ from typing import Protocol
 
 import numpy as np
 
-from rolloutbus.engine_worker.engine import Bytes, InFlight, TensorRange, TensorSpec, WeightSwap
-from rolloutbus.engine_worker.engines.shared.step_loop import TORN, EngineBusy, StepLoop
+from rolloutbus.engine_worker.engine import (
+    Bytes,
+    EngineBusy,
+    InFlight,
+    TensorRange,
+    TensorSpec,
+    WeightSwap,
+)
+from rolloutbus.engine_worker.engines.shared.step_loop import TORN, StepLoop
 from rolloutbus.engine_worker.engines.shared.stepper import Stepper
 from rolloutbus.engine_worker.weights.fit import require_bytes
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor

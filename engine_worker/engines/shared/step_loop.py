@@ -17,7 +17,14 @@ import numpy as np
 
 from rolloutbus.bus.wire.ids import AttemptKey
 from rolloutbus.bus.wire.messages.generation import FinishReason
-from rolloutbus.engine_worker.engine import EngineStats, PauseMode, Step, StepSink
+from rolloutbus.engine_worker.engine import (
+    EngineBusy,
+    EngineDied,
+    EngineStats,
+    PauseMode,
+    Step,
+    StepSink,
+)
 from rolloutbus.engine_worker.engines.shared.request import Request
 from rolloutbus.engine_worker.engines.shared.stepper import Stepper
 
@@ -27,14 +34,6 @@ PAUSED = "paused"
 """The halt that `pause` sets and `resume` lifts."""
 TORN = "torn"
 """The halt while weights are overwritten, or half overwritten."""
-
-
-class EngineDied(RuntimeError):
-    """The engine's thread ended on an error or was closed; only a new engine helps."""
-
-
-class EngineBusy(RuntimeError):
-    """The engine's present state forbids this call; nothing was changed."""
 
 
 @dataclass(slots=True)

@@ -10,20 +10,28 @@ also costs more than a small model's whole step.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
+from threading import Lock
 
+import numpy as np
 import torch
 import transformers
 
 from rolloutbus.bus.wire.ids import AttemptKey
 from rolloutbus.bus.wire.messages.control import DEVICE, CacheTier
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.option_checks import adapter_of
 from rolloutbus.engine_worker.engine import (
     EngineFacts,
     EngineStats,
+    Float32s,
+    Int32s,
+    LoraTensors,
     MemoryFreed,
     PauseMode,
+    Scores,
     StepSink,
     Work,
     began_with,
@@ -31,29 +39,31 @@ from rolloutbus.engine_worker.engine import (
 from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
 from rolloutbus.engine_worker.engines.shared.checkpoint_writer import CheckpointWriter
 from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights
+from rolloutbus.engine_worker.engines.shared.lora_adapter import read_adapter
 from rolloutbus.engine_worker.engines.shared.processors import Processors
 from rolloutbus.engine_worker.engines.shared.request import Request, open_request, refusal
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
-from rolloutbus.engine_worker.engines.transformers.adapted import AdapterSet
 from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
 from rolloutbus.engine_worker.engines.transformers.causal_lm import kv_tokens, load_causal_lm
 from rolloutbus.engine_worker.engines.transformers.forward import Forward
 from rolloutbus.engine_worker.engines.transformers.inspectable import StepMeter, StepProfiler
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks
+from rolloutbus.engine_worker.engines.transformers.lora_layers import LoadedAdapter, LoraLayers
 from rolloutbus.engine_worker.engines.transformers.model_weights import ModelWeights
 from rolloutbus.engine_worker.engines.transformers.sampler import Sampler
-from rolloutbus.engine_worker.engines.transformers.scoring import LabelScorer
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.engines.transformers.stop_text import (
     Decode,
     decoder_of,
     ends_with_text,
 )
+from rolloutbus.engine_worker.features import unknown_adapter
 from rolloutbus.engine_worker.weights.device_copies import DeviceCopies
 from rolloutbus.engine_worker.weights.gpu import gpus_of
 
 WEIGHTS = "weights"
 KV_CACHE = "kv_cache"
+ROOT_BYTES = 8
 
 
 class DeviceMemory:
@@ -122,6 +132,88 @@ class BlockCache:
     def flush(self, tiers: Sequence[CacheTier]) -> int:  # noqa: ARG002 - there is one
         """See `PrefixCache`."""
         return self._loop.call(self._blocks.evict_idle) * self._block_size
+
+
+class LabelScorer:
+    """Implements `Scorer`. A text is one pass; steps of the batch come between them."""
+
+    def __init__(self, forward: Forward, loop: StepLoop, weights: LiveWeights) -> None:
+        self._forward = forward
+        self._loop = loop
+        self._weights = weights
+
+    def score(
+        self,
+        query: Int32s,
+        items: Sequence[Int32s],
+        label_token_ids: Sequence[int],
+        *,
+        apply_softmax: bool,
+        item_first: bool,
+    ) -> Scores:
+        """See `Scorer`. EngineBusy: the weights are asleep, or torn."""
+        if not label_token_ids:
+            raise ValueError("label_token_ids: a model that generates needs at least one")
+        texts = [np.concatenate([item, query] if item_first else [query, item]) for item in items]
+        rows = [
+            self._loop.call(lambda text=text: self._scored(text, label_token_ids)) for text in texts
+        ]
+        scores = np.array(rows, np.float32).reshape(len(items), len(label_token_ids))
+        if apply_softmax:
+            scores = np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True))
+        return Scores(scores, sum(map(len, texts)))
+
+    def _scored(self, text: Int32s, labels: Sequence[int]) -> Float32s:
+        """float32 [labels]: logprobs over the whole vocabulary."""
+        self._weights.require_usable()
+        logits = self._forward.score(text[None].astype(np.int64))[0].float()
+        with torch.inference_mode():
+            return torch.log_softmax(logits, -1)[list(labels)].cpu().numpy()
+
+
+class AdapterSet:
+    """Implements `LoraHost`.
+
+    Requests keep the adapter that they began with: one that is replaced or forgotten is gone once
+    the last of its requests has ended.
+    """
+
+    def __init__(self, layers: LoraLayers, loop: StepLoop) -> None:
+        self._layers = layers
+        self._loop = loop
+        self._loading = Lock()
+        self._adapters: dict[str, LoadedAdapter] = {}
+        self._roots = count(1)
+
+    def versions(self) -> Mapping[str, int]:
+        """See `LoraHost`."""
+        return {name: each.version for name, each in self._adapters.copy().items()}
+
+    def load(self, name: str, version: int, source: Path | LoraTensors) -> None:
+        """See `LoraHost`."""
+        with self._loading:
+            if self.versions().get(name) == version:
+                return
+            adapter = read_adapter(source, self._layers.shapes)
+            root = next(self._roots).to_bytes(ROOT_BYTES, "little")
+            self._adapters[name] = self._loop.call(
+                lambda: self._layers.place(name, version, root, adapter)
+            )
+
+    def unload(self, name: str) -> None:
+        """See `LoraHost`."""
+        with self._loading:
+            if self._adapters.pop(name, None) is None:
+                raise ValueError(f"{name} is not loaded")
+
+    def named(self, lora: str) -> LoadedAdapter | Problem | None:
+        """The adapter that a request asks for; None: it asks for none."""
+        named = adapter_of(lora) if lora else None
+        if named is None:
+            return None
+        loaded = self._adapters.copy()
+        versions = {name: each.version for name, each in loaded.items()}
+        return unknown_adapter(lora, versions) or loaded[named[0]]
 
 
 class TransformersEngine:

@@ -7,7 +7,8 @@ from typing import Any, cast
 import torch
 
 from rolloutbus.bus.wire.messages.engine import StartProfile
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy, StepLoop
+from rolloutbus.engine_worker.engine import EngineBusy
+from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks
 
 TRACE = "trace.json"

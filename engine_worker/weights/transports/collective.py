@@ -44,8 +44,11 @@ class Collective:
     ) -> BucketsVersion:
         """`content` is None on a GPU, which has an allocator of its own."""
         # Torch takes seconds to import, and other ways do without.
-        from rolloutbus.engine_worker.weights.transports.landing import GpuLanding, HostLanding  # noqa: PLC0415
-        from rolloutbus.engine_worker.weights.transports.receiving import receive  # noqa: PLC0415
+        from rolloutbus.engine_worker.weights.transports.landing import (  # noqa: PLC0415
+            GpuLanding,
+            HostLanding,
+            receive,
+        )
 
         def place() -> HostLanding | GpuLanding:
             if content is None:

@@ -19,8 +19,7 @@ from rolloutbus.bus.wire.messages.weights import (
     PullDelta,
     Tensor,
 )
-from rolloutbus.engine_worker.engine import TensorRange, WeightSource
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engine import EngineBusy, TensorRange, WeightSource
 from rolloutbus.engine_worker.weights.asking import ask_chunk
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.pieces import in_batches

@@ -1,17 +1,19 @@
 """Where a broadcast is received, and how one knows that it arrived whole."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from rolloutbus.bus.weights.manifest import Bytes, first_mismatch
+from rolloutbus.bus.weights.rendezvous import RankReport
 from rolloutbus.bus.wire.errors import EngineFailed
-from rolloutbus.bus.wire.messages.weights import Bucket, Manifest
+from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
 from rolloutbus.engine_worker.weights.gpu import device_of, first_wrong
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.staged import CannotFetch
 from rolloutbus.engine_worker.weights.transports.buckets import wrong_bucket
+from rolloutbus.engine_worker.weights.transports.meeting import Meeting
 from rolloutbus.engine_worker.weights.verify import wrong_bytes
 
 
@@ -77,3 +79,30 @@ class GpuLanding:
         """See `Landing`."""
         bucket = first_wrong(self.pieces, self._buckets)
         return wrong_bucket(bucket) if bucket is not None else None
+
+
+def receive(offer: Offer, seat: tuple[int, int], place: Callable[[], Landing]) -> Landing:
+    """Blocks until the bytes are in the memory that `place` makes, and verified.
+
+    Args:
+        offer: by the trainer.
+        seat: rank, and ranks in all.
+        place: raises CannotFetch where there is no room.
+
+    Raises:
+        CannotFetch: there was no broadcast, or it broke.
+        EngineFailed: other bytes came than were published.
+    """
+    meeting = Meeting(offer.at, seat)
+    try:
+        landing = place()
+    except CannotFetch as error:
+        meeting.join(RankReport(problem=str(error)))  # or the others would wait for this rank
+        raise
+    meeting.join(RankReport(gpu=landing.gpu))
+    meeting.receive(landing.pieces, offer.backend)
+    wrong = landing.wrong()
+    meeting.report(RankReport(problem=wrong.problem.message if wrong is not None else ""))
+    if wrong is not None:
+        raise wrong
+    return landing

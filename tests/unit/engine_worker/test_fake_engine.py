@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from rolloutbus.bus.wire.messages.generation import Prefix, SamplingParams
-from rolloutbus.engine_worker.engine import Bytes, InFlight, PauseMode, Work
-from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
+from rolloutbus.engine_worker.engine import Bytes, EngineBusy, EngineDied, InFlight, PauseMode, Work
+from rolloutbus.engine_worker.engines.fake.engine import FAKE_SPECS, FakeEngine
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.fake.tokens import fake_logprob, fake_token
-from rolloutbus.engine_worker.engines.fake.weights import FAKE_SPECS
 from rolloutbus.engine_worker.engines.registry import build_engine
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy, EngineDied
 from tests.step_log import DEADLINE_S, StepLog, key
 
 PROMPT = np.array([5, 6, 7], np.int32)

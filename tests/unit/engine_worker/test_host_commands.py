@@ -34,9 +34,8 @@ from rolloutbus.bus.wire.messages.weights import (
     TensorCheck,
 )
 from rolloutbus.engine_worker.engine import Step, TensorRange, TensorSpec
-from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
+from rolloutbus.engine_worker.engines.fake.engine import FAKE_SPECS, FakeEngine
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
-from rolloutbus.engine_worker.engines.fake.weights import FAKE_SPECS
 from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.weights.active import PIECE_BYTES, ActiveWeights
 from rolloutbus.engine_worker.worker.control import HOST_COMMANDS

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from rolloutbus.bus.wire.messages.generation import SamplingParams
-from rolloutbus.engine_worker.engine import EngineFacts, Work
+from rolloutbus.engine_worker.engine import EngineDied, EngineFacts, Work
 from rolloutbus.engine_worker.engines.fake.engine import FakeBatch
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.shared.request import Request, open_request
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineDied, StepLoop
+from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
 from tests.step_log import DEADLINE_S, StepLog, key
 
 FACTS = EngineFacts("test", 100, 20_000, 2)

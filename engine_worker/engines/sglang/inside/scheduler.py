@@ -10,11 +10,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rolloutbus.engine_worker.engines.sglang import features
-from rolloutbus.engine_worker.engines.sglang.inside.patching import patch
 from rolloutbus.engine_worker.engines.sglang.inside.prefix_events import PrefixEvents
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_sampling import SchedulerSampling
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import SchedulerWeights
@@ -31,9 +30,9 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
     Pulse,
     framed,
 )
-from rolloutbus.engine_worker.engines.sglang.upstream import hooks
+from rolloutbus.engine_worker.engines.sglang.upstream import hooks, presence
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook, When
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook, Lack, When
 from rolloutbus.engine_worker.engines.sglang.upstream.names import run_scheduler_process
 from rolloutbus.engine_worker.engines.sglang.upstream.presence import lacks_for
 from rolloutbus.engine_worker.engines.sglang.upstream.types import (
@@ -65,6 +64,24 @@ def run_scheduler(*arguments: object, **options: object) -> None:
         run_scheduler_process(*arguments, **options)
     finally:
         tap.close()
+
+
+def patch(wanted: Iterable[tuple[Hook, Call]]) -> list[Lack]:
+    """Wrap these functions of SGLang; returns what is not wrapped afterwards.
+
+    Args:
+        wanted: a target, and what is called in its place with the original and its arguments.
+    """
+    calls = dict(wanted)
+    unfit = {hook: presence.why_unfit(hook) for hook in calls}
+    originals = {hook: presence.found(hook.target) for hook, why in unfit.items() if not why}
+    for hook in originals:
+        upstream.hook_around(presence.dotted(hook.target), calls[hook])
+    upstream.apply_hooks()
+    for hook, original in originals.items():
+        if not presence.is_wrapped(hook.target, original):
+            unfit[hook] = f"{presence.dotted(hook.target)} was not patched"
+    return presence.lacks_among(unfit)
 
 
 class SchedulerTap:

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import Future
 from typing import cast
 
+from rolloutbus.engine_worker.engine import EngineBusy, EngineDied
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     Answer,
@@ -15,7 +16,6 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Staged, Swapped
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy, EngineDied
 
 Word = Staged | Swapped
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from rolloutbus.engine_worker.engine import EngineDied
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineDied
 
 DEADLINE_S = 30.0
 

@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from rolloutbus.bus.wire.errors import EngineFailed, LocalProtocolError
+from rolloutbus.engine_worker.engine import EngineBusy
 from rolloutbus.engine_worker.engines.sglang.guard import (
     CUDA_GRAPH,
     GATE_LIFE,
@@ -18,7 +19,6 @@ from rolloutbus.engine_worker.engines.sglang.guard import (
     GateState,
     Guard,
 )
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
 
 STATES = get_args(GateState)
 EVENTS = get_args(GateEvent)

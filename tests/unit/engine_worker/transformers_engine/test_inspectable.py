@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from rolloutbus.bus.wire.messages.engine import StartProfile
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engine import EngineBusy
 from tests.step_log import StepLog
 from tests.tiny_models import Build, changed, make_model, work
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engine import EngineBusy
 from tests.step_log import StepLog
 from tests.tiny_models import TOLERANCE, Build, check_fresh, make_model, prompt, work
 

@@ -9,9 +9,8 @@ import pytest
 
 from rolloutbus.bus.wire.messages.control import DEVICE
 from rolloutbus.bus.wire.messages.generation import Prefix, SamplingParams
-from rolloutbus.engine_worker.engine import PauseMode, Work
+from rolloutbus.engine_worker.engine import EngineBusy, EngineDied, PauseMode, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy, EngineDied
 from tests.step_log import DEADLINE_S, StepLog, key
 from tests.tiny_models import (
     CONFIGS,

@@ -9,8 +9,7 @@ import torch
 import transformers
 
 from rolloutbus.bus.wire.messages.generation import Prefix, SamplingParams
-from rolloutbus.engine_worker.engine import Bytes, InFlight, Work
-from rolloutbus.engine_worker.engines.shared.step_loop import EngineBusy
+from rolloutbus.engine_worker.engine import Bytes, EngineBusy, InFlight, Work
 from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from tests.step_log import DEADLINE_S, StepLog, key
