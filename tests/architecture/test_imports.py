@@ -203,3 +203,27 @@ from rolloutbus import record, up
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_a_host_of_the_fake_engine_loads_no_heavy_package() -> None:
+    """Fleets of fake engines are started by the hundred, and torch takes seconds each time."""
+    script = (
+        "import sys\n"
+        "import rolloutbus.engine_worker.host.__main__\n"
+        "from rolloutbus.engine_worker.engines.registry import build_engine\n"
+        "from rolloutbus.engine_worker.host.commands import HostCommands\n"
+        "engine = build_engine('fake', {}, lambda _: None)\n"
+        "HostCommands(engine, 1.0)\n"
+        "engine.close()\n"
+        "heavy = {'torch', 'transformers', 'sglang', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr

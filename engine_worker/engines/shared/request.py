@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,9 +11,11 @@ from rolloutbus.bus.wire.ids import AttemptKey
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, FinishReason, SamplingParams
 from rolloutbus.engine_worker.engine import EngineFacts, Int32s, Step, Work
-from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor
 from rolloutbus.engine_worker.engines.shared.wanted import WantedTokens
-from rolloutbus.engine_worker.engines.transformers.lora_layers import LoadedAdapter
+
+if TYPE_CHECKING:  # both import torch, which takes seconds and not every engine needs
+    from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor
+    from rolloutbus.engine_worker.engines.transformers.lora_layers import LoadedAdapter
 
 EndsText = Callable[[Sequence[int]], bool]
 """Whether the last of these generated tokens completes a stop text."""
@@ -32,11 +35,11 @@ class Request:
     """uint64; token i is drawn from (seed, i)."""
     end_ids: frozenset[int]
     """Tokens that end it: its stop ids, and the model's unless they are ignored."""
-    processors: Sequence[LogitProcessor] = ()
+    processors: "Sequence[LogitProcessor]" = ()
     wanted: WantedTokens | None = None
     """What to tell of each token; None: nothing more."""
     ends_text: EndsText | None = None
-    adapter: LoadedAdapter | None = None
+    adapter: "LoadedAdapter | None" = None
 
     @property
     def kv_root(self) -> bytes:
