@@ -43,7 +43,7 @@ def test_logprobs_are_those_of_a_fresh_forward_pass(
 
 
 def test_tokens_depend_on_the_seed_and_not_on_the_batch(build: Build, log: StepLog) -> None:
-    jobs = [work(f"r{i}", 20, 3 + i, seed=i) for i in range(8)]
+    jobs = [work(f"r{i}", 20, 3 + i, sampling_seed=i) for i in range(8)]
     build().generate(jobs)
     names = [job.key[0] for job in jobs]
     log.wait_finished(*names)
