@@ -61,7 +61,7 @@ async def do(commands: HostCommands, kind: str, body: msgspec.Struct) -> tuple[s
     return await commands.carry_out(Entry(kind, "c/1", body=pack(body)))
 
 
-async def test_engine_can_do_what_its_protocols_say_and_no_more(commands: HostCommands) -> None:
+async def test_engine_can_do_what_it_has_parts_for_and_no_more(commands: HostCommands) -> None:
     beyond = {"score", "embed", "rerank", "load_lora", "unload_lora", "save_weights", "get_load"}
     assert set(commands.capabilities) == HOST_COMMANDS - beyond - {"start_profile", "stop_profile"}
 
@@ -83,6 +83,16 @@ async def test_memory_tags_add_up(commands: HostCommands) -> None:
 
 async def test_flush_returns_a_count(commands: HostCommands) -> None:
     assert await do(commands, "flush_cache", FlushCache()) == ("finished", Flushed(0))
+
+
+async def test_a_cache_tier_that_is_not_there_is_refused_and_says_what_brings_it(
+    commands: HostCommands,
+) -> None:
+    kind, problem = await do(commands, "flush_cache", FlushCache(["device", "storage"]))
+    assert kind == "failed"
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.outcome, problem.field) == ("unsupported", "not_started", "tiers")
+    assert "hicache_storage_backend" in problem.message
 
 
 async def test_update_to_what_is_active_needs_nothing(commands: HostCommands) -> None:
