@@ -47,7 +47,6 @@ from rolloutbus.router.requests.admission_control import Door
 from rolloutbus.router.requests.backlogs import Backlogs
 from rolloutbus.router.requests.dispatch import Dispatcher
 from rolloutbus.router.requests.executions import Executions
-from rolloutbus.router.requests.express import Express
 from rolloutbus.router.requests.table import RequestTable
 from rolloutbus.router.requests.undelivered import Undelivered
 from rolloutbus.router.requests.validation import Admission
@@ -108,7 +107,6 @@ class RouterCore:
         self._dispatcher = Dispatcher(
             self.context, self.table, admission, self._health, self._sessions, door
         )
-        express = Express(self.context, self.table, admission, self._health, self._sessions)
         self._over = Over(self.context, self.table)
         self._executions = Executions(self.context, self.table, self._health, self._over)
         self._fleet = Fleet(self.context, self._health.worker_failed)
@@ -135,8 +133,8 @@ class RouterCore:
         self._recovered_at: float | None = None
         self._from_client = self._client_handlers()
         self._from_member = self._member_handlers()
-        self._runs_from_client: Runs = {"generate": express.submitted}
-        self._runs_from_member: Runs = {"finished": express.finished}
+        self._runs_from_client: Runs = {"generate": self._dispatcher.submit_run}
+        self._runs_from_member: Runs = {"finished": self._executions.ended_run}
 
     @property
     def dead_letters(self) -> list[DeadLetter]:

@@ -51,6 +51,11 @@ class Health:
         self.dead_letters: list[DeadLetter] = []
         """Poisonous requests that nobody has kept yet."""
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether no request waits, and no worker or request is watched."""
+        return self._table.waiting.is_empty and not self.is_watching
+
     def worker_failed(
         self,
         name: str,

@@ -15,6 +15,7 @@ from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, AttemptList, Qu
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
 from rolloutbus.bus.wire.validation import TOKEN_BYTES, cost_of
+from rolloutbus.bus.wire.versions import VersionRule
 from rolloutbus.router.context import Context, refusal
 from rolloutbus.router.health.health import Health
 from rolloutbus.router.members.clients import ClientRecord
@@ -24,7 +25,7 @@ from rolloutbus.router.requests.admission_control import Door
 from rolloutbus.router.requests.queue import LaneKey
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
-from rolloutbus.router.requests.validation import Admission
+from rolloutbus.router.requests.validation import Admission, is_sound
 from rolloutbus.router.sessions.sessions import Sessions
 
 MOST_NAMED = 8
@@ -63,6 +64,11 @@ class Dispatcher:
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
             return
         request = self._made(client, entry, now)
+        if self._is_ordinary(request.place, request.rule):
+            self._table.add(request)
+            if not self._place(request, now):
+                self._table.waiting.add(request)
+            return
         if request.place.outlives_client and not _may_be_detached(self._context, client, entry):
             return
         if self._health.is_watching and not self._health.admitted(request):
@@ -80,6 +86,47 @@ class Dispatcher:
             request.session.ended(request.rid)
         if request.place.outlives_client:
             self._context.detached.follow(request.rid, client.peer, has_prompt=True)
+
+    def submit_run(self, client: ClientRecord, entries: list[Entry], first: int, now: float) -> int:
+        """Place `generate`s alike, from `entries[first]` on; returns the index of who is left.
+
+        Nearly all that comes is a run of like entries, the samples of one prompt. What is the same
+        for all of them is looked at once: the calls cost more than the work. Whoever is not
+        ordinary, or finds no place, is left to `submit`, which does the same for each.
+        """
+        context, table, place = self._context, self._table, entries[first].place
+        if place is None or self._admission.problem_of(client, entries[first]) is not None:
+            return first
+        rule = self._admission.rule(place.versions)
+        if place.cost <= 0 or not self._is_ordinary(place, rule):
+            return first
+        committed = context.committed_of(place.policy)
+        told = place if rule is None else made_concrete(place, rule, committed)
+        choose, send = table.placer.chooser(place, rule, committed), context.out.send
+        name, principal, known = client.name, client.principal, table.by_rid
+        for at in range(first, len(entries)):
+            entry = entries[at]
+            rid, deadline_ms, body = entry.rid, entry.deadline_ms, entry.body
+            if (
+                entry.place != place
+                or entry.kind != "generate"
+                or rid in known
+                or not is_sound(client, entry)
+            ):
+                return at
+            worker = choose()
+            if worker is None:
+                return at
+            attempt = context.next_attempt()
+            request = Request(rid, name, place, "sent", rule, body)  # it never waited
+            request.principal = principal
+            request.deadline_at = now + deadline_ms / 1000
+            table.n_arrived = request.order = table.n_arrived + 1
+            known[rid] = request
+            table.dispatched(request, worker, attempt, now)
+            out = Entry("generate", rid, attempt, worker.epoch, name, deadline_ms, told, body)
+            send(worker.peer, out)
+        return len(entries)
 
     def acked(self, client: ClientRecord, entry: Entry, body: Ack) -> None:
         """The client has these endings: forget the requests, free the worker's outbox.
@@ -180,6 +227,15 @@ class Dispatcher:
             self._table.waiting.add(request)
         self._table.placer.has_changed = True  # nobody has tried these yet
         self.dispatch_waiting(now)
+
+    def _is_ordinary(self, place: Placement, rule: VersionRule | None) -> bool:
+        """Whether a new request needs nothing but a worker that is free now."""
+        return (
+            self._health.is_calm
+            and not (place.resend or place.outlives_client)
+            and not (place.session and self._sessions.is_used)
+            and not (rule is not None and rule.needs_committed and self._context.may_miss_commits)
+        )
 
     def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
         place = entry.place or Placement("")

@@ -58,6 +58,10 @@ class Executions:
     def ended(self, worker: MemberRecord, entry: Entry, now: float) -> None:
         """An ending: forward it if it is of the current attempt, else fence it."""
         request = self._table.get(entry.rid)
+        if request is not None and self._health.is_calm and _is_ordinary(request, worker, entry):
+            self._table.finish(request)
+            self._forward(worker, entry, request.client)
+            return
         if request is None and entry.rid in self._context.detached.over:
             self._table.fence(worker, [(entry.rid, entry.attempt)], REASON)
             return
@@ -85,6 +89,30 @@ class Executions:
         self._table.finish(request)
         if is_heard:
             self._forward(worker, entry, request.client)
+
+    def ended_run(self, worker: MemberRecord, entries: list[Entry], first: int, _now: float) -> int:
+        """Forward results, from `entries[first]` on; returns the index of who is left.
+
+        One loop for many, as `Dispatcher.submit_run`; `ended` does the same for each.
+        """
+        if not self._health.is_calm:
+            return first
+        table, worker_name, client_name = self._table, worker.name, ""
+        to_client: list[Entry] = []
+        for at in range(first, len(entries)):
+            entry = entries[at]
+            request = table.by_rid.get(entry.rid)
+            if request is None or not _is_ordinary(request, worker, entry):
+                return at
+            table.finish(request)
+            if request.client != client_name:
+                client_name = request.client
+                to_client = self._queue_to(client_name)
+            ending = Entry(
+                "finished", entry.rid, entry.attempt, "", worker_name, 0, None, entry.body
+            )
+            to_client.append(ending)
+        return len(entries)
 
     def reconcile(self, worker: MemberRecord) -> None:
         """Compare the table with what a worker's beat says it runs."""
@@ -240,9 +268,23 @@ class Executions:
             and (RequestId(each.rid), each.attempt) not in worker.outbox
         ]
 
+    def _queue_to(self, client: str) -> list[Entry]:
+        record = self._context.clients.named(client)
+        return self._context.out.queue(record.peer) if record is not None else []
+
     def _forward(self, worker: MemberRecord, entry: Entry, client: str) -> None:
         ending = Entry(entry.kind, entry.rid, entry.attempt, "", worker.name, 0, None, entry.body)
         self._context.to_client(client, ending)
+
+
+def _is_ordinary(request: Request, worker: MemberRecord, entry: Entry) -> bool:
+    """Whether this is the result of the current attempt, and nothing but a result."""
+    return (
+        entry.kind == "finished"
+        and request.attempt == entry.attempt
+        and request.worker == worker.name
+        and not request.place.outlives_client
+    )
 
 
 def _place_of(worker: MemberRecord, rid: str, groups: dict[str, str]) -> Placement:

@@ -32,13 +32,8 @@ class Admission:
         place = entry.place
         if place is None:
             return Problem("bad_request", "say where to place it", "not_started", "place")
-        if entry.deadline_ms <= 0:
-            return check_deadline(entry)
-        if entry.route:
-            message = "a generate is placed by the router; leave the route empty"
-            return Problem("bad_request", message, "not_started", "route")
-        if client.match_rid(entry.rid) is None:
-            return check_rid(entry.rid, client=client.name)
+        if not is_sound(client, entry):
+            return _unsoundness(client, entry)
         problem = None if place == self._last else self._problem_with(place)
         if place.priority and problem is None:
             problem = _beyond_rights(client, place.priority)
@@ -74,6 +69,20 @@ class Admission:
                 self._rules.clear()
             rule = self._rules[text] = parsed
         return rule
+
+
+def is_sound(client: ClientRecord, entry: Entry) -> bool:
+    """Whether the header of a client's `generate` is as it must be, its placement aside."""
+    return entry.deadline_ms > 0 and not entry.route and client.match_rid(entry.rid) is not None
+
+
+def _unsoundness(client: ClientRecord, entry: Entry) -> Problem | None:
+    if entry.deadline_ms <= 0:
+        return check_deadline(entry)
+    if entry.route:
+        message = "a generate is placed by the router; leave the route empty"
+        return Problem("bad_request", message, "not_started", "route")
+    return check_rid(entry.rid, client=client.name)
 
 
 def _beyond_rights(client: ClientRecord, priority: int) -> Problem | None:
