@@ -1,13 +1,14 @@
-"""Writes the numbers of docs/protocol.md, from where the code has them: `make docs`.
+"""Writes tables of docs/protocol.md from where the code has them: `make docs`.
 
-That is the limit of every field on the wire, from its type, and the table of times, from settings.
+These are the commands, the limit of every field on the wire, from its type, and the times, from
+settings.
 """
 
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import inspect
@@ -17,8 +18,9 @@ from rolloutbus.bus.membership.over import OVER_S
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport import bulk as bulk_ports
 from rolloutbus.bus.transport.zmq_sockets import GONE_MS
+from rolloutbus.bus.wire.commands import COMMANDS, RESULTS, Target
 from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.messages import KINDS, RESULTS
+from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.messages.control import FleetOutcome
 from rolloutbus.engine_worker.host import __main__ as engine_host
 from rolloutbus.engine_worker.settings import HostSettings, StreamSettings
@@ -40,6 +42,8 @@ BEGIN = "<!-- fields by limit: made by `make docs` -->\n"
 END = "<!-- end of fields by limit -->\n"
 BEGIN_TIMES = "<!-- timing: made by `make docs` -->\n"
 END_TIMES = "<!-- end of timing -->\n"
+BEGIN_COMMANDS = "<!-- commands: made by `make docs` -->\n"
+END_COMMANDS = "<!-- end of commands -->\n"
 HOUR_S = 3600.0
 
 CHECKED_BY_VALUE = {
@@ -79,6 +83,18 @@ def page_with(rows: str, page: str, begin: str = BEGIN, end: str = END) -> str:
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}{rows}{end}{after}"
+
+
+def commands() -> str:
+    """The table of commands, sorted by who carries them out."""
+    head = "| command | from | done by | result | refused in | |\n|---|---|---|---|---|---|\n"
+    order = get_args(Target)
+    lines = [
+        f"| `{kind}` | {row.sender} | {row.target} | `{row.result.__name__}` "
+        f"| {', '.join(sorted(row.refused_in))} | {', '.join(sorted(row.traits))} |\n"
+        for kind, row in sorted(COMMANDS.items(), key=lambda each: order.index(each[1].target))
+    ]
+    return head + "".join(lines)
 
 
 def times() -> str:
@@ -245,6 +261,7 @@ def _own_limit(name: str, info: Any) -> str:  # noqa: ANN401 - each kind of type
 if __name__ == "__main__":
     text = PAGE.read_text()
     listed = page_with(rows(), page_with(times(), text, BEGIN_TIMES, END_TIMES))
+    listed = page_with(commands(), listed, BEGIN_COMMANDS, END_COMMANDS)
     if sys.argv[1:] == ["--check"]:
-        sys.exit(0 if text == listed else "docs/protocol.md has other numbers: run `make docs`")
+        sys.exit(0 if text == listed else "docs/protocol.md has other tables: run `make docs`")
     PAGE.write_text(listed)

@@ -13,7 +13,7 @@ from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
 from rolloutbus.bus.wire.messages.membership import Hello
@@ -33,7 +33,7 @@ from rolloutbus.router.events import (
 from rolloutbus.router.health.dead_letter import DeadLetter
 from rolloutbus.router.health.health import Health, told_reason
 from rolloutbus.router.members.authority import Authority
-from rolloutbus.router.members.client_commands import Desk
+from rolloutbus.router.members.client_commands import PASSED_ON, Desk
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.expulsion import Expulsion
 from rolloutbus.router.members.intents import Intents
@@ -56,33 +56,6 @@ from rolloutbus.router.updates.catch_ups import CatchUps
 from rolloutbus.router.updates.publications import Publications
 from rolloutbus.router.updates.reservations import Reservations
 from rolloutbus.router.updates.updates import Updates
-
-TO_MEMBERS = (
-    "repair",
-    "pause",
-    "resume",
-    "sleep",
-    "wake_up",
-    "flush_cache",
-    "server_info",
-    "shutdown",
-    "score",
-    "embed",
-    "rerank",
-    "load_lora",
-    "unload_lora",
-    "save_weights",
-    "start_profile",
-    "stop_profile",
-    "get_load",
-    "reserve_version",
-    "seal_version",
-    "restore_version",
-    "settle_version",
-    "check_weights",
-    "get_weights",
-)
-"""Commands that a client may send through to members."""
 
 Handlers = dict[str, Callable[[Any, Entry, float], None]]
 """kind -> what to do with (the sender's record, entry, now): one for clients, one for members."""
@@ -235,7 +208,8 @@ class RouterCore:
         self._dispatcher.tick(now)
 
     def _client_handlers(self) -> Handlers:
-        handlers: Handlers = {
+        return {
+            **dict.fromkeys(PASSED_ON, self._desk.ask_members),
             "generate": self._dispatcher.submit,
             "ack": self._client_ack,
             "client_beat": self._membership.client_beat,
@@ -247,8 +221,6 @@ class RouterCore:
             "attach": self._reattachment.attach,
             "publish_version": self._desk.publish,
         }
-        handlers.update(dict.fromkeys(TO_MEMBERS, self._desk.ask_members))
-        return handlers
 
     def _member_handlers(self) -> Handlers:
         handlers: Handlers = {"beat": self._membership.beat, "accepted": self._accepted}

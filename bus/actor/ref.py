@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from rolloutbus.bus.wire.commands import COMMAND_OF
 from rolloutbus.bus.wire.errors import LocalProtocolError, Refused, RemoteProtocolError
-from rolloutbus.bus.wire.messages import COMMAND_OF
 from rolloutbus.bus.wire.messages.endings import Problem
 
 AnswerT = TypeVar("AnswerT")
@@ -33,7 +33,7 @@ class Command(msgspec.Struct, frozen=True):
     """A message with its address."""
 
     kind: str
-    """Its literal name, of `bus.messages.COMMANDS`."""
+    """Its literal name, of `bus.wire.commands.COMMANDS`."""
     body: msgspec.Struct
     route: str
     """`fleet`, `store`, `worker:NAME`; empty for the router itself."""

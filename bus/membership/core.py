@@ -30,10 +30,11 @@ from rolloutbus.bus.membership.states import (
 )
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.ids import AttemptKey, Epoch
-from rolloutbus.bus.wire.messages import COMMANDS, ENDINGS, KINDS
+from rolloutbus.bus.wire.kinds import ENDINGS, KINDS
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import (

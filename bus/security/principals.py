@@ -9,7 +9,9 @@ from typing import Literal, get_args
 import msgspec
 
 from rolloutbus.bus.security.keys import check_public_key
+from rolloutbus.bus.wire.commands import sent_by
 from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.validation import MAX_PRIORITY, check_name
 
 Role = Literal["client", "trainer", "worker", "store", "subscriber", "admin"]
@@ -26,52 +28,15 @@ ROLES_AT: dict[str, frozenset[str]] = {
 }
 """Kind of socket -> the roles that may connect to it at all."""
 
-_PRESENCE = frozenset({"hello", "client_beat", "goodbye", "status"})
-_CLIENT = _PRESENCE | {
-    "generate",
-    "ack",
-    "abort",
-    "repair",
-    "open_session",
-    "close_session",
-    "list_detached",
-    "attach",
-    "score",
-    "embed",
-    "rerank",
-}
-_TRAINER = _CLIENT | {
-    "pause",
-    "resume",
-    "sleep",
-    "wake_up",
-    "flush_cache",
-    "server_info",
-    "get_load",
-    "load_lora",
-    "unload_lora",
-    "save_weights",
-    "start_profile",
-    "stop_profile",
-    "reserve_version",
-    "seal_version",
-    "restore_version",
-    "settle_version",
-    "publish_version",
-    "check_weights",
-    "get_weights",
-    "rejected",
-}
-_ENDINGS = {"finished", "failed", "cancelled", "expired", "refused"}
-_MEMBER = frozenset({"hello", "beat", "goodbye", "accepted", "rejected"} | _ENDINGS)
-_WORKER = _MEMBER | {"prefixes"}
+_PRESENCE = frozenset({"hello", "client_beat", "goodbye"})
+_MEMBER = ENDINGS | {"hello", "beat", "goodbye", "accepted", "rejected"}
 
 KINDS_OF: dict[str, frozenset[str]] = {
-    "subscriber": _PRESENCE | {"repair"},
-    "client": _CLIENT,
-    "trainer": _TRAINER,
-    "admin": _TRAINER | {"shutdown"},
-    "worker": _WORKER,
+    "subscriber": _PRESENCE | sent_by("subscriber"),
+    "client": _PRESENCE | sent_by("client") | {"ack"},
+    "trainer": _PRESENCE | sent_by("trainer") | {"ack", "rejected"},
+    "admin": _PRESENCE | sent_by("admin") | {"ack", "rejected"},
+    "worker": _MEMBER | {"prefixes"},
     "store": _MEMBER,
 }
 """Role -> the kinds of entries that it may send to a router."""

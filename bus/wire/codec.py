@@ -11,10 +11,11 @@ import numpy as np
 import xxhash
 from msgspec import Raw
 
+from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
+from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.limits import MAX_BATCH_ENTRIES
-from rolloutbus.bus.wire.messages import KINDS, RESULTS
 from rolloutbus.bus.wire.messages.control import FleetOutcome
 
 PROTOCOL_VERSION = 1

@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkno
     """One message: a positional header and an opaque body."""
 
     kind: HeaderText
-    """Literal name of the body's type; see `bus.messages.KINDS`."""
+    """Literal name of the body's type; see `bus.wire.kinds.KINDS`."""
     rid: Rid = ""
     """The command this belongs to; empty outside of commands and their replies."""
     attempt: AttemptId = NO_ATTEMPT

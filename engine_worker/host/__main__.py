@@ -25,9 +25,9 @@ from rolloutbus.bus.allocator import keep_freed_memory
 from rolloutbus.bus.host import host_id
 from rolloutbus.bus.security.zmq_dialer import dialer_of
 from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages import RESULTS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
 from rolloutbus.bus.wire.messages.host import EngineBeat, EngineFailed, EngineReady

@@ -12,6 +12,7 @@ import msgspec
 
 from rolloutbus.bus.security.zmq_dialer import Dialer
 from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.commands import done_by
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import BusError, EngineFailed, RequestError
 from rolloutbus.bus.wire.messages.control import Memory, Pause, Resume, Sleep, WakeUp
@@ -27,9 +28,6 @@ from rolloutbus.engine_worker.host.weight_commands import (
 from rolloutbus.engine_worker.weights.relay import Relay
 
 Result = TypeVar("Result")
-
-MAX_AT_ONCE = 19
-"""One of each kind; a `resume` must find a thread while a `pause` drains in another."""
 
 
 class HostCommands:
@@ -56,7 +54,8 @@ class HostCommands:
         """
         paths = paths or OperatorPaths()
         self._engine = engine
-        self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "engine-command")
+        # One for each kind: a `resume` must find a thread while a `pause` drains in another.
+        self._threads = ThreadPoolExecutor(len(done_by("engine")), "engine-command")
         self._asleep: set[str] = set()
         self._weights: WeightCommands | None = None
         if engine.weights is not None:

@@ -3,6 +3,7 @@
 from rolloutbus.bus.membership.core import Vitals
 from rolloutbus.bus.membership.outbox import Outbox
 from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.commands import done_by
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.control import ServerFacts
@@ -13,9 +14,6 @@ from rolloutbus.bus.wire.messages.membership import WorkerFacts
 from rolloutbus.engine_worker.worker.controller import Controller, Ending, key_of, refused
 from rolloutbus.engine_worker.worker.generation import Generation
 from rolloutbus.engine_worker.worker.requests import repaired, repaired_from_result
-
-OWN_COMMANDS = ("generate", "abort", "repair", "server_info", "shutdown")
-"""Commands that need nothing special of an engine."""
 
 
 def worker_facts(
@@ -29,7 +27,7 @@ def worker_facts(
         max_context=engine.max_context,
         vocab_size=engine.vocab_size,
         engine=engine.engine,
-        capabilities=sorted({*engine.capabilities, *OWN_COMMANDS}),
+        capabilities=sorted({*engine.capabilities, *done_by("worker")}),
         eos_token_ids=engine.eos_token_ids,
         pid=pid,
         host=engine.host,

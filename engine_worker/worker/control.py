@@ -6,42 +6,16 @@ drains, nor anything for a weight transfer.
 
 from collections import deque
 
+from rolloutbus.bus.wire.commands import COMMANDS, done_by
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import AttemptKey, RequestId
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.engine_worker.worker.effects import ToHost
 
-HOST_COMMANDS = frozenset(
-    {
-        "pause",
-        "resume",
-        "sleep",
-        "wake_up",
-        "flush_cache",
-        "prepare_update",
-        "commit_update",
-        "abort_update",
-        "check_weights",
-        "get_weights",
-        "score",
-        "embed",
-        "rerank",
-        "load_lora",
-        "unload_lora",
-        "save_weights",
-        "start_profile",
-        "stop_profile",
-        "get_load",
-    }
-)
+HOST_COMMANDS = done_by("engine")
 """Commands that the engine host carries out."""
-READING = ("score", "embed", "rerank")
+READING = frozenset(kind for kind in HOST_COMMANDS if "paused" in COMMANDS[kind].refused_in)
 """Those that compute with the model, beside generation."""
-PHASES = (
-    *("prepare_update", "commit_update", "sleep", "wake_up"),
-    *("load_lora", "save_weights", "start_profile", "stop_profile"),
-)
-"""Those that may take minutes, in which the engine makes no steps and its host may be mute."""
 MAX_WAITING = 64
 """Commands of one kind that wait; more are refused."""
 
@@ -59,8 +33,8 @@ class ControlLanes:
 
     @property
     def in_phase(self) -> bool:
-        """Whether one of PHASES is in the host now."""
-        return bool(self._running) and any(kind in self._running for kind in PHASES)
+        """Whether a command is in the host now that may take minutes."""
+        return any("slow" in COMMANDS[kind].traits for kind in self._running)
 
     def submit(self, entry: Entry) -> list[ToHost] | Problem:
         """Pass a command on, now or when its turn comes."""

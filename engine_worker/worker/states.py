@@ -1,38 +1,7 @@
 """What a worker is doing, in one word, and which commands it refuses then."""
 
+from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.messages.endings import Problem
-
-_NO_WORK: dict[str, str] = dict.fromkeys(("generate", "score", "embed", "rerank"), "not_ready")
-
-REFUSALS: dict[str, dict[str, str]] = {
-    "starting": {"*": "not_ready"},
-    "broken": {"*": "not_ready"},
-    "draining": {**_NO_WORK, "sleep": "not_ready"},
-    "torn": {
-        "*": "not_ready",
-        "prepare_update": "",
-        "commit_update": "",
-        "abort_update": "",
-        "sleep": "",
-        "wake_up": "",
-    },
-    "updating": dict.fromkeys(("sleep", "load_lora", "save_weights"), "update_in_progress"),
-    "asleep": {
-        **_NO_WORK,
-        "commit_update": "not_ready",
-        "prepare_update": "not_ready",
-        "load_lora": "not_ready",
-        "unload_lora": "not_ready",
-        "save_weights": "not_ready",
-    },
-    "paused": _NO_WORK,
-    "ready": {},
-}
-"""state -> command -> error code; empty: none. `*` stands for every other command that the engine
-carries out."""
-
-_NEED_WEIGHTS = frozenset({"prepare_update", "commit_update", "save_weights"})
-"""Refused to a sleeper only while its weights are released."""
 
 _HINTS = {
     "starting": "Its engine is not up yet.",
@@ -100,10 +69,15 @@ class WorkerState:
     def refusal(self, command: str) -> Problem | None:
         """Why this command cannot be started now."""
         for state in (self.phase, "updating" if self.is_updating else "ready"):
-            row = REFUSALS[state]
-            code = row.get(command, row.get("*", ""))
-            has_weights = state == "asleep" and "weights" not in self.asleep
-            if code and not (has_weights and command in _NEED_WEIGHTS):
+            if self._refuses(state, command):
+                code = "update_in_progress" if state == "updating" else "not_ready"
                 message = f"This worker is {state}. {_HINTS[state]}"
                 return Problem(code, message, "not_started", retry_after_ms=250)
         return None
+
+    def _refuses(self, state: str, command: str) -> bool:
+        if state in ("starting", "broken"):
+            return True
+        refused_in = COMMANDS[command].refused_in
+        has_none = state == "asleep" and "weights" in self.asleep
+        return state in refused_in or (has_none and "no_weights" in refused_in)

@@ -8,6 +8,7 @@ from typing import cast
 import msgspec
 
 from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.commands import COMMANDS, with_trait
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced, Lost, Queued
@@ -15,14 +16,8 @@ from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.replay.journal.records import End, Record, Stream, Tap, Unknown
 
-_OF_VERSIONS = {
-    "seal_version",
-    "publish_version",
-    "update_progress",
-    "prepare_update",
-    "commit_update",
-    "abort_update",
-    "record_commit",
+_OF_VERSIONS = {"update_progress"} | {
+    kind for kind in with_trait("versioned") if "version" in COMMANDS[kind].body.__struct_fields__
 }
 _OF_ITEMS = {"accepted", "ack", "lost", "fenced"}
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rolloutbus.bus.wire.codec import topic_of
+from rolloutbus.bus.wire.commands import with_trait
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.validation import check_name
@@ -16,26 +17,9 @@ from rolloutbus.replay.journal.index import named_in
 
 MAX_CHOSEN = 100_000
 """Requests that are remembered; the oldest are forgotten."""
-OF_THE_FLEET = frozenset(
-    {
-        "hello",
-        "welcome",
-        "members",
-        "dismissed",
-        "goodbye",
-        "rejected",
-        "publish_version",
-        "update_progress",
-        "reserve_version",
-        "seal_version",
-        "restore_version",
-        "settle_version",
-        "prepare_update",
-        "commit_update",
-        "abort_update",
-        "record_commit",
-    }
-)
+OF_THE_FLEET = with_trait("versioned") | {
+    *("hello", "welcome", "members", "dismissed", "goodbye", "rejected", "update_progress"),
+}
 """What happens to members and weights belongs to every recording."""
 
 

@@ -13,7 +13,7 @@ from rolloutbus.bus.streams.tap import TapMark, mark_in
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.ids import NO_ATTEMPT
-from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap, Told
 from rolloutbus.replay.recording.choice import Choice, Filter
 from rolloutbus.replay.recording.gaps import Gap, StreamGaps, is_generate_to_worker

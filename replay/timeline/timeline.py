@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.ids import NO_ATTEMPT
-from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.membership import Goodbye, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told

@@ -13,10 +13,11 @@ from rolloutbus.bus.security.principals import KINDS_OF, ROLES, Principal
 from rolloutbus.bus.security.topics import READS_EVERYTHING
 from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.messages import COMMANDS, ENDINGS, KINDS
+from rolloutbus.bus.wire.kinds import ENDINGS, KINDS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Repair
 from rolloutbus.bus.wire.messages.membership import Hello

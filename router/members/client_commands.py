@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 from msgspec.structs import replace
 
 from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.commands import COMMANDS, done_by, sent_by
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, WorkerStatus
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -32,17 +33,8 @@ STORE_GRACE_S = 10.0
 started again."""
 MAX_AWAITING = 64
 """Commands that wait for a store."""
-FOR_THE_STORE = frozenset({"reserve_version", "seal_version", "restore_version", "settle_version"})
-"""Commands of a publisher that wait for a store which is not there."""
-READING = frozenset({"score", "embed", "rerank"})
-"""Commands that compute with the model, as `generate` does."""
-MISSED = frozenset(
-    {
-        *("sleep", "wake_up", "flush_cache", "load_lora", "unload_lora", "start_profile"),
-        *("stop_profile", "shutdown"),
-    }
-)
-"""Commands that change workers, and that nobody brings to those who join later."""
+PASSED_ON = sent_by("admin") & done_by("worker", "engine", "store")
+"""Commands of clients that members carry out."""
 MAX_TOLD = 16
 """Names of workers in one sentence."""
 MAX_SESSION_S = 86_400.0
@@ -158,7 +150,7 @@ class Desk:
         elif not self._fleet.has_room(len(targets)):
             problem = refusal("busy", "too many commands are under way", retry_after_ms=1000)
             self._context.refuse(client.name, entry.rid, problem)
-        elif entry.kind in READING and (held := self._held(targets)):
+        elif "paused" in COMMANDS[entry.kind].refused_in and (held := self._held(targets)):
             problem = refusal("not_ready", f"{held} is paused; send resume first", "route", 250)
             self._context.refuse(client.name, entry.rid, problem)
         elif isinstance(body, Pause | Resume):
@@ -201,7 +193,8 @@ class Desk:
     def _missed(self, entry: Entry, body: object) -> list[str]:
         """Workers that are away, and will not do it when they come."""
         is_brought = isinstance(body, LoadLora) and not body.path  # out of the store
-        if entry.route != "fleet" or entry.kind not in MISSED or is_brought:
+        is_missed = "missed" in COMMANDS[entry.kind].traits
+        if entry.route != "fleet" or not is_missed or is_brought:
             return []
         return self._context.expected.absent()
 
@@ -226,7 +219,7 @@ class Desk:
         return refusal("unknown_worker", f"no {route[:80]!r} is connected; {there}", "route")
 
     def _waits_for_store(self, entry: Entry) -> bool:
-        is_for_it = entry.route == "store" and entry.kind in FOR_THE_STORE
+        is_for_it = entry.route == "store" and COMMANDS[entry.kind].target == "store"
         return is_for_it and len(self._awaiting) < MAX_AWAITING
 
     def _worker_status(self, worker: MemberRecord, now: float) -> WorkerStatus:

@@ -11,7 +11,8 @@ import re
 import msgspec
 import pytest
 
-from rolloutbus.bus.wire.messages import KINDS, RESULTS
+from rolloutbus.bus.wire.commands import RESULTS
+from rolloutbus.bus.wire.kinds import KINDS
 from tests.architecture.source_tree import ROOT
 
 DOCUMENT = ROOT / "docs/protocol.md"

@@ -16,10 +16,11 @@ from rolloutbus.bus.streams.tap import TapMark
 from rolloutbus.bus.weights.manifest import check_tensors, lay_out
 from rolloutbus.bus.weights.weight_delta import check_parts
 from rolloutbus.bus.wire.codec import decode_batch, pack, unpack, unpack_fleet, unpack_result
+from rolloutbus.bus.wire.commands import COMMANDS, RESULTS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.messages import COMMANDS, KINDS, RESULTS
+from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.messages.membership import Hello, Member
 from rolloutbus.bus.wire.messages.stream import Deltas

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.codec import MAX_BATCH_BYTES, SIGNATURE, decode_batch, encode_batch
+from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.limits import MAX_BATCH_ENTRIES
-from rolloutbus.bus.wire.messages import KINDS, RESULTS
 from tests.conformance.representatives import NAMES
 from tests.fuzz.frames import fuzz
 from tests.fuzz.mutations import NASTY

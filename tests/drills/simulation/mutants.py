@@ -12,9 +12,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from rolloutbus.bus.membership.core import MemberCore
+from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import NO_ATTEMPT
-from rolloutbus.bus.wire.messages import COMMANDS
 from rolloutbus.router.members.records import SERVING
 from rolloutbus.trainer_adapter.client.core.effects import Complete
 from tests.drills.simulation.process import Process

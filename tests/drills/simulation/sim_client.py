@@ -8,7 +8,7 @@ from rolloutbus.bus.simulation.memory_ports import MemoryNet
 from rolloutbus.bus.wire.codec import topic_of, unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Attempt
-from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.delivery import Lost
 from rolloutbus.bus.wire.messages.generation import (
     Attach,

@@ -7,7 +7,7 @@ from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
 from rolloutbus.bus.simulation.memory_ports import MemoryNet
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.weights import CommitUpdate
 from rolloutbus.engine_worker.settings import HostSettings, StreamSettings, WorkerSettings
 from rolloutbus.engine_worker.worker.core import WorkerCore

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from rolloutbus.bus.actor.ref import FLEET, STORE, ActorRef, Command, worker
+from rolloutbus.bus.wire.commands import COMMAND_OF, COMMANDS
 from rolloutbus.bus.wire.errors import LocalProtocolError, Refused, RemoteProtocolError
-from rolloutbus.bus.wire.messages import COMMAND_OF, COMMANDS, KINDS
+from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Status
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
@@ -80,4 +81,4 @@ def test_only_commands_can_be_told() -> None:
 
 
 def test_every_command_is_known_by_its_body() -> None:
-    assert {COMMAND_OF[KINDS[kind]] for kind in COMMANDS} == COMMANDS
+    assert {COMMAND_OF[KINDS[kind]] for kind in COMMANDS} == COMMANDS.keys()

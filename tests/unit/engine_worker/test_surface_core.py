@@ -6,9 +6,9 @@ import pytest
 
 from rolloutbus.bus.wire.arrays import array_of
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.commands import COMMAND_OF
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.ids import NO_ATTEMPT
-from rolloutbus.bus.wire.messages import COMMAND_OF
 from rolloutbus.bus.wire.messages.control import (
     FlushCache,
     Memory,

@@ -15,7 +15,7 @@ import pytest
 import rolloutbus
 from rolloutbus import errors
 from rolloutbus.bus.wire.arrays import AnyArray
-from rolloutbus.bus.wire.messages import RESULTS
+from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.errors import BusError

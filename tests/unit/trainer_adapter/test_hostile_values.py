@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages import COMMANDS
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.trainer_adapter.client.core.effects import Effect
 from rolloutbus.trainer_adapter.client.core.requests import Ask

@@ -17,7 +17,7 @@ from rolloutbus.bus.wire.errors import (
     PeerLost,
     RemoteProtocolError,
 )
-from rolloutbus.bus.wire.messages import ENDINGS
+from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.delivery import Accepted, Lost, Queued
 from rolloutbus.bus.wire.messages.endings import Outcome
 from rolloutbus.bus.wire.messages.membership import Dismissed, Lease, Member, Members, Welcome

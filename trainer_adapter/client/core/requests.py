@@ -17,8 +17,8 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import LocalProtocolError, Refused
 from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS, MAX_TOKENS_BYTES
-from rolloutbus.bus.wire.messages import KINDS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.messages.weights import PublishVersion
@@ -58,7 +58,7 @@ class Ask:
     """What a caller asks for, once and for all."""
 
     kind: str
-    """A command of `bus.messages.COMMANDS`."""
+    """A command of `bus.wire.commands.COMMANDS`."""
     body: msgspec.Struct
     route: str = ""
     place: Placement | None = None

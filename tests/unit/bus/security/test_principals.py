@@ -3,7 +3,7 @@
 import pytest
 
 from rolloutbus.bus.security.principals import KINDS_OF, ROLES
-from rolloutbus.bus.wire.messages import COMMANDS
+from rolloutbus.bus.wire.commands import COMMANDS
 
 CHANGES = ("load_lora", "unload_lora", "save_weights", "start_profile", "stop_profile")
 
@@ -20,4 +20,4 @@ def test_only_who_trains_may_change_what_an_engine_holds_or_writes(kind: str) ->
 
 def test_every_kind_that_a_client_may_send_beside_its_presence_is_a_command_or_an_ack() -> None:
     presence = KINDS_OF["subscriber"] - {"status"}
-    assert KINDS_OF["client"] - presence <= COMMANDS | {"ack"}
+    assert KINDS_OF["client"] - presence <= COMMANDS.keys() | {"ack"}
