@@ -13,7 +13,7 @@
     │  └─ DeadlineExceeded      unknown
     ├─ RequestError             an ending came, and it was not `finished`
     │  ├─ Refused               not_started: safe to submit again
-    │  │  └─ StaleVersion       not_started: no worker had the weights asked for
+    │  │  └─ StaleVersion       not_started: the weight version does not fit
     │  ├─ RequestCancelled      unknown: it was aborted; `.partial` holds what was sampled
     │  ├─ OutcomeUnknown        unknown: a weight version may be committed; ask for its `outcome`
     │  ├─ RequestExpired        unknown: its deadline passed at the router or a worker
@@ -130,7 +130,11 @@ class Refused(RequestError):
 
 
 class StaleVersion(Refused):
-    """No worker had the weight version asked for before the deadline."""
+    """The weight version does not fit; nothing was started.
+
+    `.code` is `version_unavailable` if no one who could answer has it: not yet, not in time, or not
+    any more. It is `stale_version` if an update would go back to it: numbers only grow.
+    """
 
 
 class RequestCancelled(RequestError):

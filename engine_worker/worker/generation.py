@@ -270,7 +270,7 @@ def _check_version(entry: Entry, version: int) -> Problem | None:
     if rule.accepts(version, version):
         return None
     message = f"This worker has version {version}, and {rule} was asked for."
-    return Problem("stale_version", message, "not_started", field="place.versions")
+    return Problem("not_ready", message, "not_started", field="place.versions")
 
 
 def _field_of(error: RemoteProtocolError) -> str:

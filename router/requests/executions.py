@@ -21,8 +21,6 @@ from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
 
-PASSING = frozenset({"not_ready", "stale_version"})
-"""Codes of refusals after which a request is sent again."""
 REFUSED_COST = 1024
 """Tokens that a request is charged which its worker refused as wrong, beside those that it named:
 else whoever names few has the workers busy with refusals."""
@@ -307,4 +305,4 @@ def is_passing(entry: Entry) -> bool:
         problem = unpack(entry)
     except RemoteProtocolError:
         return False
-    return isinstance(problem, Problem) and problem.code in PASSING
+    return isinstance(problem, Problem) and problem.code == "not_ready"

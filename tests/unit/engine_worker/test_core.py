@@ -92,7 +92,7 @@ def test_bad_request_is_refused_with_its_field(bench: Bench) -> None:
 
 def test_unsatisfied_version_is_refused(bench: Bench) -> None:
     bench.generate("c/1", versions="min:3")
-    assert bench.said.problem("c/1")[:2] == ("refused", "stale_version")
+    assert bench.said.problem("c/1") == ("refused", "not_ready", "place.versions")
 
 
 def test_aborted_request_ends_with_what_it_has(bench: Bench) -> None:

@@ -157,6 +157,7 @@ def test_a_result_with_unequal_columns_is_a_protocol_error(bench: Bench) -> None
         ("refused", "bad_request", Refused),
         ("refused", "busy", Refused),
         ("refused", "version_unavailable", StaleVersion),
+        ("refused", "stale_version", StaleVersion),
         ("failed", "engine_failed", EngineFailed),
         ("expired", "deadline", RequestExpired),
     ],
@@ -174,16 +175,17 @@ def test_a_request_that_no_worker_was_ready_for_is_sent_again_until_its_deadline
 ) -> None:
     rid = bench.generate(deadline_s=5.0)
     for n in range(1, 4):
-        bench.refuse(rid, problem("stale_version"), (1, n))
+        bench.refuse(rid, problem("not_ready"), (1, n))
         bench.pass_time(1.5)
         assert bench.take("generate")
     assert rid not in bench.outcomes
     assert [rid for _, rid, _ in bench.acked()] == [rid] * 3
-    bench.refuse(rid, problem("stale_version", retry_after_ms=9000), (1, 4))
-    bench.refuse(rid, problem("stale_version"), (1, 4))  # its worker had not seen the ack
+    bench.refuse(rid, problem("not_ready", retry_after_ms=9000), (1, 4))
+    bench.refuse(rid, problem("not_ready"), (1, 4))  # its worker had not seen the ack
     bench.pass_time(0.6)
     error = bench.outcomes[rid]
-    assert isinstance(error, StaleVersion)
+    assert isinstance(error, Refused)
+    assert error.code == "not_ready"
     assert bench.core.counters.stale_endings == 1
 
 

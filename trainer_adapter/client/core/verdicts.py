@@ -29,9 +29,6 @@ from rolloutbus.trainer_adapter.client.core.requests import OpenRequest
 from rolloutbus.trainer_adapter.client.core.session_book import SessionBook
 from rolloutbus.trainer_adapter.client.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
 
-DEFERRABLE = frozenset({"not_ready", "stale_version"})
-"""Refusals that time heals: the request is sent again until its deadline."""
-
 _CORRUPT = Problem(
     code="digest_mismatch",
     message="The result's tokens are not those that its digest was made of.",
@@ -150,7 +147,8 @@ class Verdicts:
         problem = problem_of(entry)
         # Work that was begun is not given up because the router is full now.
         waits_busy = request.ask.retries_busy or request.n_attempts > 0
-        is_passing = problem.code in DEFERRABLE or (problem.code == "busy" and waits_busy)
+        # Time heals these: the request is sent again until its deadline.
+        is_passing = problem.code == "not_ready" or (problem.code == "busy" and waits_busy)
         if not is_passing:
             self._book.end(request, error_of("refused", problem, entry.rid), now)
         elif request.abort_since is not None:
