@@ -71,6 +71,8 @@ class SupervisedProcess:
         self._was_ready = False
         self._complaint = ""
         """Why the last incarnation ended, as it said."""
+        self._late: asyncio.TimerHandle | None = None
+        """Ends an incarnation that is not ready in time."""
 
     @property
     def pid(self) -> int:
@@ -120,28 +122,32 @@ class SupervisedProcess:
         )
         self._complaint = ""
         self._tell("started", f"started as process {child.pid}")
-        late = None
         if self.spec.ready_timeout_s:
             loop = asyncio.get_running_loop()
-            late = loop.call_later(self.spec.ready_timeout_s, self._kill_if_late, child)
+            self._late = loop.call_later(self.spec.ready_timeout_s, self._kill_late, child)
         try:
             if self._stopping.is_set():
                 await child.stop()
             return await child.wait()
         finally:
             self._ready.clear()
-            if late is not None:
-                late.cancel()
+            self._in_time()
             # Cancelled while it runs: `stop` still has to end it.
             if child.process.returncode is not None:
                 self._child = None
 
-    def _kill_if_late(self, child: ChildProcess) -> None:
-        if not self.is_ready:
-            self._tell("died", f"was not ready within {self.spec.ready_timeout_s:g} s")
-            child.kill()
+    def _kill_late(self, child: ChildProcess) -> None:
+        self._complaint = f"it was not ready within {self.spec.ready_timeout_s:g} s"
+        child.kill()
+
+    def _in_time(self) -> None:
+        """Whatever happens to it from now on, it was not late."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def _became_ready(self, endpoints: dict[str, str]) -> None:
+        self._in_time()
         self.endpoints = endpoints
         self._was_ready = True
         self._ready.set()

@@ -51,6 +51,23 @@ async def test_process_that_dies_is_started_again(spec: Spec) -> None:
         assert process.endpoints == {"at": "here"}
 
 
+async def test_a_process_that_is_late_dies_once_and_says_why(spec: Spec) -> None:
+    events: list[ProcessEvent] = []
+    twice = asyncio.Event()
+
+    def heard(event: ProcessEvent) -> None:
+        events.append(event)
+        if [each.kind for each in events].count("started") == 2:
+            twice.set()
+
+    async with Supervisor(RestartRule(max_deaths=9, first_s=0.001), heard) as supervisor:
+        supervisor.start(spec("a", "import signal; signal.pause()", ready_timeout_s=0.2))
+        async with asyncio.timeout(DEADLINE_S):
+            await twice.wait()
+    (death,) = [each.what for each in events if each.kind == "died"]
+    assert "SIGKILL: it was not ready within 0.2 s" in death
+
+
 async def test_what_dies_too_often_ends_the_body_with_one_error(spec: Spec) -> None:
     pids: list[int] = []
 
