@@ -28,8 +28,7 @@ from rolloutbus.router.events import (
     Revoked,
     Ticked,
 )
-from rolloutbus.router.health.dead_letter import DeadLetter
-from rolloutbus.router.health.dead_letters import append_letters, check_letters
+from rolloutbus.router.health.dead_letters import DeadLetter, append_letters, check_letters
 from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.recording import TurnLog, core_of, recorded
 from rolloutbus.router.settings import RouterSettings

@@ -4,12 +4,100 @@ Removal is lazy: a request that waits here no more is skipped when its turn come
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from rolloutbus.router.requests.fair_share import Turns
 from rolloutbus.router.requests.record import Request
-from rolloutbus.router.requests.run_pace import RunPaces
-from rolloutbus.router.requests.service_rate import ServiceRate
+
+WINDOW_S = 10
+MIN_STARTS = 10
+"""Below this many starts nothing is estimated: nobody is refused on a guess."""
+
+
+class ServiceRate:
+    """Starts per whole second; seconds without any are left out.
+
+    That makes the estimate optimistic after a pause: what it says cannot be done, cannot.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, int]] = deque()
+        """(second, starts), oldest first."""
+
+    def started(self, now: float) -> None:
+        """One more request left the lane for a worker."""
+        second = int(now)
+        seconds = self._seconds
+        if seconds and seconds[-1][0] == second:
+            seconds[-1] = (second, seconds[-1][1] + 1)
+            return
+        seconds.append((second, 1))
+        self._drop_old(second)
+
+    def per_s(self, now: float) -> float | None:
+        """Starts per second lately; None when too little is known.
+
+        The first and the running second are part of the sum, not whole: both count for one.
+        """
+        self._drop_old(int(now))
+        n_starts = sum(count for _, count in self._seconds)
+        if n_starts < MIN_STARTS or len(self._seconds) < 2:  # noqa: PLR2004 - one may be a burst
+            return None
+        return n_starts / (len(self._seconds) - 1)
+
+    def _drop_old(self, second: int) -> None:
+        while self._seconds and self._seconds[0][0] <= second - WINDOW_S:
+            self._seconds.popleft()
+
+
+FORGETS = 1.02
+"""The pace slows down by this factor with each request that was slower."""
+MIN_ENDED = 32
+"""With fewer requests than that nothing is estimated: nobody is given up on a guess."""
+MAX_PRINCIPALS = 10_000
+"""After so many the memory starts afresh."""
+
+
+class RunPace:
+    """Seconds per estimated token, from dispatch to ending; what it says is too late, is."""
+
+    def __init__(self) -> None:
+        self._s_per_token = 0.0
+        self._n_ended = 0
+
+    def ended(self, cost: int, seconds: float) -> None:
+        """A request of `cost` estimated tokens has run for so long."""
+        pace = seconds / max(1, cost)
+        known = self._s_per_token
+        self._s_per_token = min(pace, known * FORGETS) if known else pace
+        self._n_ended += 1
+
+    def least_s(self, cost: int) -> float:
+        """At least how long such a request will run; 0 when there is no telling."""
+        return self._s_per_token * max(1, cost) if self._n_ended >= MIN_ENDED else 0.0
+
+
+class RunPaces:
+    """The pace of each principal's requests: nobody is judged by what another one ran."""
+
+    def __init__(self) -> None:
+        self._by_principal: dict[str, RunPace] = {}
+
+    def ended(self, principal: str, cost: int, seconds: float) -> None:
+        """A request of this principal has run for so long."""
+        pace = self._by_principal.get(principal)
+        if pace is None:
+            if len(self._by_principal) >= MAX_PRINCIPALS:
+                self._by_principal.clear()
+            pace = self._by_principal[principal] = RunPace()
+        pace.ended(cost, seconds)
+
+    def least_s(self, principal: str, cost: int) -> float:
+        """At least how long such a request of this principal will run; 0 when nobody can tell."""
+        pace = self._by_principal.get(principal)
+        return 0.0 if pace is None else pace.least_s(cost)
+
 
 Rank = tuple[int, bool, float, int]
 """(-priority, not a session's turn, pass of the principal, arrival): the lowest is next."""
@@ -184,6 +272,10 @@ class Lane:
         """Whether even the last one here waits less than that; cheap."""
         per_s = self.rate.per_s(now)
         return per_s is None or self.n_waiting <= wait_s * per_s
+
+    def least_run_s(self, request: Request) -> float:
+        """Seconds that the request will run at least, by the fastest of late."""
+        return self.paces.least_s(request.principal, request.place.cost)
 
     def rank(self, request: Request) -> Rank:
         """The place of this lane's first request among those of other lanes."""

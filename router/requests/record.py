@@ -4,7 +4,7 @@ A record exists from the first `generate` (or from a worker's claim after a rest
 client has acknowledged its ending, or until it is declared lost; the client holds the truth.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Raw
 
@@ -14,7 +14,6 @@ from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
 from rolloutbus.bus.wire.versions import VersionRule
 
 if TYPE_CHECKING:
-    from rolloutbus.router.requests.lane import Lane
     from rolloutbus.router.sessions.record import Session
 
 RequestState = Literal["parked", "queued", "sent", "running", "ended", "gone"]
@@ -58,6 +57,22 @@ REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
     "gone": {},
 }
 """state -> event -> state. `gone` leaves the table."""
+
+
+class WaitingLine(Protocol):
+    """The lane that a request waits in, as its record knows it: `lane.Lane`."""
+
+    def discount(self, request: "Request") -> None:
+        """The request leaves the lane without being served."""
+        ...
+
+    def served(self, request: "Request", now: float) -> None:
+        """The request leaves the lane for a worker."""
+        ...
+
+    def least_run_s(self, request: "Request") -> float:
+        """Seconds that the request will run at least."""
+        ...
 
 
 class Request:
@@ -115,7 +130,7 @@ class Request:
         """Arrival number: first come, first served within a priority."""
         self.is_waiting = False
         """It is in the waiting room; parked ones are, too."""
-        self.lane: Lane | None = None
+        self.lane: WaitingLine | None = None
         """Where it waits for its turn, if it does."""
         self.is_aborted = False
         """Its client wants it stopped."""
@@ -140,7 +155,7 @@ class Request:
         """When it would end if it were started now and ran as fast as the fastest of its kind."""
         if self.lane is None:
             return now
-        return now + self.lane.paces.least_s(self.principal, self.place.cost)
+        return now + self.lane.least_run_s(self)
 
     def advance(self, event: str) -> RequestState:
         """Move along REQUEST_LIFE.

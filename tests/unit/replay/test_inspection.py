@@ -15,8 +15,7 @@ from rolloutbus.cli.app import app
 from rolloutbus.replay.inspection import inspect
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.records import Stream
-from rolloutbus.router.health.dead_letter import DeadLetter
-from rolloutbus.router.health.dead_letters import append_letters
+from rolloutbus.router.health.dead_letters import DeadLetter, append_letters
 from tests.unit.replay.segments import Desk
 
 BODY = msgspec.Raw(msgspec.msgpack.encode({"prompt": b"\x01" * 40, "score": float("nan")}))

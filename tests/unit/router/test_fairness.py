@@ -4,8 +4,7 @@ import pytest
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.router.requests.fair_share import REMEMBERED, Passes
-from rolloutbus.router.requests.run_pace import MIN_ENDED, RunPace
-from rolloutbus.router.requests.service_rate import ServiceRate
+from rolloutbus.router.requests.lane import MIN_ENDED, RunPace, ServiceRate
 from rolloutbus.router.settings import RouterSettings
 from tests.unit.router.harness import Bus, SimWorker
 

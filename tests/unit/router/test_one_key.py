@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
 from rolloutbus.bus.wire.validation import check_cost, cost_of
 from rolloutbus.router.events import Received, Ticked
-from rolloutbus.router.requests.run_pace import MIN_ENDED
+from rolloutbus.router.requests.lane import MIN_ENDED
 from tests.unit.router.harness import Bus, SimPeer, SimWorker
 
 BODY = Generate(bytes(4 * 20), SamplingParams(max_new_tokens=80))

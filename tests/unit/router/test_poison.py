@@ -9,8 +9,7 @@ from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
 from rolloutbus.bus.wire.messages.delivery import Lost
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import Goodbye
-from rolloutbus.router.health.dead_letter import DeadLetter
-from rolloutbus.router.health.dead_letters import MAX_BODY_BYTES, append_letters
+from rolloutbus.router.health.dead_letters import MAX_BODY_BYTES, DeadLetter, append_letters
 from rolloutbus.router.health.suspicion import KEPT_MAX, KEPT_S, Suspicions
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
