@@ -1,6 +1,6 @@
 """What the active weights hold: read piece by piece between steps, all pieces of one version."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import xxhash
@@ -14,11 +14,38 @@ from rolloutbus.bus.wire.messages.weights import (
     CheckWeights,
     GetWeights,
     GotWeights,
+    Tensor,
     TensorCheck,
 )
 from rolloutbus.engine_worker.engine import TensorRange, TensorSpec, WeightSource
-from rolloutbus.engine_worker.weights.pieces import in_batches
 from rolloutbus.engine_worker.weights.soundness import is_zero, n_not_finite
+
+
+def in_batches(
+    tensors: Sequence[TensorSpec] | Sequence[Tensor], most_bytes: int
+) -> Iterator[list[TensorRange]]:
+    """All of these tensors in order, at most `most_bytes` at a time.
+
+    A large tensor comes in pieces; small ones come together, for each read waits for a step.
+    """
+    batch: list[TensorRange] = []
+    size_bytes = 0
+    for piece in _pieces(tensors, most_bytes):
+        if batch and size_bytes + piece.size_bytes > most_bytes:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(piece)
+        size_bytes += piece.size_bytes
+    if batch:
+        yield batch
+
+
+def _pieces(tensors: Iterable[TensorSpec | Tensor], most_bytes: int) -> Iterator[TensorRange]:
+    for tensor in tensors:
+        for offset in range(0, tensor.size_bytes, most_bytes):
+            size_bytes = min(most_bytes, tensor.size_bytes - offset)
+            yield TensorRange(tensor.name, offset, size_bytes)
+
 
 PIECE_BYTES = 8 * 1024 * 1024
 """Copied between two steps: about a millisecond."""

@@ -28,13 +28,17 @@ from rolloutbus.engine_worker.engine import (
 )
 from rolloutbus.engine_worker.engines.sglang import features
 from rolloutbus.engine_worker.engines.sglang.caches import Caches, tiers_of
-from rolloutbus.engine_worker.engines.sglang.death import cause_of
 from rolloutbus.engine_worker.engines.sglang.devices import Devices
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.facts import abilities_of, facts_of
 from rolloutbus.engine_worker.engines.sglang.guard import Guard
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler import run_scheduler
-from rolloutbus.engine_worker.engines.sglang.live import LiveRequest, LiveRequests, problem_of
+from rolloutbus.engine_worker.engines.sglang.live import (
+    LiveRequest,
+    LiveRequests,
+    cause_of,
+    problem_of,
+)
 from rolloutbus.engine_worker.engines.sglang.load import SchedulerMeter
 from rolloutbus.engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits, full_name
 from rolloutbus.engine_worker.engines.sglang.memory import Memory

@@ -1,6 +1,7 @@
 """The requests that SGLang has now, and what of their tokens has been told."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.engine_worker.engine import Float32s, Int32s, Step, StepSink, Work, began_with
-from rolloutbus.engine_worker.engines.sglang.death import is_out_of_memory
 from rolloutbus.engine_worker.engines.sglang.requests import engine_rid
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Finish, Rows
 from rolloutbus.engine_worker.engines.shared.row_rules import (
@@ -23,6 +23,28 @@ from rolloutbus.engine_worker.engines.shared.row_rules import (
     BROKEN_WEIGHTS,
     cannot_sample,
 )
+
+WORDLESS = "a scheduler process of SGLang has ended without a word"
+ADVICE = "lower `mem_fraction_static`, `slots` or `max_context`"
+
+_NO_MEMORY = re.compile(
+    r"out of memory|OutOfMemory|OUT_OF_MEMORY|ALLOC_FAILED|bad_alloc|MemoryError"
+    r"|can't allocate memory|cannot allocate memory|no enough memory|not enough memory",
+    re.IGNORECASE,
+)
+
+
+def is_out_of_memory(words: str) -> bool:
+    """Whether something, on a GPU or off it, had no room."""
+    return _NO_MEMORY.search(words) is not None
+
+
+def cause_of(last_words: str) -> str:
+    """For people: the cause of a scheduler's end, from what it said last."""
+    if is_out_of_memory(last_words):
+        return f"out of memory ({ADVICE}): {last_words}"
+    return last_words or WORDLESS
+
 
 NO_TOKENS: Int32s = np.zeros(0, np.int32)
 NO_LOGPROBS: Float32s = np.zeros(0, np.float32)

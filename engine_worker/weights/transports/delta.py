@@ -20,9 +20,9 @@ from rolloutbus.bus.wire.messages.weights import (
     Tensor,
 )
 from rolloutbus.engine_worker.engine import EngineBusy, TensorRange, WeightSource
+from rolloutbus.engine_worker.weights.active import in_batches
 from rolloutbus.engine_worker.weights.asking import ask_chunk
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.pieces import in_batches
 from rolloutbus.engine_worker.weights.staged import CannotFetch
 from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.death import (
+from rolloutbus.engine_worker.engines.sglang.live import (
     ADVICE,
     WORDLESS,
     cause_of,

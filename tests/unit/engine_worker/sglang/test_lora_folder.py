@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rolloutbus.engine_worker.engines.sglang.lora_folder import write_adapter
+from rolloutbus.engine_worker.engines.sglang.lora import write_adapter
 from rolloutbus.engine_worker.engines.shared.lora_adapter import Adapter, read_adapter
 from tests.lora_adapters import Lora, random_lora
 from tests.tiny_models import make_model

@@ -1,7 +1,7 @@
 """Tensors cut into ranges: everything once, in order, and never more than was allowed."""
 
 from rolloutbus.engine_worker.engine import TensorRange, TensorSpec
-from rolloutbus.engine_worker.weights.pieces import in_batches
+from rolloutbus.engine_worker.weights.active import in_batches
 
 
 def spec(name: str, size_bytes: int) -> TensorSpec:
