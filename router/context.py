@@ -14,8 +14,9 @@ from rolloutbus.bus.wire.messages.membership import Intent
 from rolloutbus.router.detached.detached import Detached
 from rolloutbus.router.detached.followers import Followers
 from rolloutbus.router.members.clients import Clients
+from rolloutbus.router.members.eligibility import Eligibility
 from rolloutbus.router.members.expected import ExpectedWorkers
-from rolloutbus.router.members.records import SERVING, MemberRecord, Members
+from rolloutbus.router.members.records import MemberRecord, Members, Reason
 from rolloutbus.router.outgoing import Outgoing
 from rolloutbus.router.settings import RouterSettings
 
@@ -36,6 +37,7 @@ class Context:
     instance: str
     members: Members = field(default_factory=Members)
     clients: Clients = field(default_factory=Clients)
+    eligibility: Eligibility = field(default_factory=Eligibility)
     out: Outgoing = field(default_factory=Outgoing)
     detached: Detached = field(init=False)
     expected: ExpectedWorkers = field(init=False)
@@ -52,7 +54,7 @@ class Context:
     knows_intent: bool = False
     """Whether those who could tell what an earlier router was asked for have done so."""
     committed: dict[str, int] = field(default_factory=dict[str, int])
-    """Last committed version per policy."""
+    """Last committed version per policy; `note_commit` writes it."""
     in_waves: dict[str, Waves] = field(default_factory=dict[str, Waves])
     """Policies with a commit that an earlier router, or this one, has not brought to all yet;
     theirs in `committed` is the version before it."""
@@ -94,31 +96,25 @@ class Context:
         """Whether nobody has told yet what was committed before this router began."""
         return self.is_recovering and self.members.store() is None
 
-    def is_fit(self, worker: MemberRecord) -> bool:
-        """Whether it could serve: alive, ready, not behind, and not tripped."""
-        return (
-            worker.state == "live"
-            and worker.beat.state in SERVING
-            and worker.version >= self.committed_of(worker.policy)
-            and not (worker.is_tripped or worker.is_cut_off or worker.awaits_adapters)
-            and not self.is_held(worker)
-        )
+    def note_commit(self, policy: str, version: int) -> None:
+        """This version is committed; policies beyond what a status can list are ignored."""
+        committed = self.committed
+        if policy in committed or len(committed) < MAX_POLICIES:
+            committed[policy] = max(version, committed.get(policy, 0))
+        for worker in self.members.workers(policy):
+            self.note_version(worker, worker.version)
 
-    def is_held(self, worker: MemberRecord) -> bool:
-        """Whether it is to be paused, or might be: it is new, as this router is."""
-        if not self.knows_intent and worker.hello.intent is None:
-            return True
-        return bool(self.intent.pause_of(worker.name))
-
-    def is_serving(self, worker: MemberRecord) -> bool:
-        """Whether it takes any request."""
-        return self.is_fit(worker) and not worker.is_set_aside
+    def note_version(self, worker: MemberRecord, version: int) -> None:
+        """The worker has these weights active."""
+        worker.version = version
+        is_behind = version < self.committed_of(worker.policy)
+        self.eligibility.note(worker, Reason.BEHIND, is_blocking=is_behind)
 
     def quarantine_of(self, worker: MemberRecord) -> str:
         """Why it gets no requests until it has caught up; empty if it is not behind."""
-        committed = self.committed_of(worker.policy)
-        if worker.state != "live" or worker.version >= committed:
+        if worker.state != "live" or Reason.BEHIND not in worker.blocked_by:
             return ""
+        committed = self.committed_of(worker.policy)
         return worker.problem or f"it has version {worker.version}; {committed} is committed"
 
     def to_client(self, client: str, entry: Entry) -> None:
@@ -143,12 +139,6 @@ class Context:
             if not self.detached.followers.is_followed(request):
                 return
         self.to_client(client, Entry(kind, rid, body=pack(problem)))
-
-
-def note_commit(committed: dict[str, int], policy: str, version: int) -> None:
-    """This version is committed; policies beyond what a status can list are ignored."""
-    if policy in committed or len(committed) < MAX_POLICIES:
-        committed[policy] = max(version, committed.get(policy, 0))
 
 
 def refusal(code: str, message: str, field_name: str = "", retry_after_ms: int = 0) -> Problem:

@@ -17,7 +17,7 @@ from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
 from rolloutbus.bus.wire.messages.membership import Hello
-from rolloutbus.router.context import Context, note_commit, refusal
+from rolloutbus.router.context import Context, refusal
 from rolloutbus.router.detached.over import Over
 from rolloutbus.router.detached.reattachment import Reattachment
 from rolloutbus.router.events import (
@@ -71,7 +71,7 @@ class RouterCore:
     def __init__(self, settings: RouterSettings, instance: str, chance: Chance) -> None:
         self.context = Context(settings, instance)
         self._prefixes = PrefixIndex(self.context, chance)
-        self.table = RequestTable(self.context, Placer(chance, self._prefixes))
+        self.table = RequestTable(self.context, Placer(self.context, chance, self._prefixes))
         self._health = Health(self.context, self.table)
         self._sessions = Sessions(self.context, self.table, chance)
         door = Door(self.context, self.table, chance)
@@ -83,9 +83,9 @@ class RouterCore:
         self._over = Over(self.context, self.table)
         self._executions = Executions(self.context, self.table, self._health, self._over)
         self._fleet = Fleet(self.context, self._health.worker_failed)
-        self._updates = Updates(self.context, self._fleet, self._dispatcher.refresh_worker)
+        self._updates = Updates(self.context, self._fleet)
         self._catch_ups = CatchUps(self.context, self._updates, self._fleet)
-        self._intents = Intents(self.context, self._fleet, self._refresh_workers)
+        self._intents = Intents(self.context, self._fleet)
         self._membership = Membership(self.context, self._intents, self._on_beat, self._on_lost)
         self._publications = Publications(self.context, self._updates)
         self._reattachment = Reattachment(self.context, self._executions.doubts)
@@ -248,8 +248,7 @@ class RouterCore:
             if former is not None and former.boot != hello.boot:
                 self._client_replaced(former)
             if hello.store is not None:
-                # Its record may say that workers taken for good are behind.
-                self._refresh_workers(now)
+                self.table.waiting.is_untried = True  # what is committed is surely known now
         elif sender is None:
             self.context.count("strangers")
             self._membership.dismiss(peer, "unknown-peer", "say hello first")
@@ -285,18 +284,12 @@ class RouterCore:
         is_ahead = worker.version > context.committed_of(worker.policy)
         if is_ahead and context.may_miss_commits:
             # Without a store's record, what a worker attests is the best witness of a commit.
-            note_commit(context.committed, worker.policy, worker.version)
-            self._refresh_workers(now)
+            context.note_commit(worker.policy, worker.version)
         if worker.beat.suspects:
             self._health.reported(worker, now)
         self._executions.reconcile(worker)
         if has_changed:
-            self._dispatcher.refresh_worker(worker, now)
-
-    def _refresh_workers(self, now: float) -> None:
-        # Whoever is behind now goes first, or else it would get what waits.
-        for worker in sorted(self.context.members.workers(), key=self.context.is_serving):
-            self._dispatcher.refresh_worker(worker, now)
+            self._health.judge(worker)
 
     def _on_lost(self, member: MemberRecord, reason: str, now: float) -> None:
         if member.role == "worker":

@@ -84,7 +84,12 @@ def report(found: FleetStatus) -> Group:
             f"{each.stalled_ms:.1f} ms",
             str(each.pid),
         )
-    notes = [*_update_lines(found), *_quarantine_lines(found), *_trouble_lines(found)]
+    notes = [
+        *_update_lines(found),
+        *_quarantine_lines(found),
+        *_blocked_lines(found),
+        *_trouble_lines(found),
+    ]
     return Group(table, *notes, _router_line(found))
 
 
@@ -105,6 +110,17 @@ def _quarantine_lines(found: FleetStatus) -> list[Text]:
         Text(f"{each.name} gets no work until it has caught up: {each.problem}", "red")
         for each in sorted(found.workers, key=lambda each: (len(each.name), each.name))
         if each.problem
+    ]
+
+
+def _blocked_lines(found: FleetStatus) -> list[Text]:
+    """Why workers get no requests, where no other line says it better."""
+    return [
+        Text(f"{each.name} gets no work: {sentence}", "yellow")
+        for each in sorted(found.workers, key=lambda each: (len(each.name), each.name))
+        for reason, sentence in each.blocked_by.items()
+        if not (reason == "behind" and each.problem)
+        and not (reason == "tripped" and each.name in found.troubled)
     ]
 
 

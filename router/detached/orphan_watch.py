@@ -83,4 +83,3 @@ class Doubts:
         request.is_suspect = lost.is_suspect
         self._table.add(request)
         self._table.waiting.add(request)
-        self._table.placer.has_changed = True  # nobody has tried this one yet

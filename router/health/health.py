@@ -11,7 +11,7 @@ from rolloutbus.router.context import Context
 from rolloutbus.router.health.breaker import Breaker
 from rolloutbus.router.health.dead_letter import DeadLetter
 from rolloutbus.router.health.suspicion import Suspicions
-from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.placement.isolation import Isolation
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
@@ -45,7 +45,7 @@ class Health:
         self._table = table
         self._breakers: dict[str, Breaker] = {}
         self._suspicions = Suspicions()
-        self.isolation = Isolation(context, table.placer, self._suspicions)
+        self.isolation = Isolation(context, self._suspicions)
         self.is_watching = False
         """Anything is remembered at all; an attribute, because each request asks."""
         self.dead_letters: list[DeadLetter] = []
@@ -82,9 +82,10 @@ class Health:
         self._apply(breaker)
 
     def judge(self, worker: MemberRecord) -> None:
-        """Note on the worker's record what its breaker says."""
+        """Block or unblock the worker as its breaker says."""
         breaker = self._breakers.get(worker.name)
-        worker.is_tripped = breaker is not None and not breaker.takes_requests
+        is_tripped = breaker is not None and not breaker.takes_requests
+        self._context.eligibility.note(worker, Reason.TRIPPED, is_blocking=is_tripped)
 
     def reported(self, worker: MemberRecord, now: float) -> None:
         """A worker says what ran when its engine died, maybe before this router began."""
@@ -164,7 +165,7 @@ class Health:
         suspicions = self._suspicions
         for request in requests:
             suspicions.charge(request.rid, now, worker=worker.name, is_alone=is_alone)
-            was_isolated = worker.is_set_aside and request.is_suspect
+            was_isolated = Reason.SET_ASIDE in worker.blocked_by and request.is_suspect
             request.is_suspect = suspicions.must_be_alone(request.rid)
             if was_isolated and suspicions.is_proven(request.rid):
                 self._condemn(request)
@@ -202,11 +203,9 @@ class Health:
         worker = self._context.members.named(breaker.name)
         if worker is None:
             return
-        was_tripped = worker.is_tripped
+        was_tripped = Reason.TRIPPED in worker.blocked_by
         self.judge(worker)
-        if worker.is_tripped != was_tripped:
-            self._table.placer.update(worker, is_serving=self._context.is_serving(worker))
-            self._context.has_member_news = True
+        self._context.has_member_news |= was_tripped != (Reason.TRIPPED in worker.blocked_by)
 
 
 def code_of(reason: str) -> str:

@@ -22,7 +22,7 @@ from rolloutbus.router.context import Context, check_deadline, refusal
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
 from rolloutbus.router.members.member_commands import Fleet
-from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.requests.dispatch import Dispatcher
 from rolloutbus.router.requests.table import RequestTable
 from rolloutbus.router.sessions.sessions import Sessions
@@ -35,6 +35,8 @@ MAX_AWAITING = 64
 """Commands that wait for a store."""
 PASSED_ON = sent_by("admin") & done_by("worker", "engine", "store")
 """Commands of clients that members carry out."""
+HELD = frozenset({Reason.PAUSED, Reason.INTENT_UNKNOWN})
+"""Why a worker is asked to compute nothing."""
 MAX_TOLD = 16
 """Names of workers in one sentence."""
 MAX_SESSION_S = 86_400.0
@@ -188,7 +190,7 @@ class Desk:
 
     def _held(self, targets: Iterable[MemberRecord]) -> str:
         """Name of one that is to be paused, or might be; empty if none is."""
-        return next((each.name for each in targets if self._context.is_held(each)), "")
+        return next((each.name for each in targets if each.blocked_by & HELD), "")
 
     def _missed(self, entry: Entry, body: object) -> list[str]:
         """Workers that are away, and will not do it when they come."""
@@ -227,10 +229,7 @@ class Desk:
         return WorkerStatus(
             worker.name,
             worker.epoch,
-            worker.shown_state(
-                self._context.committed_of(worker.policy),
-                self._context.intent.pause_of(worker.name),
-            ),
+            worker.shown_state,
             worker.policy,
             worker.version,
             facts.engine if facts else "",
@@ -242,6 +241,7 @@ class Desk:
             facts.pid if facts else 0,
             self._context.quarantine_of(worker),
             len(worker.marks) - len(worker.marks_expected),
+            {reason.value: reason.sentence for reason in sorted(worker.blocked_by)},
         )
 
 

@@ -4,7 +4,6 @@ Every member keeps a copy, and a weight store writes it down: a restarted router
 before it lets anybody serve who joins as new. Spec: docs/protocol.md, "Intent".
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -15,7 +14,7 @@ from rolloutbus.bus.wire.messages.control import Pause, Paused, Resume
 from rolloutbus.bus.wire.messages.membership import Beat, Hello, Intent
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results
-from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.members.records import MemberRecord, Reason
 
 Origin = Literal["", "router", "worker", "store"]
 """Whose word the fleet's identity is; a store's counts most."""
@@ -29,17 +28,13 @@ NAMELESS_S = 30.0
 """A fleet has no name so long after its router's start, unless somebody brings one. A second router
 without the store of its fleet, started by mistake, names none before it is found out."""
 
-OnChange = Callable[[float], None]
-"""Other workers may serve than before; (now)."""
-
 
 class Intents:
     """Keeps `Context.intent`, and workers to it."""
 
-    def __init__(self, context: Context, fleet: Fleet, on_change: OnChange) -> None:
+    def __init__(self, context: Context, fleet: Fleet) -> None:
         self._context = context
         self._fleet = fleet
-        self._on_change = on_change
         self._origin: Origin = ""
         if context.settings.fleet:
             context.intent = msgspec.structs.replace(context.intent, fleet=context.settings.fleet)
@@ -68,6 +63,7 @@ class Intents:
     def joined(self, member: MemberRecord, now: float) -> None:
         """A member says hello, and with it what it was told before."""
         hello, context = member.hello, self._context
+        self._judge(member)
         theirs, before = hello.intent, context.intent
         if member.role == "store":
             self._named(_fleet_in(hello) or before.fleet or context.instance, "store")
@@ -134,7 +130,7 @@ class Intents:
         context = self._context
         if not context.knows_intent and (not context.is_recovering or self._is_new_fleet(now)):
             context.knows_intent = True
-            self._on_change(now)
+            self._judge_all()
         if context.is_recovering:
             return
         if context.intent.stamp == Intent().stamp:
@@ -210,7 +206,20 @@ class Intents:
         for worker in self._context.members.workers():
             worker.retry_pause_at = now + RETRY_S
         self._context.has_member_news = True
-        self._on_change(now)
+        self._judge_all()
+
+    def _judge_all(self) -> None:
+        for worker in self._context.members.workers():
+            self._judge(worker)
+
+    def _judge(self, member: MemberRecord) -> None:
+        """Whether a worker is to be paused, or might be: it is new, as this router is."""
+        if member.role == "worker":
+            context, note = self._context, self._context.eligibility.note
+            is_paused = bool(context.intent.pause_of(member.name))
+            is_unknown = not context.knows_intent and member.hello.intent is None
+            note(member, Reason.PAUSED, is_blocking=is_paused)
+            note(member, Reason.INTENT_UNKNOWN, is_blocking=is_unknown)
 
     def _forget_gone(self, workers: dict[str, Paused]) -> None:
         for name in [name for name in workers if self._context.members.named(name) is None]:

@@ -28,7 +28,7 @@ from rolloutbus.bus.wire.validation import check_name
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
-from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.members.records import SERVING, MemberRecord, Reason
 from rolloutbus.router.updates.store_record import lacking, note_record
 
 OWN_PAUSE_GRACE_S = 2.0
@@ -112,13 +112,13 @@ class Membership:
             member.version != beat.version
             or member.beat.state != beat.state
             or member.state != "live"
-            or member.is_cut_off
+            or Reason.CUT_OFF in member.blocked_by
         )
+        member.note_outbox(beat, before=member.beat.seq)
+        member.beat, member.beat_at = beat, now
         if has_changed:
             member.advance("beat")
-        member.note_outbox(beat, before=member.beat.seq)
-        member.beat, member.beat_at, member.is_cut_off = beat, now, False
-        member.version = beat.version
+            self._judge(member)
         member.expires_at = now + context.settings.leases.lease_s
         is_behind = not member.knows_outbox
         lease = Lease(context.router_epoch, context.instance, beat.seq, is_behind)
@@ -127,6 +127,17 @@ class Membership:
             self._on_beat(member, has_changed, now)
             if has_changed:
                 self._tell_members(now)
+
+    def _judge(self, member: MemberRecord) -> None:
+        """What a beat tells of a worker: its state and weights, and that it can be reached."""
+        if member.role != "worker":
+            member.version = member.beat.version
+            return
+        eligibility, is_unready = self._context.eligibility, member.beat.state not in SERVING
+        eligibility.note(member, Reason.NOT_READY, is_blocking=is_unready)
+        self._context.note_version(member, member.beat.version)
+        eligibility.unblock(member, Reason.CUT_OFF)
+        eligibility.unblock(member, Reason.JOINING)
 
     def _turn_away(self, member: MemberRecord, now: float) -> None:
         """Its weights were committed by another fleet: its version number means nothing here."""
@@ -251,8 +262,9 @@ class Membership:
             if known is not None:
                 self._replace(known, peer, hello, now)
             joined = MemberRecord(peer, hello, expires_at)
-            joined.awaits_adapters = bool(lacking(context, joined))
             context.members.add(joined)
+            if lacking(context, joined):
+                context.eligibility.block(joined, Reason.ADAPTERS)
             context.expected.joined(joined.name)
             context.count("joins")
         if hello.store is not None:
@@ -287,6 +299,7 @@ class Membership:
 
     def _lose(self, member: MemberRecord, event: str, reason: str, now: float) -> None:
         member.advance(event)
+        self._context.eligibility.block(member, Reason.GONE)
         self._on_lost(member, reason, now)
         if member.role == "worker":
             self._context.expected.lost(member.name, member.policy, reason, now)
@@ -325,12 +338,7 @@ class Membership:
             context.out.send(client.peer, Entry("members", body=body))
 
     def _public_members(self) -> list[Member]:
-        context = self._context
-        workers = context.members.workers()
-        return [
-            worker.public(context.committed_of(worker.policy), context.intent.pause_of(worker.name))
-            for worker in workers
-        ]
+        return [worker.public() for worker in self._context.members.workers()]
 
     def _bulk(self) -> str:
         store = self._context.members.store()

@@ -1,7 +1,8 @@
 """Workers and stores as the router sees them: their records, leases and life cycle."""
 
+import enum
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, Self
 
 from rolloutbus.bus.actor.life import following
 from rolloutbus.bus.membership.outbox import MAX_NEWS
@@ -22,15 +23,44 @@ SERVING = frozenset({"ready", "updating"})
 """Beat states in which a worker takes new requests (an update swaps between two steps)."""
 
 
+@enum.unique
+class Reason(enum.StrEnum):
+    """Why a worker gets no requests; the value is its word in `status`."""
+
+    sentence: str
+
+    def __new__(cls, word: str, sentence: str) -> Self:
+        """A word for programs, and a sentence for people."""
+        reason = str.__new__(cls, word)
+        reason._value_ = word
+        reason.sentence = sentence
+        return reason
+
+    JOINING = "joining", "It has said hello, and its first beat has not come."
+    GONE = "gone", "Its lease is over."
+    NOT_READY = "not_ready", "Its own state is none in which it takes requests."
+    BEHIND = "behind", "Its weights are older than the version that is committed."
+    PAUSED = "paused", "It is to be paused until a client sends `resume`."
+    INTENT_UNKNOWN = "intent_unknown", "The router has yet to learn whether it is to be paused."
+    ADAPTERS = "adapters", "Adapters that the store keeps are being brought to it."
+    TRIPPED = "tripped", "It failed too often; it is tried again after a while."
+    CUT_OFF = "cut_off", "Something could not be sent to it; its next beat clears that."
+    SET_ASIDE = "set_aside", "It is kept for a request that must run alone."
+
+
+SHOWN = {Reason.BEHIND: "stale", Reason.PAUSED: "paused", Reason.TRIPPED: "tripped"}
+"""Reasons that show instead of the worker's own state, the first one first."""
+
+
 class MemberRecord:
     """One lease of one worker or store."""
 
     __slots__ = (
         "adapters",
-        "awaits_adapters",
         "backlog",
         "beat",
         "beat_at",
+        "blocked_by",
         "boot",
         "capacity",
         "commands",
@@ -40,10 +70,7 @@ class MemberRecord:
         "free_index",
         "hello",
         "is_catching_up",
-        "is_cut_off",
         "is_foreign",
-        "is_set_aside",
-        "is_tripped",
         "kept",
         "knows_outbox",
         "marks",
@@ -76,6 +103,8 @@ class MemberRecord:
         self.epoch = hello.epoch
         self.state: MemberState = "joining"
         self.expires_at = expires_at
+        self.blocked_by = {Reason.JOINING}
+        """Why it gets no requests; empty if it does. `router.members.eligibility` writes it."""
         self.beat = Beat(seq=-1, state="starting")
         self.beat_at = expires_at
         self.version = 0
@@ -98,22 +127,14 @@ class MemberRecord:
         """Client -> bytes of its endings here, for those who have much."""
         self.free_index = -1
         self.is_catching_up = False
-        self.is_cut_off = False
-        """It could not be sent something since its last beat."""
         self.fleet = hello.intent.fleet if hello.intent else ""
         """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
         self.is_foreign = False
         """They are another fleet's, whose versions are not this one's."""
-        self.is_set_aside = False
-        """Kept for a request that must run alone."""
-        self.is_tripped = False
-        """Its breaker lets nothing through now."""
         self.adapters = dict(hello.worker.adapters) if hello.worker else {}
         """Name -> version: those that it has, as it said last."""
         self.refused_adapters: set[tuple[str, int]] = set()
         """(name, version) of those that it could not load."""
-        self.awaits_adapters = False
-        """It has joined without adapters that the store keeps, and they have not all been tried."""
         self.retry_adapters_at = 0.0
         self.retry_pause_at = 0.0
         self.retry_update_at = 0.0
@@ -163,29 +184,32 @@ class MemberRecord:
             self.knows_outbox = beat.n_outbox == len(self.outbox)
         self.backlog = {client: n_bytes for client, _, n_bytes in beat.backlog}
 
-    def public(self, committed: int, pause: str = "") -> Member:
-        """What clients are told; `pause`: how it is to be paused, if it is."""
+    @property
+    def is_fit(self) -> bool:
+        """Whether it could serve, were it not set aside."""
+        return self.blocked_by <= {Reason.SET_ASIDE}
+
+    def public(self) -> Member:
+        """What clients are told."""
         return Member(
             name=self.name,
             epoch=self.epoch,
             stream=self.hello.worker.stream if self.hello.worker else "",
-            state=self.shown_state(committed, pause),
+            state=self.shown_state,
             version=self.version,
             policy=self.policy,
             gpus=self.hello.worker.gpus if self.hello.worker else [],
         )
 
-    def shown_state(self, committed: int, pause: str = "") -> str:
+    @property
+    def shown_state(self) -> str:
         """One word for people: the worker's own state unless the router knows better."""
         if self.state == "joining":
             return "joining"
-        if self.role == "worker" and self.version < committed and self.beat.state in SERVING:
-            return "stale"
-        if pause and self.beat.state in SERVING:
-            return "paused"
-        if self.is_tripped and self.beat.state in SERVING:
-            return "tripped"
-        return self.beat.state
+        if Reason.NOT_READY in self.blocked_by:
+            return self.beat.state
+        words = (word for reason, word in SHOWN.items() if reason in self.blocked_by)
+        return next(words, self.beat.state)
 
 
 class Members:

@@ -2,17 +2,16 @@
 
 from rolloutbus.router.context import Context
 from rolloutbus.router.health.suspicion import Suspicions
-from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.placement.placement import Placer
+from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.requests.record import Request
 
 
 class Isolation:
     """Sets workers aside for suspects, and gives them back."""
 
-    def __init__(self, context: Context, placer: Placer, suspicions: Suspicions) -> None:
+    def __init__(self, context: Context, suspicions: Suspicions) -> None:
         self._context = context
-        self._placer = placer
+        self._eligibility = context.eligibility
         self._suspicions = suspicions
         self._set_aside: dict[str, MemberRecord] = {}
         """By policy."""
@@ -35,9 +34,8 @@ class Isolation:
             worker = self._emptiest(request)
             if worker is None:
                 return None
-            worker.is_set_aside = True
             self._set_aside[policy] = worker
-            self._placer.update(worker, is_serving=False)
+            self._eligibility.block(worker, Reason.SET_ASIDE)
         if worker.requests:
             return None
         self._context.count("isolated")
@@ -46,15 +44,12 @@ class Isolation:
     def tick(self, waiting_policies: set[str]) -> None:
         """Give back workers that no suspect uses or waits for, and forget those that are gone."""
         for policy, worker in list(self._set_aside.items()):
-            is_gone = self._context.members.named(worker.name) is not worker
+            is_gone = Reason.GONE in worker.blocked_by
             if is_gone or (policy not in waiting_policies and not worker.requests):
                 self._give_back(policy)
 
     def _give_back(self, policy: str) -> None:
-        worker = self._set_aside.pop(policy)
-        worker.is_set_aside = False
-        if self._context.members.named(worker.name) is worker:
-            self._placer.update(worker, is_serving=self._context.is_serving(worker))
+        self._eligibility.unblock(self._set_aside.pop(policy), Reason.SET_ASIDE)
 
     def _serves(self, worker: MemberRecord, request: Request) -> bool:
         """Whether it can take the request, and no witness that is less partial can.
@@ -67,22 +62,15 @@ class Isolation:
         partial = self._suspicions.crashed_alone_on(request.rid)
         if worker.name not in partial:
             return True
-        others = self._placer.serving(request.place.policy)
+        others = self._eligibility.workers(request.place.policy)
         return all(each.name in partial or not self._suits(each, request) for each in others)
 
     def _suits(self, worker: MemberRecord, request: Request) -> bool:
-        context = self._context
-        return (
-            context.members.named(worker.name) is worker
-            and context.is_fit(worker)
-            and (
-                request.rule is None
-                or request.rule.accepts(worker.version, context.committed_of(worker.policy))
-            )
-        )
+        committed, rule = self._context.committed_of(worker.policy), request.rule
+        return worker.is_fit and (rule is None or rule.accepts(worker.version, committed))
 
     def _emptiest(self, request: Request) -> MemberRecord | None:
-        workers = self._placer.serving(request.place.policy)
+        workers = self._eligibility.workers(request.place.policy)
         suitable = [each for each in workers if self._suits(each, request)]
         partial = self._suspicions.crashed_alone_on(request.rid)
         return min(

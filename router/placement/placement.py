@@ -13,6 +13,7 @@ from typing import Protocol
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.versions import VersionRule
+from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
 
 AFFINITY_LIMIT = 100_000
@@ -20,47 +21,6 @@ AFFINITY_LIMIT = 100_000
 STICKY_OVERCOMMIT = 2
 """A sticky request may queue at its worker up to this many times the worker's capacity:
 waiting a little for a warm prefix cache is cheaper than a prefill elsewhere."""
-
-
-class FreeList:
-    """Workers of one policy with a free place: O(1) add, remove and random choice."""
-
-    def __init__(self) -> None:
-        self._workers: list[MemberRecord] = []
-
-    def __len__(self) -> int:
-        return len(self._workers)
-
-    def add(self, worker: MemberRecord) -> None:
-        """Put a worker in; it must not be in a list already."""
-        if worker.free_index < 0:
-            worker.free_index = len(self._workers)
-            self._workers.append(worker)
-
-    def remove(self, worker: MemberRecord) -> None:
-        """Take a worker out, if it is in."""
-        index = worker.free_index
-        if index < 0:
-            return
-        last = self._workers.pop()
-        if last is not worker:
-            self._workers[index] = last
-            last.free_index = index
-        worker.free_index = -1
-
-    def choose(
-        self, chance: Chance, rule: VersionRule | None, committed: int
-    ) -> MemberRecord | None:
-        """The less loaded of two random workers that the version rule allows."""
-        workers = self._workers
-        if rule is not None:
-            workers = [w for w in workers if rule.accepts(w.version, committed)]
-        count = len(workers)
-        if count < 2:  # noqa: PLR2004 - two choices need two workers
-            return workers[0] if workers else None
-        one, other = divmod(int(chance.random() * count * count), count)
-        first, second = workers[one], workers[other]
-        return second if second.outstanding_cost < first.outstanding_cost else first
 
 
 class Affinity:
@@ -104,55 +64,14 @@ class CacheAware(Protocol):
 class Placer:
     """Chooses workers and remembers where sessions and groups live."""
 
-    def __init__(self, chance: Chance, caches: CacheAware) -> None:
+    def __init__(self, context: Context, chance: Chance, caches: CacheAware) -> None:
+        self._eligibility = context.eligibility
         self._chance = chance
         self._caches = caches
-        self._free: dict[str, FreeList] = {}
-        self._serving: dict[str, dict[str, MemberRecord]] = {}
         self.sessions = Affinity()
         self.groups = Affinity()
         self.n_moved = 0
         """Sessions that had to change their worker."""
-        self.has_changed = False
-        """Somebody who found no place before might find one now; set here, cleared by whoever
-        has tried them all."""
-
-    def update(self, worker: MemberRecord, *, is_serving: bool) -> None:
-        """Note whether a worker takes requests at all, and whether it has a free place."""
-        serving = self._serving.setdefault(worker.policy, {})
-        if is_serving:
-            serving[worker.name] = worker
-        else:
-            serving.pop(worker.name, None)
-        self.has_changed = True
-        self.refresh(worker)
-        if not serving:  # policies are named by workers
-            del self._serving[worker.policy]
-            self._free.pop(worker.policy, None)
-
-    def refresh(self, worker: MemberRecord) -> None:
-        """Note that a worker has become full, or is no longer."""
-        free = self._free.get(worker.policy)
-        has_place = len(worker.requests) < worker.capacity
-        if has_place and self._serving.get(worker.policy, {}).get(worker.name) is worker:
-            if free is None:
-                free = self._free[worker.policy] = FreeList()
-            free.add(worker)
-        elif free is not None:
-            free.remove(worker)
-
-    def serving(self, policy: str) -> list[MemberRecord]:
-        """Workers of a policy that take requests."""
-        return list(self._serving.get(policy, {}).values())
-
-    def has_serving(self, policy: str, rule: VersionRule | None, committed: int) -> bool:
-        """Whether any worker, free or full, could ever serve this now."""
-        workers = self._serving.get(policy, {}).values()
-        return any(rule is None or rule.accepts(w.version, committed) for w in workers)
-
-    def serving_at(self, policy: str, name: str) -> MemberRecord | None:
-        """The worker of this policy and name, if it takes requests."""
-        return self._serving.get(policy, {}).get(name)
 
     def may_queue_at(self, worker: MemberRecord) -> bool:
         """Whether one more request that sticks may go there, to wait if need be."""
@@ -168,7 +87,7 @@ class Placer:
         self, place: Placement, rule: VersionRule | None, committed: int
     ) -> Callable[[], MemberRecord | None]:
         """`choose` for a run of such requests; good until a worker joins, changes or is lost."""
-        free = self._free.get(place.policy)
+        free = self._eligibility.free.get(place.policy)
         if free is None or rule is not None or place.session or place.group or place.marks:
             return partial(self.choose, place, rule, committed)
         return partial(free.choose, self._chance, None, 0)
@@ -182,7 +101,7 @@ class Placer:
             worker = self._sticky(place, rule, committed)
             if worker is not None:
                 return worker
-        free = self._free.get(place.policy)
+        free = self._eligibility.free.get(place.policy)
         if free is None:
             return None
         worker = free.choose(self._chance, rule, committed)
@@ -197,7 +116,7 @@ class Placer:
     ) -> MemberRecord | None:
         name = self.sessions.get(place.session) if place.session else None
         name = name or (self.groups.get(place.group) if place.group else None)
-        worker = self.serving_at(place.policy, name) if name else None
+        worker = self._eligibility.named(place.policy, name) if name else None
         if worker is None or (rule is not None and not rule.accepts(worker.version, committed)):
             return None
         return worker if self.may_queue_at(worker) else None

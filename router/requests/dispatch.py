@@ -81,7 +81,7 @@ class Dispatcher:
             self._table.add(request)
         elif waiting.is_empty or self._door.admits(request, lane, now):
             self._table.add(request)
-            waiting.add(request)
+            waiting.add(request, is_tried=True)
         elif request.session is not None:
             request.session.ended(request.rid)
         if request.place.outlives_client:
@@ -177,20 +177,12 @@ class Dispatcher:
         for name, items in fenced.items():
             self._table.fence(self._context.members.named(name), items, "client gone")
 
-    def refresh_worker(self, worker: MemberRecord, now: float) -> None:
-        """A worker's state or version changed: it may serve now, or no longer."""
-        self._health.judge(worker)
-        is_serving = self._context.is_serving(worker)
-        self._table.placer.update(worker, is_serving=is_serving)
-        if is_serving:
-            self.dispatch_waiting(now)
-
     def dispatch_waiting(self, now: float) -> None:
         """Place whoever can be placed, in order."""
-        waiting, placer = self._table.waiting, self._table.placer
-        if waiting.is_empty or not placer.has_changed:
+        waiting, eligibility = self._table.waiting, self._context.eligibility
+        if waiting.is_empty or not (eligibility.has_changed or waiting.is_untried):
             return  # whoever waits was turned down by these very workers
-        placer.has_changed = False
+        eligibility.has_changed = waiting.is_untried = False
         ranked = waiting.ranked()
         while ranked:
             rank, key = ranked[0]
@@ -225,7 +217,7 @@ class Dispatcher:
         for request in [r for r in self._table if r.state == "parked"]:
             request.advance("recovered")
             self._table.waiting.add(request)
-        self._table.placer.has_changed = True  # nobody has tried these yet
+        self._table.waiting.is_untried = True  # what is committed is known as well as ever
         self.dispatch_waiting(now)
 
     def _is_ordinary(self, place: Placement, rule: VersionRule | None) -> bool:
@@ -327,7 +319,7 @@ class Dispatcher:
         request.advance("expired")
         policy = request.place.policy
         committed = self._context.committed_of(policy)
-        is_served = self._table.placer.has_serving(policy, request.rule, committed)
+        is_served = self._context.eligibility.can_serve(policy, request.rule, committed)
         problem = _lateness(request, is_served=is_served, instead=self._who_is_there(policy))
         if request.rule is not None and request.rule.is_retired(committed):
             problem = _retirement(request, committed)
@@ -338,11 +330,7 @@ class Dispatcher:
     def _who_is_there(self, policy: str) -> str:
         """Why none of its workers takes requests, for the message to who waited in vain."""
         context = self._context
-        committed = context.committed_of(policy)
-        states = {
-            each.name: each.shown_state(committed, context.intent.pause_of(each.name))
-            for each in context.members.workers(policy)
-        }
+        states = {each.name: each.shown_state for each in context.members.workers(policy)}
         if states:
             names = sorted(states, key=lambda name: (len(name), name))
             hint = "; `resume` lets it go on" if "paused" in states.values() else ""

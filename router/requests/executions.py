@@ -164,7 +164,6 @@ class Executions:
 
     def member_lost(self, worker: MemberRecord, reason: str) -> None:
         """A lease is over: unconfirmed requests wait for another worker, the rest are `lost`."""
-        self._table.placer.update(worker, is_serving=False)
         mine = [r for r in self._table if r.worker == worker.name]
         if reason == RENEWED:  # detached ones may go on there: its first beat tells
             mine = [r for r in mine if r.state == "sent" or not r.place.outlives_client]

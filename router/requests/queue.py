@@ -80,6 +80,9 @@ class WaitingRoom:
         self.n_bytes = 0
         self.is_empty = True
         """Nobody waits; an attribute, because each `generate` asks."""
+        self.is_untried = False
+        """Somebody waits who was not turned down by the present workers; cleared by the
+        dispatcher when it has tried all."""
 
     def __len__(self) -> int:
         return self._n_requests
@@ -104,8 +107,11 @@ class WaitingRoom:
         if lane is not None and request.sent_at:
             lane.paces.ended(request.principal, request.place.cost, now - request.sent_at)
 
-    def add(self, request: Request) -> None:
-        """Wait; a request that comes back keeps its old place in line."""
+    def add(self, request: Request, *, is_tried: bool = False) -> None:
+        """Wait; a request that comes back keeps its old place in line.
+
+        `is_tried`: it, or one before it with the same needs, was turned down just now.
+        """
         self.remove(request)
         request.is_waiting = True
         if request.state == "queued":  # parked ones stand in nobody's way
@@ -114,6 +120,7 @@ class WaitingRoom:
             if lane is None:
                 lane = self._lanes[key] = Lane(self._turns_of(request.place.policy))
             lane.add(request)
+            self.is_untried |= not is_tried
         n_bytes = len(request.body)
         own = self._principals.get(request.principal)
         if own is None:
@@ -133,8 +140,11 @@ class WaitingRoom:
 
     def remove(self, request: Request) -> None:
         """Stop waiting, if it does."""
-        if not request.is_waiting:
-            return
+        if request.is_waiting:
+            self._leave(request)
+            self.is_untried = True  # who waited behind it may be the first now
+
+    def _leave(self, request: Request) -> None:
         request.is_waiting = False
         if request.lane is not None:
             request.lane.discount(request)
@@ -162,7 +172,7 @@ class WaitingRoom:
         lane = request.lane
         if lane is not None:
             lane.served(request, now)
-            self.remove(request)
+            self._leave(request)  # the dispatcher goes on with the next of the lane
 
     def overtaken_by(self, request: Request) -> None:
         """It went before all who wait: its client pays for that like for any other turn."""

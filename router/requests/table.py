@@ -15,10 +15,11 @@ from rolloutbus.router.requests.record import Request
 
 
 class RequestTable:
-    """Requests by rid; keeps the workers' loads and the placer's free lists in step with them."""
+    """Requests by rid; keeps the workers' loads in step with them."""
 
     def __init__(self, context: Context, placer: Placer) -> None:
         self._context = context
+        self._eligibility = context.eligibility
         self.by_rid: dict[str, Request] = {}
         self.get: Callable[[str], Request | None] = self.by_rid.get
         """The request with this rid."""
@@ -54,7 +55,6 @@ class RequestTable:
             self._context.detached.remove(request)
         if request.session is not None:
             request.session.ended(request.rid)
-        self.placer.has_changed = True  # who waited behind it is first now
 
     def dispatched(
         self, request: Request, worker: MemberRecord, attempt: Attempt, now: float
@@ -72,7 +72,7 @@ class RequestTable:
         worker.requests.add(request.rid)
         worker.outstanding_cost += request.place.cost
         if len(worker.requests) >= worker.capacity:
-            self.placer.refresh(worker)
+            self._eligibility.filled(worker)
 
     def unload(self, request: Request) -> None:
         """The worker carries it no more."""
@@ -82,9 +82,8 @@ class RequestTable:
         was_full = len(worker.requests) >= worker.capacity
         worker.requests.discard(request.rid)
         worker.outstanding_cost -= request.place.cost
-        if was_full or worker.is_set_aside:
-            self.placer.has_changed = True
-            self.placer.refresh(worker)
+        if was_full or worker.blocked_by:
+            self._eligibility.freed(worker)
 
     def finish(self, request: Request) -> None:
         """An ending came, for the first time or again; the record waits for the client's ack."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.router.context import Context
-from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.requests.table import RequestTable
 
 
@@ -22,8 +22,7 @@ class Undelivered:
     def returned(self, worker: MemberRecord, entries: Iterable[Entry]) -> None:
         """None of these entries has left."""
         table = self._table
-        worker.is_cut_off = True
-        table.placer.update(worker, is_serving=False)
+        self._context.eligibility.block(worker, Reason.CUT_OFF)
         for entry in entries:
             request = table.get(entry.rid) if entry.kind == "generate" else None
             is_current = request is not None and request.attempt == entry.attempt
@@ -31,4 +30,3 @@ class Undelivered:
                 continue  # what was sent before may have arrived
             self._context.count("undelivered")
             table.requeue(request, "lost")
-            table.placer.has_changed = True  # nobody else has tried this one yet

@@ -46,7 +46,7 @@ class Places:
     def candidates(self, policy: str) -> list[MemberRecord]:
         """Workers that may hold sessions: those that serve; if none does, all that may again."""
         workers = self._context.members.workers(policy)
-        serving = [each for each in workers if self._context.is_serving(each)]
+        serving = [each for each in workers if not each.blocked_by]
         return serving or [
             each for each in workers if each.state == "live" and each.beat.state not in LEAVING
         ]

@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.session import OpenSession, SessionMoved
 from rolloutbus.router.context import Context, refusal
-from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
 from rolloutbus.router.sessions.record import Session
@@ -113,7 +113,7 @@ class Sessions:
         """Time passes: graces and leases end, patience too."""
         if self._is_patient:
             self._is_patient = False
-            self._placer.has_changed = True
+            self._table.waiting.is_untried = True
         for session in list(self._sessions.values()):
             if session.state == "active":
                 continue
@@ -173,7 +173,8 @@ class Sessions:
         self, request: Request, session: Session, now: float
     ) -> MemberRecord | None:
         placer = self._placer
-        home = placer.serving_at(session.policy, session.worker)
+        eligibility = self._context.eligibility
+        home = eligibility.named(session.policy, session.worker)
         if (
             home is not None
             and not session.has_lost_worker
@@ -186,7 +187,7 @@ class Sessions:
         else:
             worker = self._places.least_filled(
                 each
-                for each in placer.serving(session.policy)
+                for each in eligibility.workers(session.policy)
                 if _suits(self._context, each, request) and placer.may_queue_at(each)
             )
             if worker is not None and request.place.marks:
@@ -210,19 +211,17 @@ class Sessions:
         worker = self._context.members.named(session.worker)
         if session.has_lost_worker or worker is None:
             return worker is None and self._context.is_recovering
-        return worker.beat.state not in LEAVING and not worker.is_tripped
+        return worker.beat.state not in LEAVING and Reason.TRIPPED not in worker.blocked_by
 
     def _reason(self, request: Request, session: Session) -> str:
         """Why its worker could not take a request of it."""
         context = self._context
         worker = context.members.named(session.worker)
-        if worker is None or session.has_lost_worker or worker.is_cut_off:
+        if worker is None or session.has_lost_worker or Reason.CUT_OFF in worker.blocked_by:
             return "lost"
-        if context.is_serving(worker):
+        if not worker.blocked_by:
             return "full" if _suits(context, worker, request) else "version"
-        if context.is_fit(worker):
-            return "isolating"
-        return worker.shown_state(context.committed_of(worker.policy))
+        return "isolating" if worker.is_fit else worker.shown_state
 
     def _move(self, session: Session, worker: str, reason: str) -> None:
         context = self._context

@@ -3,7 +3,6 @@
 Spec: docs/protocol.md, "More of an engine", 2.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
@@ -15,7 +14,7 @@ from rolloutbus.bus.wire.messages.engine import LoadLora, UnloadLora
 from rolloutbus.bus.wire.messages.weights import RecordCommit
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results
-from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.updates.commit_record import CommitRecord, Decision
 from rolloutbus.router.updates.store_record import lacking, store_facts
 
@@ -31,13 +30,9 @@ ABLE = frozenset({"ready", "paused"})
 class Adapters:
     """Learns from clients' commands what workers are to have, and has the store remember it."""
 
-    def __init__(
-        self, context: Context, fleet: Fleet, on_change: Callable[[MemberRecord, float], None]
-    ) -> None:
-        """`on_change` hears of a worker that may serve now."""
+    def __init__(self, context: Context, fleet: Fleet) -> None:
         self._context = context
         self._fleet = fleet
-        self._on_change = on_change
         self._records = CommitRecord(context, fleet)
         self._n = 0
         fleet.watch("load_lora", self._loaded)
@@ -68,10 +63,8 @@ class Adapters:
             missing = set(lacking(self._context, worker))
             is_patient = missing <= worker.refused_adapters
             worker.retry_adapters_at = at + RETRY_S if is_patient else at
-            if worker.awaits_adapters and is_patient:
-                worker.awaits_adapters = False
-                if self._context.members.named(worker.name) is worker:
-                    self._on_change(worker, at)
+            if is_patient:
+                self._context.eligibility.unblock(worker, Reason.ADAPTERS)
 
         self._context.count("adapters_brought")
         command = MemberCommand(self._next_rid(), "load_lora", pack(body), until, done)

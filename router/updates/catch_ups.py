@@ -22,7 +22,7 @@ class CatchUps:
     def __init__(self, context: Context, updates: Updates, fleet: Fleet) -> None:
         self._context = context
         self._updates = updates
-        self._adapters = Adapters(context, fleet, updates.on_change)
+        self._adapters = Adapters(context, fleet)
 
     def tick(self, now: float) -> None:
         """Begin with whoever can begin, unless a version is on its way to all of them."""

@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.codec import pack, unpack_result
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import WorkerOutcome
 from rolloutbus.bus.wire.messages.weights import RecordCommit, Settled, SettleVersion
-from rolloutbus.router.context import Context, Waves, note_commit
+from rolloutbus.router.context import Context, Waves
 from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results
 from rolloutbus.router.members.records import MemberRecord
 
@@ -108,7 +108,7 @@ class CommitRecord:
             if is_committed and body.floor:
                 self._context.in_waves[body.policy] = Waves(body.version, body.floor)
             elif is_committed:
-                note_commit(self._context.committed, body.policy, body.version)
+                self._context.note_commit(body.policy, body.version)
 
         packed = pack(SettleVersion(body.policy, body.version))
         command = MemberCommand(f"{rid}.s", "settle_version", packed, now + SETTLE_S, done)

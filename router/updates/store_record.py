@@ -4,7 +4,7 @@ Spec: docs/protocol.md, "Weights", 3 and 10.
 """
 
 from rolloutbus.bus.wire.messages.membership import StoreFacts
-from rolloutbus.router.context import Context, Waves, note_commit
+from rolloutbus.router.context import Context, Waves
 from rolloutbus.router.members.records import MemberRecord
 
 
@@ -33,8 +33,8 @@ def note_record(context: Context, facts: StoreFacts) -> None:
         if floor:
             context.in_waves[policy] = Waves(version, floor)
             if context.is_recovering and context.committed_of(policy) == version:
-                context.committed[policy] = before  # what is noted is what a worker attests
-        note_commit(context.committed, policy, before)
+                del context.committed[policy]  # what is noted is what a worker attests
+        context.note_commit(policy, before)
 
 
 def lacking(context: Context, worker: MemberRecord) -> list[tuple[str, int]]:

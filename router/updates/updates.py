@@ -4,7 +4,7 @@ Whom to bring where, and when, is decided by others: `router.publications`, `rou
 Spec: docs/protocol.md, "Weights".
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec import Raw
 
@@ -21,7 +21,7 @@ from rolloutbus.bus.wire.messages.weights import (
     RecordCommit,
     UpdateStatus,
 )
-from rolloutbus.router.context import Context, Waves, note_commit
+from rolloutbus.router.context import Context, Waves
 from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results, problem_of
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.updates.bodies import note_delta, prepare_bodies
@@ -38,13 +38,9 @@ ABORT_S = 2.0
 class Updates:
     """All updates under way."""
 
-    def __init__(
-        self, context: Context, fleet: Fleet, on_change: Callable[[MemberRecord, float], None]
-    ) -> None:
+    def __init__(self, context: Context, fleet: Fleet) -> None:
         self._context = context
         self._fleet = fleet
-        self.on_change = on_change
-        """Is told of a worker that may serve now, or may not."""
         self._open: dict[str, Update] = {}
         """By name."""
         self._records = CommitRecord(context, fleet)
@@ -199,14 +195,12 @@ class Updates:
         """Let the next workers swap; whoever left meanwhile is noted."""
         body = update.body
         here = {member.name: member for member in self._still_here(update, update.left)}
-        fit = {
-            w.name for w in self._context.members.workers(body.policy) if self._context.is_fit(w)
-        }
+        fit = {w.name for w in self._context.members.workers(body.policy) if w.is_fit}
         wave = next_wave(list(here), fit, body.floor)
         update.left = [name for name in here if name not in set(wave)]
 
-        def one(member: MemberRecord, outcome: WorkerOutcome, at: float) -> None:
-            self._committed_one(update, member, outcome, at)
+        def one(member: MemberRecord, outcome: WorkerOutcome, _at: float) -> None:
+            self._committed_one(update, member, outcome)
 
         def done(results: Results, silent: list[str], at: float) -> None:
             _note_problems(update, "commit_update", results, silent)
@@ -248,21 +242,18 @@ class Updates:
                 here.append(member)
         return here
 
-    def _committed_one(
-        self, update: Update, member: MemberRecord, outcome: WorkerOutcome, now: float
-    ) -> None:
+    def _committed_one(self, update: Update, member: MemberRecord, outcome: WorkerOutcome) -> None:
         """Each worker serves with the new version as soon as it has it."""
         committed = _result("commit_update", outcome)
         if isinstance(committed, Committed):
             update.stalls_ms[member.name] = committed.stall_ms
-            member.version = max(member.version, committed.version)
+            self._context.note_version(member, max(member.version, committed.version))
             update.watcher.on_progress(update)
-            self.on_change(member, now)
 
     def _committed_all(self, update: Update, now: float) -> None:
         for name in update.left:
             update.problems[name] = "its turn to commit did not come before the deadline"
-        note_commit(self._context.committed, update.body.policy, update.body.version)
+        self._context.note_commit(update.body.policy, update.body.version)
         self._context.in_waves.pop(update.body.policy, None)
         self._advance(update, "done")
         self._close(update, now)
@@ -289,10 +280,6 @@ class Updates:
             if member is not None:
                 member.is_catching_up = False
                 member.problem = update.problems.get(name, "")
-        workers = self._context.members.workers(update.body.policy)
-        # Whoever is behind now goes first, or else it would get what waits.
-        for worker in sorted(workers, key=self._context.is_serving):
-            self.on_change(worker, now)
         update.watcher.on_end(update, now)
 
 

@@ -277,7 +277,7 @@ _FLEET_STATUS = control.FleetStatus(
     workers=[
         control.WorkerStatus(
             *("w0", EPOCH, "ready", POLICY, VERSION, "transformers"),
-            *(8, 2, 640, 120, 12.5, 4242, "late", 96),
+            *(8, 2, 640, 120, 12.5, 4242, "late", 96, {"behind": "Its weights are old."}),
         )
     ],
     committed={POLICY: VERSION},

@@ -11,6 +11,7 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import Goodbye
 from rolloutbus.router.health.suspicion import ALONE_AT, POISON_AT
+from rolloutbus.router.members.records import Reason
 from tests.unit.router.harness import Bus, SimWorker
 
 # pyright: reportPrivateUsage=false
@@ -147,7 +148,9 @@ class WorkerHealth(RuleBasedStateMachine):
         assert not self.open, "peace, and requests without an ending"
         self.time_passes(1)
         records = [self.bus.core.context.members.named(name) for name in NAMES]
-        assert not any(record is None or record.is_set_aside for record in records)
+        assert not any(
+            record is None or Reason.SET_ASIDE in record.blocked_by for record in records
+        )
 
     def _dies(self, name: str, reason: str) -> None:
         worker = self.workers[name]

@@ -15,6 +15,7 @@ from rolloutbus.bus.wire.limits import (
     Labels,
     Names,
     Natural,
+    Reasons,
     Sentence,
     SessionsByWorker,
     Short,
@@ -153,6 +154,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why it missed the last update: it gets no requests until it has caught up."""
     n_marks: Natural = 0
     """Beginnings of prompts that it has cached, as far as it has told the router."""
+    blocked_by: Reasons = msgspec.field(default_factory=dict[str, str])
+    """Why it gets no requests: a word for each reason, and a sentence. Empty: it gets them."""
 
 
 class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

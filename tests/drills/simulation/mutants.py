@@ -15,7 +15,7 @@ from rolloutbus.bus.membership.core import MemberCore
 from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import NO_ATTEMPT
-from rolloutbus.router.members.records import SERVING
+from rolloutbus.router.members.records import Reason
 from rolloutbus.trainer_adapter.client.core.effects import Complete
 from tests.drills.simulation.process import Process
 from tests.drills.simulation.scenario import (
@@ -252,15 +252,14 @@ def without_doubt(process: Process) -> None:
 def without_quarantine(process: Process) -> None:
     """A router gives requests to workers that are behind."""
     if isinstance(process, RouterNode):
-        placer = process.core.table.placer
-        update = placer.update
+        eligibility = process.core.context.eligibility
+        block = eligibility.block
 
-        def update_alike(worker: Any, *, is_serving: bool) -> None:  # noqa: ANN401 - as wrapped
-            is_up = worker.state == "live" and worker.beat.state in SERVING
-            is_behind = is_up and not worker.is_tripped and not worker.is_set_aside
-            update(worker, is_serving=is_serving or is_behind)
+        def block_for_others(worker: Any, reason: Reason) -> None:  # noqa: ANN401 - as wrapped
+            if reason is not Reason.BEHIND:
+                block(worker, reason)
 
-        placer.update = update_alike
+        eligibility.block = block_for_others
 
 
 def without_isolation(process: Process) -> None:

@@ -5,19 +5,25 @@ from rolloutbus.bus.wire.messages.weights import UpdateStatus
 from rolloutbus.cli.commands.status import report
 
 
-def _lines(problem: str = "", updates: list[UpdateStatus] | None = None) -> list[str]:
+def _lines(
+    problem: str = "",
+    updates: list[UpdateStatus] | None = None,
+    blocked_by: dict[str, str] | None = None,
+    troubled: dict[str, str] | None = None,
+) -> list[str]:
     row = ("w0", "e", "stale", "default", 6, "fake", 4, 0, 0, 10, 0.0, 42)
     found = FleetStatus(
         router_epoch=1,
         instance="r",
         recovering=False,
-        workers=[WorkerStatus(*row, problem=problem)],
+        workers=[WorkerStatus(*row, problem=problem, blocked_by=blocked_by or {})],
         committed={"default": 7},
         n_queued=0,
         n_running=0,
         n_clients=0,
         counters={},
         updates=updates or [],
+        troubled=troubled or {},
     )
     return [str(each) for each in report(found).renderables[1:]]
 
@@ -25,6 +31,16 @@ def _lines(problem: str = "", updates: list[UpdateStatus] | None = None) -> list
 def test_worker_in_quarantine_is_shown_with_its_reason() -> None:
     reason = "digest_mismatch: a tensor differs"
     assert f"w0 gets no work until it has caught up: {reason}" in _lines(reason)
+
+
+def test_each_reason_why_a_worker_gets_no_work_is_shown_once() -> None:
+    blocked_by = {"behind": "It is old.", "paused": "It is paused.", "tripped": "It failed."}
+    lines = _lines("a tensor differs", None, blocked_by, {"w0": "engine_failed"})
+    assert lines[:-1] == [
+        "w0 gets no work until it has caught up: a tensor differs",
+        "w0 gets no work: It is paused.",
+        "w0 gets no work: engine_failed",
+    ]
 
 
 def test_quiet_fleet_has_one_line_about_its_router() -> None:
