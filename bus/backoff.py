@@ -1,6 +1,9 @@
-"""How long to wait before the next try: doubling bounds with full jitter."""
+"""How long to wait before the next try: waits that grow by a factor up to a longest one."""
 
 from typing import Protocol
+
+MAX_GROWN = 64
+"""After so many tries a wait grows no more: larger powers would overflow."""
 
 
 class Chance(Protocol):
@@ -11,6 +14,16 @@ class Chance(Protocol):
         ...
 
 
+def wait_after(n_tries: int, first_s: float, max_s: float, factor: float = 2.0) -> float:
+    """Seconds to wait before the next try, after so many in vain; none after none.
+
+    The first wait is `first_s`; each is `factor` times the one before, and at most `max_s`.
+    """
+    if n_tries <= 0:
+        return 0.0
+    return min(first_s * factor ** min(n_tries - 1, MAX_GROWN), max_s)
+
+
 class Backoff:
     """Waits drawn uniformly below a bound that doubles from `first_s` to `ceiling_s`."""
 
@@ -18,14 +31,13 @@ class Backoff:
         self._first_s = first_s
         self._ceiling_s = ceiling_s
         self._chance = chance
-        self._bound_s = first_s
+        self._n_tries = 0
 
     def next_s(self) -> float:
         """Seconds to wait before the next try."""
-        wait_s = self._chance.random() * self._bound_s
-        self._bound_s = min(2 * self._bound_s, self._ceiling_s)
-        return wait_s
+        self._n_tries += 1
+        return self._chance.random() * wait_after(self._n_tries, self._first_s, self._ceiling_s)
 
     def reset(self) -> None:
         """A try succeeded: the next failure waits shortly again."""
-        self._bound_s = self._first_s
+        self._n_tries = 0

@@ -7,6 +7,7 @@ import math
 
 import msgspec
 
+from rolloutbus.bus.backoff import wait_after
 from rolloutbus.bus.wire.errors import SettingsError
 
 MIN_BEATS_PER_LEASE = 5
@@ -52,6 +53,4 @@ class LeaseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def resend_after(self, n_sent: int) -> float:
         """How long to wait for an answer to what was sent so many times, in seconds."""
-        # Beyond 32 times it is the longest wait, and larger powers would overflow.
-        grown = self.resend_first_s * self.resend_factor ** min(n_sent - 1, 32)
-        return min(grown, self.resend_max_s)
+        return wait_after(n_sent, self.resend_first_s, self.resend_max_s, self.resend_factor)

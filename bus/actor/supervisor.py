@@ -13,6 +13,7 @@ from typing import Literal, Self
 from rolloutbus.bus.actor.child import ChildProcess, ProcessSpec, how_it_ended, last_lines
 from rolloutbus.bus.actor.clock import BootClock, Clock
 from rolloutbus.bus.actor.process import ActorExit, complaint_in
+from rolloutbus.bus.backoff import wait_after
 from rolloutbus.bus.wire.errors import DeadlineExceeded, ProcessFailed
 
 LOG_LINES = 12
@@ -175,7 +176,7 @@ class SupervisedProcess:
         n_deaths = len(self._deaths)
         if n_deaths > self._rule.max_deaths:
             raise self._failure(status, f", {n_deaths} times in {self._rule.window_s:g} seconds")
-        delay_s = min(self._rule.first_s * 2 ** (n_deaths - 1), self._rule.max_s)
+        delay_s = wait_after(n_deaths, self._rule.first_s, self._rule.max_s)
         why = how_it_ended(status)
         if self._complaint:
             why += f": {self._complaint}"

@@ -54,7 +54,7 @@ class Parcel:
     entry: Entry
     put_at: float
     due_at: float
-    wait_s: float
+    n_sent: int = 1
 
     @property
     def has_result(self) -> bool:
@@ -148,9 +148,8 @@ class Outbox:
 
     def put(self, command: str, entry: Entry, now: float) -> None:
         """Keep an ending until it is acknowledged; its owner sends it the first time."""
-        wait_s = self._settings.resend_first_s
-        due_at = now + wait_s
-        parcel = Parcel(command, entry, now, due_at, wait_s)
+        due_at = now + self._settings.resend_first_s
+        parcel = Parcel(command, entry, now, due_at)
         key = (entry.rid, entry.attempt)
         self.drop((key,))
         self._parcels[key] = parcel
@@ -197,9 +196,8 @@ class Outbox:
             if now - parcel.put_at > MAX_AGE_S:
                 self.drop((key,))
                 continue
-            factor = self._settings.resend_factor
-            parcel.wait_s = min(parcel.wait_s * factor, self._settings.resend_max_s)
-            parcel.due_at = now + parcel.wait_s
+            parcel.n_sent += 1
+            parcel.due_at = now + self._settings.resend_after(parcel.n_sent)
             self._schedule(key, parcel.due_at)
             n_bytes += parcel.size_bytes
             if parcel.entry.epoch != epoch:
@@ -213,7 +211,7 @@ class Outbox:
             parcel = self._parcels.get(key)
             if parcel is not None and parcel.due_at > now:
                 parcel.due_at = now
-                parcel.wait_s = self._settings.resend_first_s / self._settings.resend_factor
+                parcel.n_sent = 0
                 self._schedule(key, now)
 
     def _schedule(self, key: tuple[str, Attempt], due_at: float) -> None:

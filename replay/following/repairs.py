@@ -12,6 +12,8 @@ from rolloutbus.replay.following.followed_stream import FollowedStream
 MAX_TRIES = 3
 """Of repairs that brought nothing although they might have."""
 TRY_AGAIN_S = 0.5
+"""Before the second try; then it doubles."""
+TRY_AGAIN_MAX_S = 2.0
 
 
 class AskRepair(NamedTuple):

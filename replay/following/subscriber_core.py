@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from rolloutbus.bus.backoff import wait_after
 from rolloutbus.bus.membership.tombstones import Tombstones
 from rolloutbus.bus.streams.reassembly import Span
 from rolloutbus.bus.streams.rows import row_of_repaired, rows_of
@@ -19,7 +20,14 @@ from rolloutbus.bus.wire.messages.generation import FinishReason, Repaired
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.following.followed_stream import FollowedStream
-from rolloutbus.replay.following.repairs import MAX_TRIES, TRY_AGAIN_S, Answer, AskRepair, Repairs
+from rolloutbus.replay.following.repairs import (
+    MAX_TRIES,
+    TRY_AGAIN_MAX_S,
+    TRY_AGAIN_S,
+    Answer,
+    AskRepair,
+    Repairs,
+)
 from rolloutbus.replay.following.stream_events import (
     GapFound,
     GapRepaired,
@@ -153,7 +161,8 @@ class SubscriberCore:
             if gap is not None and stream.n_tries >= MAX_TRIES:
                 self._lose(stream, why)
             elif gap is not None or (row is None and stream.n_tries < MAX_TRIES):
-                self._repairs.want(stream, now + TRY_AGAIN_S * stream.n_tries)
+                wait_s = wait_after(stream.n_tries, TRY_AGAIN_S, TRY_AGAIN_MAX_S)
+                self._repairs.want(stream, now + wait_s)
             self._judge(stream)
         return self._repairs.next(now)
 

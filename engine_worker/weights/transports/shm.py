@@ -6,6 +6,7 @@ It stays pinned until `release`, and the engine copies straight from it: no seco
 import asyncio
 from collections.abc import Mapping
 
+from rolloutbus.bus.backoff import wait_after
 from rolloutbus.bus.host import host_id
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
@@ -18,6 +19,7 @@ from rolloutbus.engine_worker.weights.verify import verify
 PIN_TRIES = 5
 """A segment may be renamed between the manifest and the pin; then the manifest is asked again."""
 PIN_PAUSE_S = 0.05
+PIN_PAUSE_MAX_S = 0.2
 
 
 class MappedVersion:
@@ -50,12 +52,13 @@ class SharedMemory:
         if manifest.host != host_id():
             raise CannotFetch("the store is on another host")
         reason = ""
-        for attempt in range(PIN_TRIES):
+        for n_tries in range(PIN_TRIES):
             try:
                 pin = self._reader.pin(manifest.segment, total_bytes(manifest.tensors))
             except SegmentGone as error:
                 reason = str(error)
-                await asyncio.sleep(PIN_PAUSE_S * attempt)  # the store is sealing or restarting
+                # The store is sealing or restarting.
+                await asyncio.sleep(wait_after(n_tries, PIN_PAUSE_S, PIN_PAUSE_MAX_S))
                 manifest = await ask_manifest(store, ask)
                 continue
             try:

@@ -100,7 +100,7 @@ class Fleet:
             "waiting": [each.rid for each in core.table.waiting],
             "n_arrived": core.table.n_arrived,
             "workers": [
-                (each.name, each.requests, each.outstanding_cost, each.free_index, each.is_tripped)
+                (each.name, each.requests, each.outstanding_cost, each.free_index, each.blocked_by)
                 for each in workers
             ],
             "sticky": stuck + grouped,

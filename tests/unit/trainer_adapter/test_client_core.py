@@ -198,6 +198,15 @@ def test_at_its_deadline_a_deferred_request_raises_the_refusal(bench: Bench) -> 
     assert error.outcome == "not_started"
 
 
+def test_a_request_that_is_put_off_for_an_hour_is_sent_again_to_its_end(bench: Bench) -> None:
+    rid = bench.generate(deadline_s=1e6)
+    for n in range(1, 1500):
+        bench.refuse(rid, problem("not_ready"), (1, n))
+        while not bench.take("generate"):
+            bench.pass_time(0.5)
+    assert rid not in bench.outcomes
+
+
 def test_busy_is_raised_unless_the_caller_waits_it_out(bench: Bench) -> None:
     raised, waited = bench.generate(), bench.generate(retries_busy=True)
     bench.take("generate")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rolloutbus.bus.actor.effects import THE_LINK, Send
-from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.backoff import Chance, wait_after
 from rolloutbus.bus.wire.errors import (
     ActorStopped,
     BusError,
@@ -168,8 +168,8 @@ class RequestBook:
         request.may_run = False
         request.refusal = problem
         self._counters.deferred += 1
-        bound_s = min(settings.defer_first_s * 2**request.n_tries, settings.defer_max_s)
         request.n_tries += 1
+        bound_s = wait_after(request.n_tries, settings.defer_first_s, settings.defer_max_s)
         wait_s = max(problem.retry_after_ms / 1000, bound_s) * (0.5 + self._desk.chance.random())
         self._due.set(("resend", request.rid), now + wait_s)
 
@@ -294,12 +294,7 @@ class RequestBook:
         if request.dead_attempts or request.ask.kind == "list_detached":
             # The router must see what ended before it sees the same rid again, or names it.
             self.acks.flush()
-        lease = self._settings.lease
-        request.wait_s = (
-            min(request.wait_s * lease.resend_factor, lease.resend_max_s)
-            if request.state == "sent"
-            else lease.resend_first_s
-        )
+        request.n_sent = request.n_sent + 1 if request.state == "sent" else 1
         entry = request.entry(now, has_marks=self._desk.link.wants_marks)
         if len(entry.body) > MAX_BODY_BYTES:  # the router would hang up, for all other requests too
             self.end(request, _too_large(request, len(entry.body)), now)
@@ -307,7 +302,9 @@ class RequestBook:
         self._desk.out.append(Send(THE_LINK, entry))
         request.advance("sent")
         request.was_sent = True
-        self._due.set(("resend", request.rid), now + request.wait_s)
+        self._due.set(
+            ("resend", request.rid), now + self._settings.lease.resend_after(request.n_sent)
+        )
 
     def _resend(self, request: OpenRequest, now: float) -> None:
         if request.state == "running":

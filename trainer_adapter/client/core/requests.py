@@ -140,8 +140,8 @@ class OpenRequest:
     was_sent: bool = False
     may_run: bool = False
     """Sent over an earlier link, so that a worker may have it without its router knowing."""
-    wait_s: float = 0.0
-    """Before it is sent again."""
+    n_sent: int = 0
+    """Times in a row that it was sent without an answer: the more, the longer the next wait."""
     heard_at: float = 0.0
     """When an execution of it was last heard of."""
     n_prefix: int = 0
