@@ -9,8 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rolloutbus import WorkerStatus
 from rolloutbus.examples.demo_report import DemoSummary, StepMetrics, stall_ms_p50
+from rolloutbus.types import WorkerStatus
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60

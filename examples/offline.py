@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from rolloutbus import OfflineRollout, OfflineRollouts
+from rolloutbus import OfflineRollouts
 from rolloutbus.examples.grpo import Learner, LearnerOptions
 from rolloutbus.examples.rollouts import Group
 from rolloutbus.examples.task import WORD_LETTERS, draw_words, prompt_tokens, reward, token_rewards
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 from rolloutbus.examples.training import make_batch
+from rolloutbus.types import OfflineRollout
 
 GROUPS_PER_STEP = 8
 GROUP_SIZE = 8

@@ -16,9 +16,10 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from rolloutbus import Delta, Rollout, RolloutClient, SamplingParams
+from rolloutbus import Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import BusError, Refused
 from rolloutbus.examples.task import WORD_LETTERS, prompt_tokens
+from rolloutbus.types import Delta
 
 SAMPLING = SamplingParams(max_new_tokens=WORD_LETTERS, ignore_eos=True)
 DEADLINE_S = 60.0

@@ -1,4 +1,7 @@
-"""The public face: a client, a weight publisher, local fleets, and what they speak of.
+"""The public face: a client, a weight publisher, local fleets, and what they take.
+
+What they return is in `rolloutbus.types`, what they raise in `rolloutbus.errors`, and what a
+subscriber yields in `rolloutbus.events`.
 
 A name is imported when it is asked for: a router or an engine host needs none of the client, and
 the publishers need torch, which is an optional dependency.
@@ -8,12 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rolloutbus import errors, events
+    from rolloutbus import errors, events, types
 
     __version__: str
-    from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
     from rolloutbus.bus.wire.messages.generation import (
-        DetachedRequest,
         Grammar,
         Media,
         Processor,
@@ -21,111 +22,66 @@ if TYPE_CHECKING:
         Want,
     )
     from rolloutbus.launcher.fleet import Fleet, up
-    from rolloutbus.replay.offline import OfflineRollout, OfflineRollouts
-    from rolloutbus.replay.recorder import Recorder, record
-    from rolloutbus.replay.subscriber import Subscriber, subscribe
+    from rolloutbus.replay.offline import OfflineRollouts
+    from rolloutbus.replay.recorder import record
+    from rolloutbus.replay.subscriber import subscribe
     from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
-    from rolloutbus.trainer_adapter.client.memory_tags import MemoryTag
-    from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult, Rollout
-    from rolloutbus.trainer_adapter.client.session import Session
+    from rolloutbus.trainer_adapter.client.rollout import Rollout
     from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, connect_sync
     from rolloutbus.trainer_adapter.client.text import TextClient
     from rolloutbus.trainer_adapter.openai.client import OpenAIClient
     from rolloutbus.trainer_adapter.openai.sync_client import SyncOpenAIClient
-    from rolloutbus.trainer_adapter.publisher.lora import PublishedLora
-    from rolloutbus.trainer_adapter.publisher.published import Published
     from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
     from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
     from rolloutbus.trainer_adapter.publisher.sync_publisher import SyncWeightPublisher
-    from rolloutbus.trainer_adapter.publisher.transfer import WeightTransferHandle
 
+_CLIENT = "rolloutbus.trainer_adapter.client"
+_PUBLISHER = "rolloutbus.trainer_adapter.publisher"
+_MESSAGES = "rolloutbus.bus.wire.messages.generation"
 _HOMES = {
-    "rolloutbus.bus.wire.messages.control": (
-        "FleetStatus",
-        "WorkerStatus",
-    ),
-    "rolloutbus.bus.wire.messages.generation": (
-        "DetachedRequest",
-        "Grammar",
-        "Media",
-        "Processor",
-        "SamplingParams",
-        "Want",
-    ),
-    "rolloutbus.launcher.fleet": (
-        "Fleet",
-        "up",
-    ),
-    "rolloutbus.replay.offline": (
-        "OfflineRollout",
-        "OfflineRollouts",
-    ),
-    "rolloutbus.replay.recorder": (
-        "Recorder",
-        "record",
-    ),
-    "rolloutbus.replay.subscriber": (
-        "Subscriber",
-        "subscribe",
-    ),
-    "rolloutbus.trainer_adapter.client.client": (
-        "RolloutClient",
-        "connect",
-    ),
-    "rolloutbus.trainer_adapter.publisher.lora": ("PublishedLora",),
-    "rolloutbus.trainer_adapter.client.memory_tags": ("MemoryTag",),
-    "rolloutbus.trainer_adapter.openai.client": ("OpenAIClient",),
-    "rolloutbus.trainer_adapter.openai.sync_client": ("SyncOpenAIClient",),
-    "rolloutbus.trainer_adapter.publisher.published": ("Published",),
-    "rolloutbus.trainer_adapter.publisher.publisher": ("WeightPublisher",),
-    "rolloutbus.trainer_adapter.client.rollout": (
-        "Delta",
-        "FleetResult",
-        "Rollout",
-    ),
-    "rolloutbus.trainer_adapter.client.session": ("Session",),
-    "rolloutbus.trainer_adapter.publisher.sharded": ("ShardedSource",),
-    "rolloutbus.trainer_adapter.client.sync_client": (
-        "SyncRolloutClient",
-        "connect_sync",
-    ),
-    "rolloutbus.trainer_adapter.publisher.sync_publisher": ("SyncWeightPublisher",),
-    "rolloutbus.trainer_adapter.client.text": ("TextClient",),
-    "rolloutbus.trainer_adapter.publisher.transfer": ("WeightTransferHandle",),
+    "Fleet": "rolloutbus.launcher.fleet",
+    "Grammar": _MESSAGES,
+    "Media": _MESSAGES,
+    "OfflineRollouts": "rolloutbus.replay.offline",
+    "OpenAIClient": "rolloutbus.trainer_adapter.openai.client",
+    "Processor": _MESSAGES,
+    "Rollout": f"{_CLIENT}.rollout",
+    "RolloutClient": f"{_CLIENT}.client",
+    "SamplingParams": _MESSAGES,
+    "ShardedSource": f"{_PUBLISHER}.sharded",
+    "SyncOpenAIClient": "rolloutbus.trainer_adapter.openai.sync_client",
+    "SyncRolloutClient": f"{_CLIENT}.sync_client",
+    "SyncWeightPublisher": f"{_PUBLISHER}.sync_publisher",
+    "TextClient": f"{_CLIENT}.text",
+    "Want": _MESSAGES,
+    "WeightPublisher": f"{_PUBLISHER}.publisher",
+    "connect": f"{_CLIENT}.client",
+    "connect_sync": f"{_CLIENT}.sync_client",
+    "record": "rolloutbus.replay.recorder",
+    "subscribe": "rolloutbus.replay.subscriber",
+    "up": "rolloutbus.launcher.fleet",
 }
-"""Module -> the names of it that are public."""
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+"""Name -> the module that it comes from."""
+_RENAMED = {"Sampling": "SamplingParams", "StreamSubscriber": "subscribe"}
+"""Name of a former version -> what to use now."""
 
 __all__ = [
-    "Delta",
-    "DetachedRequest",
     "Fleet",
-    "FleetResult",
-    "FleetStatus",
     "Grammar",
     "Media",
-    "MemoryTag",
-    "OfflineRollout",
     "OfflineRollouts",
     "OpenAIClient",
     "Processor",
-    "Published",
-    "PublishedLora",
-    "Recorder",
     "Rollout",
     "RolloutClient",
     "SamplingParams",
-    "Session",
     "ShardedSource",
-    "Subscriber",
     "SyncOpenAIClient",
     "SyncRolloutClient",
     "SyncWeightPublisher",
     "TextClient",
     "Want",
     "WeightPublisher",
-    "WeightTransferHandle",
-    "WorkerStatus",
     "__version__",
     "connect",
     "connect_sync",
@@ -133,22 +89,33 @@ __all__ = [
     "events",
     "record",
     "subscribe",
+    "types",
     "up",
 ]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - what a module's name stands for
-    if name in ("errors", "events"):
+    if name in ("errors", "events", "types"):
         return importlib.import_module(f"rolloutbus.{name}")
     if name == "__version__":
         value: Any = importlib.import_module("rolloutbus.launcher.version").installed_version()
-    elif name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise _missing(name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _missing(name: str) -> Exception:
+    # An ImportError where there is something to say: `from rolloutbus import NAME` would replace
+    # the text of an AttributeError.
+    if name in _RENAMED:
+        return ImportError(f"rolloutbus has no {name!r}: use {_RENAMED[name]}", name=name)
+    if name[:1].isupper() and name in importlib.import_module("rolloutbus.types").__all__:
+        return ImportError(f"{name!r} is in rolloutbus.types", name=name)
+    return AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ import rolloutbus
 from rolloutbus.events import Demoted, Tokens
 
 
-async def count(events: rolloutbus.Subscriber, n_wanted: int) -> tuple[int, int]:
+async def count(events: rolloutbus.types.Subscriber, n_wanted: int) -> tuple[int, int]:
     """Tokens and pieces told, once there are `n_wanted` tokens."""
     n_tokens = n_pieces = 0
     while n_tokens < n_wanted:

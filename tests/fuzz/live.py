@@ -237,14 +237,14 @@ def is_unharmed(found: dict[str, Any]) -> bool:
     )
 
 
-def _n_changed(before: rolloutbus.FleetStatus, after: rolloutbus.FleetStatus) -> int:
+def _n_changed(before: rolloutbus.types.FleetStatus, after: rolloutbus.types.FleetStatus) -> int:
     """Processes that are others than before."""
     was = {worker.name: (worker.pid, worker.epoch) for worker in before.workers}
     now = {worker.name: (worker.pid, worker.epoch) for worker in after.workers}
     return (before.instance != after.instance) + sum(now.get(name) != was[name] for name in was)
 
 
-def _n_ghosts(before: rolloutbus.FleetStatus, after: rolloutbus.FleetStatus) -> int:
+def _n_ghosts(before: rolloutbus.types.FleetStatus, after: rolloutbus.types.FleetStatus) -> int:
     """Entries that raw connections got through to the router's core."""
     names = ("joins", "strangers")
     grown = sum(after.counters.get(name, 0) - before.counters.get(name, 0) for name in names)

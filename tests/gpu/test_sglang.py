@@ -38,7 +38,7 @@ class Trainer:
     seeds: dict[int, int]
     """Version -> seed of its permutation."""
 
-    async def publish(self, in_flight: str, transport: str = "auto") -> rolloutbus.Published:
+    async def publish(self, in_flight: str, transport: str = "auto") -> rolloutbus.types.Published:
         """The weights of a new permutation, everywhere."""
         seed = len(self.seeds)
         self.model.become(seed)

@@ -10,19 +10,13 @@ from typing import Literal, TypeVar, Unpack
 import numpy as np
 import pytest
 
-from rolloutbus import (
-    Delta,
-    FleetStatus,
-    Rollout,
-    RolloutClient,
-    SamplingParams,
-    WorkerStatus,
-)
+from rolloutbus import Rollout, RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.engine_worker.engines.fake.tokens import fake_logprob, prompt_digest, token_after
 from rolloutbus.errors import RolloutCancelled
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
+from rolloutbus.types import Delta, FleetStatus, WorkerStatus
 
 DEADLINE_S = 60.0
 """Of every wait; a busy machine needs a fraction of it."""

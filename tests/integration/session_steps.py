@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from rolloutbus import Rollout, RolloutClient, SamplingParams, Session, Want
+from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
+from rolloutbus.types import Session
 from tests.integration.drills import DEADLINE_S
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)

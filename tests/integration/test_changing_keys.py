@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rolloutbus
-from rolloutbus import Fleet, FleetStatus, RolloutClient
+from rolloutbus import Fleet, RolloutClient
 from rolloutbus.bus.actor.process import ActorExit
 from rolloutbus.bus.transport.endpoints import split_key, with_key
 from rolloutbus.cli.app import app
@@ -22,6 +22,7 @@ from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.types import FleetStatus
 from tests.integration.drills import (
     DEADLINE_S,
     assert_fake_rollout,

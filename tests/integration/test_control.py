@@ -7,12 +7,13 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import FleetResult, FleetStatus, Rollout, RolloutClient, SamplingParams
+from rolloutbus import Rollout, RolloutClient, SamplingParams
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.errors import FleetCommandFailed, Refused
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.types import FleetResult, FleetStatus
 from tests.integration.conftest import MAX_CONTEXT, REAL_ENGINES, SLOTS, VOCAB_SIZE
 from tests.integration.control_steps import (
     N_BEFORE,

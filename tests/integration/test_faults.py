@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 import rolloutbus
-from rolloutbus import Fleet, FleetStatus, Rollout, RolloutClient
+from rolloutbus import Fleet, Rollout, RolloutClient
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.types import FleetStatus
 from tests.integration.drills import (
     DEADLINE_S,
     Streamed,

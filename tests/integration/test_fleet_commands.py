@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from rolloutbus import FleetResult, RolloutClient, SyncRolloutClient, connect, connect_sync
+from rolloutbus import RolloutClient, SyncRolloutClient, connect, connect_sync
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
@@ -24,6 +24,7 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
 from rolloutbus.cli.terminal import ExitStatus
 from rolloutbus.errors import FleetCommandFailed
+from rolloutbus.types import FleetResult
 from tests.conformance.representatives import NAMES
 from tests.integration.drills import DEADLINE_S
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import FleetStatus, RolloutClient, SamplingParams, WeightPublisher, connect
+from rolloutbus import RolloutClient, SamplingParams, WeightPublisher, connect
 from rolloutbus.bus.wire.messages.weights import Transport
 from rolloutbus.launcher.fleet import Fleet
 from rolloutbus.launcher.plan import STORE
 from rolloutbus.launcher.settings import FleetSettings
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
+from rolloutbus.types import FleetStatus
 from tests.drills.chaos.proxy import ProxyLink
 from tests.drills.weights.cases import Case
 from tests.drills.weights.gates import Gates

@@ -10,10 +10,11 @@ import pytest
 import torch
 import transformers
 
-from rolloutbus import Fleet, FleetStatus, RolloutClient, WeightPublisher
+from rolloutbus import Fleet, RolloutClient, WeightPublisher
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.engine import Adapters
 from rolloutbus.errors import RequestError, SettingsError
+from rolloutbus.types import FleetStatus
 from tests.integration import lora_steps
 from tests.integration.conftest import REAL_ENGINES
 from tests.integration.drills import DEADLINE_S, Streamed, status_when

@@ -9,17 +9,11 @@ import pytest
 import pytest_asyncio
 import torch
 
-from rolloutbus import (
-    RolloutClient,
-    Session,
-    WeightPublisher,
-    connect,
-    record,
-    subscribe,
-)
+from rolloutbus import RolloutClient, WeightPublisher, connect, record, subscribe
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.errors import WrongEventLoop
+from rolloutbus.types import Session
 from tests.integration.drills import DEADLINE_S
 from tests.integration.test_client_shell import PretendFleet
 

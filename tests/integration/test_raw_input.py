@@ -13,11 +13,12 @@ import pytest_asyncio
 import zmq
 from msgspec import Raw
 
-from rolloutbus import Fleet, FleetStatus, RolloutClient
+from rolloutbus import Fleet, RolloutClient
 from rolloutbus.bus.wire.codec import SIGNATURE, pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.control import Pause, ServerInfo
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.types import FleetStatus
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.raw_client import PLACE, RawClient, generate_body
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Fleet, FleetResult, RolloutClient, subscribe
+from rolloutbus import Fleet, RolloutClient, subscribe
 from rolloutbus.bus.actor.ref import worker
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from rolloutbus.replay.following.stream_events import Finished, GapRepaired, Tokens
@@ -22,6 +22,7 @@ from rolloutbus.replay.rollouts.trajectories import Trajectories
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.types import FleetResult
 from tests.integration import recorded_run
 from tests.integration.drills import DEADLINE_S
 from tests.integration.ears import Ears

@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 
 import rolloutbus
-from rolloutbus import Fleet, RolloutClient, SamplingParams, Subscriber, subscribe
+from rolloutbus import Fleet, RolloutClient, SamplingParams, subscribe
 from rolloutbus.bus.security.key_files import read_key_pair
 from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
 from rolloutbus.bus.transport.endpoints import split_key, with_key
@@ -27,6 +27,7 @@ from rolloutbus.events import Tokens
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
+from rolloutbus.types import Subscriber
 from tests.integration.drills import (
     DEADLINE_S,
     ENDLESS,

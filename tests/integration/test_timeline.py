@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import Published, Rollout, WeightPublisher
+from rolloutbus import Rollout, WeightPublisher
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.reader import Journal
@@ -19,6 +19,7 @@ from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.timeline.lanes import Execution, Timeline
 from rolloutbus.replay.timeline.timeline import timeline_of
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.types import Published
 from tests.integration.doomed_trainer import WEIGHTS
 from tests.integration.drills import (
     DEADLINE_S,

@@ -2,11 +2,12 @@
 
 import pytest
 
-from rolloutbus import FleetResult, Grammar, Media, Processor, RolloutClient, SamplingParams, Want
+from rolloutbus import Grammar, Media, Processor, RolloutClient, SamplingParams, Want
 from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
+from rolloutbus.types import FleetResult
 
 pytestmark = [
     pytest.mark.integration,

@@ -8,10 +8,11 @@ import pytest
 import pytest_asyncio
 import torch
 
-from rolloutbus import Fleet, FleetStatus, Rollout, RolloutClient, WeightPublisher
+from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
 from rolloutbus.bus.wire.messages.weights import InFlight, PublishVersion
 from rolloutbus.errors import EngineFailed, Refused, StaleVersion
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.types import FleetStatus
 from tests.integration.drills import (
     DEADLINE_S,
     Streamed,

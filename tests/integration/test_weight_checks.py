@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus import Fleet, FleetStatus, RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.errors import EngineFailed, RequestError
 from rolloutbus.trainer_adapter.publisher.published import Published
+from rolloutbus.types import FleetStatus
 from tests.integration.drills import DEADLINE_S, status_when
 
 pytestmark = [

@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 import rolloutbus
-from rolloutbus import FleetStatus, RolloutClient, WeightPublisher
+from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.errors import EngineFailed, Refused
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.publisher.published import Published, PublishOptions, RestoreOptions
+from rolloutbus.types import FleetStatus
 from tests.integration.drills import (
     DEADLINE_S,
     assert_fake_rollout,

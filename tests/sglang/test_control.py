@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Fleet, FleetResult, Rollout, RolloutClient, SamplingParams
+from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.control import PauseMode
 from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.types import FleetResult
 from tests.integration.control_steps import (
     N_BEFORE,
     N_TOKENS,

@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +24,7 @@ from rolloutbus.trainer_adapter.publisher.named_tensors import (
     renamed,
 )
 from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
-from rolloutbus.trainer_adapter.publisher.published import PublishOptions
+from rolloutbus.trainer_adapter.publisher.published import PublishedLora, PublishOptions
 from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
 from rolloutbus.trainer_adapter.publisher.transfer import TransferLog
 
@@ -43,19 +43,6 @@ class LoraConfig:
     """As PEFT has it."""
     use_rslora: bool = False
     """Scaled by alpha / sqrt(rank), not by alpha / rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedLora:
-    """An adapter that requests may name from now on."""
-
-    name: str
-    version: int
-    """`lora=NAME` gets the latest, `lora=NAME@VERSION` this one."""
-    workers: tuple[str, ...]
-    """Those that have it."""
-    problems: dict[str, BusError] = field(default_factory=dict[str, BusError])
-    """Worker -> why it has not."""
 
 
 async def publish_adapter(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypedDict
 
 from rolloutbus.bus.strict_calls import Spelled
-from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.endings import bad_request
 from rolloutbus.bus.wire.messages.weights import (
     InFlight,
@@ -59,6 +59,19 @@ class Published:
     """Worker -> why that way, where the router said so."""
     moved_bytes: dict[str, int] = field(default_factory=dict[str, int])
     """Worker -> bytes that crossed a link for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLora:
+    """An adapter that requests may name from now on."""
+
+    name: str
+    version: int
+    """`lora=NAME` gets the latest, `lora=NAME@VERSION` this one."""
+    workers: tuple[str, ...]
+    """Those that have it."""
+    problems: dict[str, BusError] = field(default_factory=dict[str, BusError])
+    """Worker -> why it has not."""
 
 
 def publish_command(policy: str, version: int, options: PublishOptions) -> PublishVersion:

@@ -22,7 +22,7 @@ from rolloutbus.bus.wire.errors import (
 )
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import InFlight, TransportChoice, UpdateMode
-from rolloutbus.trainer_adapter.publisher.lora import LoraConfig, PublishedLora, publish_adapter
+from rolloutbus.trainer_adapter.publisher.lora import LoraConfig, publish_adapter
 from rolloutbus.trainer_adapter.publisher.named_tensors import (
     Rename,
     Tensors,
@@ -42,6 +42,7 @@ from rolloutbus.trainer_adapter.publisher.publication import (
 from rolloutbus.trainer_adapter.publisher.published import (
     UPDATE_DEADLINE_S,
     Published,
+    PublishedLora,
     PublishOptions,
     Requirement,
     published_of,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rolloutbus
-from rolloutbus import errors
+from rolloutbus import errors, types
 from rolloutbus.bus.wire.arrays import AnyArray
 from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -40,19 +40,19 @@ ROLLOUT = rolloutbus.Rollout(
     run_ms=2.0,
     arrays={"x": np.ones((2, 3), np.float16)},
 )
-FLEET_RESULT = rolloutbus.FleetResult(
+FLEET_RESULT = types.FleetResult(
     {
-        "w0": rolloutbus.FleetStatus(1, "r", False, [], {}, 0, 0, 1, {}),  # noqa: FBT003
+        "w0": types.FleetStatus(1, "r", False, [], {}, 0, 0, 1, {}),  # noqa: FBT003
         "w1": errors.Refused(PROBLEM),
     },
     ["w2"],
 )
 RESULTS_OF_CALLS: dict[str, object] = {
     "Rollout": ROLLOUT,
-    "Delta": rolloutbus.Delta("c/1", 0, ROLLOUT.tokens, ROLLOUT.logprobs, 3, "stop", "w0", ROLLOUT),
+    "Delta": types.Delta("c/1", 0, ROLLOUT.tokens, ROLLOUT.logprobs, 3, "stop", "w0", ROLLOUT),
     "FleetResult": FLEET_RESULT,
-    "Published": rolloutbus.Published(3, {"w0": 1.5}, {"w1": "away"}, 0.5, 0.25, {"w0": "shm"}),
-    "PublishedLora": rolloutbus.PublishedLora("a", 3, ("w0",), {"w1": errors.Refused(PROBLEM)}),
+    "Published": types.Published(3, {"w0": 1.5}, {"w1": "away"}, 0.5, 0.25, {"w0": "shm"}),
+    "PublishedLora": types.PublishedLora("a", 3, ("w0",), {"w1": errors.Refused(PROBLEM)}),
     "Scores": Scores(np.ones((2, 2), np.float32), 4),
     "Embeddings": Embeddings(np.ones((2, 2), np.float32), 4),
     "TransferProgress": TransferProgress("copying"),
@@ -164,7 +164,7 @@ BOUND: dict[str, Callable[[Path], Any]] = {
     "connection": lambda _: rolloutbus.connect(ADDRESS).connection,
     "ref": lambda _: rolloutbus.connect(ADDRESS).ref("fleet"),
     "sync client": lambda _: rolloutbus.connect_sync(ADDRESS),
-    "session": lambda _: rolloutbus.Session(rolloutbus.connect(ADDRESS), OpenSession("one")),
+    "session": lambda _: types.Session(rolloutbus.connect(ADDRESS), OpenSession("one")),
     "publisher": lambda _: rolloutbus.WeightPublisher(rolloutbus.connect(ADDRESS)),
     "subscriber": lambda _: rolloutbus.subscribe(ADDRESS),
     "recorder": lambda folder: rolloutbus.record(ADDRESS, folder),

@@ -1,0 +1,33 @@
+"""What calls return and take besides the names of `rolloutbus` itself: for annotations."""
+
+from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.wire.messages.generation import DetachedRequest
+from rolloutbus.replay.offline import OfflineRollout
+from rolloutbus.replay.recorder import Recorder
+from rolloutbus.replay.subscriber import Subscriber
+from rolloutbus.trainer_adapter.client.memory_tags import MemoryTag
+from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
+from rolloutbus.trainer_adapter.client.session import Session
+from rolloutbus.trainer_adapter.client.sync_client import SyncSession
+from rolloutbus.trainer_adapter.client.transcript import Transcript
+from rolloutbus.trainer_adapter.publisher.published import Published, PublishedLora
+from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
+
+__all__ = [
+    "Delta",
+    "DetachedRequest",
+    "FleetResult",
+    "FleetStatus",
+    "MemoryTag",
+    "OfflineRollout",
+    "Published",
+    "PublishedLora",
+    "Recorder",
+    "Session",
+    "Subscriber",
+    "SyncSession",
+    "Transcript",
+    "TransferProgress",
+    "WeightTransferHandle",
+    "WorkerStatus",
+]
