@@ -5,11 +5,11 @@ Spec: docs/protocol.md.
 """
 
 from collections.abc import Callable
-from typing import Any, assert_never, cast
+from typing import Any, assert_never
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.ids import Peer
@@ -242,7 +242,7 @@ class RouterCore:
     ) -> None:
         sender, _, _ = self._sender(peer)
         if entry.kind == "hello":
-            hello = cast("Hello", unpack(entry))
+            hello = unpack_as(Hello, entry)
             former = self.context.clients.named(hello.name)
             self._membership.hello(peer, hello, now, principal)
             if former is not None and former.boot != hello.boot:
@@ -300,7 +300,7 @@ class RouterCore:
         self._fleet.member_lost(member, now)
 
     def _accepted(self, member: MemberRecord, entry: Entry, _now: float) -> None:
-        items = cast("Accepted", unpack(entry)).items
+        items = unpack_as(Accepted, entry).items
         shares = [item for item in items if is_share(item[0])]
         if shares:
             self._fleet.accepted(Accepted(shares))
@@ -315,7 +315,7 @@ class RouterCore:
             self._executions.ended(member, entry, now)
 
     def _client_ack(self, client: ClientRecord, entry: Entry, _now: float) -> None:
-        body = cast("Ack", unpack(entry))
+        body = unpack_as(Ack, entry)
         self._dispatcher.acked(client, entry, body)
         if body.over:
             self._over.said(body.over)

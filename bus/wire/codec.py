@@ -4,7 +4,7 @@ Spec: docs/protocol.md, "Frames".
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,6 +17,8 @@ from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
 from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.limits import MAX_BATCH_ENTRIES
 from rolloutbus.bus.wire.messages.control import FleetOutcome
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 PROTOCOL_VERSION = 1
 SIGNATURE = b"RB" + bytes([PROTOCOL_VERSION])
@@ -147,6 +149,20 @@ def unpack(entry: Entry) -> msgspec.Struct:
         return decoder.decode(entry.body)
     except COMPLAINTS as error:
         raise RemoteProtocolError(f"{entry.kind[:32]}: {complaint(error)}") from error
+
+
+def unpack_as(body: type[BodyT], entry: Entry) -> BodyT:
+    """The body of an entry whose kind has this type.
+
+    Raises:
+        RemoteProtocolError: the body breaks its type; the message names the field.
+        LocalProtocolError: its kind has another type.
+    """
+    found = unpack(entry)
+    if not isinstance(found, body):
+        msg = f"a {entry.kind!r} holds a {type(found).__name__}, not a {body.__name__}"
+        raise LocalProtocolError(msg)
+    return found
 
 
 def unpack_result(command: str, entry: Entry) -> msgspec.Struct:

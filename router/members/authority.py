@@ -6,13 +6,12 @@ at the hello. Spec: docs/protocol.md, "Security".
 """
 
 from collections.abc import Callable
-from typing import cast
 
 from rolloutbus.bus.actor.ref import worker
 from rolloutbus.bus.security.principals import KINDS_OF, ROLES, Principal
 from rolloutbus.bus.security.topics import READS_EVERYTHING
 from rolloutbus.bus.transport.endpoints import split_key
-from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
@@ -44,7 +43,7 @@ def _never(principal: Principal, entry: Entry) -> str:
 
 
 def _hello(principal: Principal, entry: Entry) -> str:
-    hello = cast("Hello", unpack(entry))
+    hello = unpack_as(Hello, entry)
     if principal.role not in ROLES_THAT_ARE[hello.role]:
         return f"the key of {principal.name!r} is for a {principal.role}, not for a {hello.role}"
     if not principal.may_be(hello.name):
@@ -71,7 +70,7 @@ def _key_in(endpoint: str) -> str:
 
 
 def _repair(principal: Principal, entry: Entry) -> str:
-    rid = cast("Repair", unpack(entry)).rid
+    rid = unpack_as(Repair, entry).rid
     if not entry.route.startswith(ONE_WORKER):
         return "a repair is asked of one worker"  # of all, a small question would be much work
     if principal.role in READS_EVERYTHING or principal.may_be(rid.rpartition("/")[0]):
@@ -82,8 +81,10 @@ def _repair(principal: Principal, entry: Entry) -> str:
 def _session(principal: Principal, entry: Entry) -> str:
     if entry.kind == "generate":
         session = entry.place.session if entry.place is not None else ""
+    elif entry.kind == "open_session":
+        session = unpack_as(OpenSession, entry).session
     else:
-        session = cast("OpenSession | CloseSession", unpack(entry)).session
+        session = unpack_as(CloseSession, entry).session
     if not session or principal.may_use(session):
         return ""
     return f"{principal.name!r} may not use session {session[:64]!r}"

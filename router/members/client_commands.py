@@ -4,11 +4,11 @@ Spec: docs/protocol.md, "Commands".
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
 from rolloutbus.bus.wire.commands import COMMANDS, done_by, sent_by
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, WorkerStatus
@@ -92,14 +92,14 @@ class Desk:
 
     def abort(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Stop requests of this client, or a publication."""
-        body = cast("Abort", unpack(entry))
+        body = unpack_as(Abort, entry)
         n_aborted = self._dispatcher.abort(client, body)
         n_aborted += self._publications.abort(client.name, body.rids, now)
         self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
 
     def open_session(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Give a session a place, or renew it."""
-        body = cast("OpenSession", unpack(entry))
+        body = unpack_as(OpenSession, entry)
         opened = _problem_of(body) or self._sessions.open(client.name, body, now)
         if isinstance(opened, Problem):
             self._context.refuse(client.name, entry.rid, opened)
@@ -108,7 +108,7 @@ class Desk:
 
     def close_session(self, client: ClientRecord, entry: Entry, _now: float) -> None:
         """Free a session's place."""
-        session = cast("CloseSession", unpack(entry)).session
+        session = unpack_as(CloseSession, entry).session
         if self._sessions.close(client.name, session):
             self._context.finish(client.name, entry.rid)
             return
@@ -118,7 +118,7 @@ class Desk:
 
     def publish(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Bring a sealed version to the fleet."""
-        body = cast("PublishVersion", unpack(entry))
+        body = unpack_as(PublishVersion, entry)
         problem = (
             check_rid(entry.rid, client=client.name)
             or check_deadline(entry)

@@ -4,11 +4,10 @@ Spec: docs/protocol.md, "Membership".
 """
 
 from collections.abc import Callable
-from typing import cast
 
 from rolloutbus.bus.membership.lease import lease_number
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack
+from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.limits import MAX_ROUTER_EPOCH
@@ -98,7 +97,7 @@ class Membership:
     def beat(self, member: MemberRecord, entry: Entry, now: float) -> None:
         """A member lives: renew its lease, take what it says about itself."""
         context = self._context
-        beat = cast("Beat", unpack(entry))
+        beat = unpack_as(Beat, entry)
         if entry.epoch != member.epoch or beat.seq <= member.beat.seq:
             context.count("stale_beats")
             return
@@ -148,7 +147,7 @@ class Membership:
 
     def client_beat(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """A client lives."""
-        seq = cast("ClientBeat", unpack(entry)).seq
+        seq = unpack_as(ClientBeat, entry).seq
         if seq > client.beat_seq:
             client.beat_seq, client.seen_at = seq, now
         lease = Lease(self._context.router_epoch, self._context.instance, seq)
@@ -156,7 +155,7 @@ class Membership:
 
     def goodbye(self, member: MemberRecord, entry: Entry, now: float) -> None:
         """A member leaves in good order."""
-        reason = cast("Goodbye", unpack(entry)).reason
+        reason = unpack_as(Goodbye, entry).reason
         self._lose(member, "goodbye", reason or "left", now)
         self._context.out.forget(member.peer)
 
@@ -169,7 +168,7 @@ class Membership:
 
         The fleet is where its members are. While some are here, no client can say otherwise.
         """
-        body = cast("Rejected", unpack(entry))
+        body = unpack_as(Rejected, entry)
         if body.instance == self._context.instance:
             return
         self._context.count("rejected")

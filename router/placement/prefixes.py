@@ -4,11 +4,10 @@ Spec: docs/protocol.md, "Prefix affinity".
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import cast
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.prefix_marks import MARKED_TOKENS, unpacked
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
 from rolloutbus.router.context import Context
@@ -43,7 +42,7 @@ class PrefixIndex:
 
     def told(self, worker: MemberRecord, entry: Entry, _now: float) -> None:
         """A worker says what has come into its cache and what has left it."""
-        body = cast("Prefixes", unpack(entry))
+        body = unpack_as(Prefixes, entry)
         if worker.role != "worker" or entry.epoch != worker.epoch:
             self._context.count("stale_prefixes")
             return

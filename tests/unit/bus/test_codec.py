@@ -15,6 +15,7 @@ from rolloutbus.bus.wire.codec import (
     pack,
     topic_of,
     unpack,
+    unpack_as,
     unpack_fleet,
     unpack_result,
 )
@@ -23,7 +24,7 @@ from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS
 from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
-from rolloutbus.bus.wire.messages.membership import Beat
+from rolloutbus.bus.wire.messages.membership import Beat, Hello
 from tests.conformance import plain
 from tests.conformance.representatives import NAMES
 
@@ -201,3 +202,10 @@ def test_deeply_nested_body_is_refused() -> None:
     nested: Any = SIGNATURE + b"\x91\x98\xa4beat\xa0\x92\x00\x00\xa0\xa0\x00\xc0" + b"\x91" * depth
     with pytest.raises(RemoteProtocolError):
         decode_batch(nested + b"\x90")
+
+
+def test_a_body_is_never_taken_for_one_of_another_kind() -> None:
+    entry = NAMES["beat"]
+    assert unpack_as(Beat, entry) == unpack(entry)
+    with pytest.raises(LocalProtocolError, match="a 'beat' holds a Beat, not a Hello"):
+        unpack_as(Hello, entry)
