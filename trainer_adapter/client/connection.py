@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 from weakref import WeakValueDictionary
 
 from rolloutbus.bus.actor.clock import BootClock, Clock
@@ -69,8 +69,19 @@ from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
 from rolloutbus.trainer_adapter.client.rollout import Delta
 from rolloutbus.trainer_adapter.client.settings import TICK_S, ClientSettings
 
-if TYPE_CHECKING:
-    from rolloutbus.trainer_adapter.client.session_place import SessionPlace
+
+class SessionHolder(Protocol):
+    """A session of this client, as its connection knows it: `session.Session`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        ...
+
+    @property
+    def worker(self) -> str:
+        """The worker that has its prefix; empty: none any more."""
+        ...
 
 
 class Ports(NamedTuple):
@@ -120,7 +131,7 @@ class Connection:
         self._core = ClientCore(settings, secrets.token_hex(16), random.SystemRandom())
         self.sessions: Mapping[str, HeldSession] = self._core.sessions
         """The sessions that are open, by name; always up to date."""
-        self.session_holders: WeakValueDictionary[str, SessionPlace] = WeakValueDictionary()
+        self.session_holders: WeakValueDictionary[str, SessionHolder] = WeakValueDictionary()
         """Session name -> who opens it, or has it open."""
         self._home = HomeLoop("client")
         self._link: LinkPort | None = None

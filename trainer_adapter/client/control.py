@@ -28,7 +28,6 @@ from rolloutbus.bus.wire.messages.control import (
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.trainer_adapter.client.connection import Connection, FleetListener, Ports
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged, Result
-from rolloutbus.trainer_adapter.client.prefix_reset import reset_with_what_runs
 from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
@@ -197,7 +196,7 @@ class FleetClient:
         clients have them go on with the tokens that they had.
         """
         if reset_running_requests:
-            result = await reset_with_what_runs(self, target, deadline_s)
+            result = await _reset_with_what_runs(self, target, deadline_s)
             if check:
                 _require_somebody(result, FlushCache())
                 result.check()
@@ -246,3 +245,34 @@ def _require_somebody(result: FleetResult, body: msgspec.Struct) -> None:
     if not (result.by_worker or result.silent or isinstance(body, Pause | Resume)):
         message = "no worker is there, so nobody did it; `status` tells of those that are"
         raise Refused(Problem("not_ready", message, "not_started", field="target"))
+
+
+async def _reset_with_what_runs(client: FleetClient, target: str, deadline_s: float) -> FleetResult:
+    """Forget every cached prefix: stop what runs, flush, and go on.
+
+    Workers that were paused before stay paused, whatever happens. A worker's result is what went
+    wrong first: it may have flushed and still be paused.
+    """
+    before = await client.status(deadline_s=deadline_s)
+    held = {each.name for each in before.workers if each.state == "paused"}
+    paused = await client.pause("abort", target=target, deadline_s=deadline_s, check=False)
+    results = [paused]
+    try:
+        results.append(await client.flush_cache(target=target, deadline_s=deadline_s, check=False))
+    finally:
+        for name in {*paused.by_worker, *paused.silent} - held if held else [target]:
+            resumed = await client.resume(target=name, deadline_s=deadline_s, check=False)
+            results.append(resumed)
+    return _all_of(results)
+
+
+def _all_of(results: list[FleetResult]) -> FleetResult:
+    """The flush's results, and instead of them the first errors of any step."""
+    by_worker = dict(results[1].by_worker)
+    silent: dict[str, None] = {}
+    for result in reversed(results):
+        by_worker.update(result.errors)
+        silent.update(dict.fromkeys(result.silent))
+    return FleetResult(
+        {name: each for name, each in by_worker.items() if name not in silent}, list(silent)
+    )

@@ -3,14 +3,25 @@
 Spec: docs/protocol.md, "Sessions".
 """
 
-from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Unpack
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import aclosing, contextmanager, suppress
+from typing import NoReturn, Protocol, Self, Unpack
+
+import msgspec
 
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.errors import ActorStopped, MailboxFull, Refused, cannot_be_pickled
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.session import OpenSession
+from rolloutbus.bus.wire.messages.session import (
+    CloseSession,
+    OpenedSession,
+    OpenSession,
+    SessionMoved,
+)
+from rolloutbus.trainer_adapter.client.connection import Connection
+from rolloutbus.trainer_adapter.client.control import FleetRef
+from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
 from rolloutbus.trainer_adapter.client.rollout import Delta, Rollout
 from rolloutbus.trainer_adapter.client.rollouts import (
     GenerateOptions,
@@ -19,15 +30,41 @@ from rolloutbus.trainer_adapter.client.rollouts import (
     TurnOptions,
     ask_of,
 )
-from rolloutbus.trainer_adapter.client.session_place import SessionPlace
 from rolloutbus.trainer_adapter.client.transcript import Transcript
 
-if TYPE_CHECKING:
-    from rolloutbus.trainer_adapter.client.client import RolloutClient
+PASSING = frozenset({"busy", "not_ready", "session_taken"})
+"""Refusals of a place that time heals: a client that crashed keeps its places for a while."""
+RETRY_S = 0.1
+"""At least this long before the next try."""
+
+
+class SessionClient(Protocol):
+    """The client that a session belongs to, as the session knows it: a `RolloutClient`."""
+
+    connection: Connection
+
+    @property
+    def sessions(self) -> Mapping[str, HeldSession]:
+        """The open sessions by name, each with its worker."""
+        ...
+
+    def ref(self) -> FleetRef:
+        """The router."""
+        ...
+
+    @property
+    def generate(self) -> Callable[..., Awaitable[Rollout]]:
+        """Its `generate`; a session's own signature says what may be given."""
+        ...
+
+    @property
+    def stream(self) -> Callable[..., AsyncGenerator[Delta]]:
+        """Its `stream`, likewise."""
+        ...
 
 
 @strict(options=ask_of)
-class Session(SessionPlace):
+class Session:
     """One trajectory: its requests meet the same worker, and its next turn goes first.
 
     `append` and `sample` keep its tokens in `transcript`, and each turn is sampled after all of
@@ -36,15 +73,98 @@ class Session(SessionPlace):
 
     def __init__(
         self,
-        client: "RolloutClient",
+        client: SessionClient,
         asked: OpenSession,
         wait_s: float = 0.0,
         transcript: Transcript | None = None,
     ) -> None:
-        super().__init__(client, asked, wait_s)
+        self._client = client
+        self._asked = asked
+        self._wait_s = wait_s
+        self._is_open = self._was_open = False
         self.transcript = Transcript() if transcript is None else transcript
         """Its turns so far."""
         self._is_sampling = False
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the router's address and the name {self.name!r}, and open it there"
+        )
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What its requests carry."""
+        return self._asked.session
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        return self._is_open
+
+    @property
+    def worker(self) -> str:
+        """Who has its prefix; empty when the router has given its place away."""
+        held = self._client.sessions.get(self.name)
+        return held.worker if held is not None else ""
+
+    @property
+    def n_moved(self) -> int:
+        """How often it had to change its worker, which cost it its prefix cache."""
+        held = self._client.sessions.get(self.name)
+        return held.n_moved if held is not None else 0
+
+    @property
+    def last_move(self) -> SessionMoved | None:
+        """From where to where, and why; None if it never moved."""
+        held = self._client.sessions.get(self.name)
+        return held.last_move if held is not None else None
+
+    async def open(self) -> Self:
+        """Take a place, for whom an `async with` is too short; `close` gives it back.
+
+        Raises:
+            Refused: as `RolloutClient.session`.
+        """
+        self._client.connection.require_home()
+        try:
+            await self._admitted()
+        except Refused:
+            self._let_go()
+            raise
+        except BaseException:
+            self.close()  # it may have been opened all the same
+            raise
+        self._is_open = self._was_open = True
+        return self
+
+    async def renew(self) -> None:
+        """Let lease and grace begin anew: what runs outside takes longer than thought.
+
+        Raises:
+            Refused: the place was free, and has gone to another session; or this one is not open.
+        """
+        self._require_open()
+        await self._ask()
+
+    def close(self) -> None:
+        """Give the place back; what runs goes on.
+
+        Nobody waits for the answer: who leaves because the router is away is not held up.
+        """
+        self._client.connection.require_home()
+        self._is_open = False
+        if not self._let_go():
+            return  # the place is another's, or was never this one's
+        deadline_s = self._client.connection.settings.control_deadline_s
+        # A client that is closed has freed the place with its goodbye; else the lease will.
+        with suppress(ActorStopped, MailboxFull):
+            self._client.ref().tell(CloseSession(self.name), deadline_s=deadline_s)
 
     async def generate(
         self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[TurnOptions]
@@ -193,3 +313,65 @@ class Session(SessionPlace):
         if self._is_sampling:
             message = f"session {self.name[:64]!r} is sampling a turn; branch to sample another one"
             raise Refused(Problem("bad_request", message, "not_started", field="session"))
+
+    def _require_open(self) -> None:
+        """Check that it has a place.
+
+        Raises:
+            Refused: it has none yet, or none any more.
+        """
+        self._require_not_closed()
+        if not self._is_open:
+            raise self._not_open("is not open yet: enter")
+
+    def _require_not_closed(self) -> None:
+        """Check that it has a place, or may still get one.
+
+        Raises:
+            Refused: it has none any more.
+        """
+        if self._was_open and not self._is_open:
+            raise self._not_open("is closed: branch from")
+
+    def _not_open(self, why: str) -> Refused:
+        way = "it by `async with` or `with`, or `open()`"
+        return Refused(bad_request("session", f"session {self.name[:64]!r} {why} {way}"))
+
+    def _claim(self) -> None:
+        """Be the only open one of its name in this client.
+
+        Raises:
+            Refused: another one has the place.
+        """
+        other = self._client.connection.session_holders.setdefault(self.name, self)
+        has_lost_it = other.is_open and not other.worker
+        if other is not self and not has_lost_it:
+            message = f"session {self.name[:64]!r} is open in this client already: use that one,"
+            message += " `branch` from it under another name, or close it first"
+            raise Refused(Problem("session_taken", message, "not_started", field="session"))
+        self._client.connection.session_holders[self.name] = self
+
+    def _let_go(self) -> bool:
+        """Whether the place was its own until now."""
+        holders = self._client.connection.session_holders
+        return holders.get(self.name) is self and holders.pop(self.name) is self
+
+    async def _admitted(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._wait_s
+        while True:
+            try:
+                self._claim()
+                await self._ask()
+            except Refused as error:
+                retry_at = loop.time() + max(RETRY_S, error.retry_after_ms / 1000)
+                if error.code not in PASSING or retry_at > give_up_at:
+                    raise
+                await asyncio.sleep(retry_at - loop.time())
+            else:
+                return
+
+    async def _ask(self) -> None:
+        deadline_s = self._client.connection.settings.control_deadline_s
+        asked = msgspec.structs.replace(self._asked, worker=self.worker or self._asked.worker)
+        await self._client.ref().ask_for(OpenedSession, asked, deadline_s=deadline_s)
