@@ -60,8 +60,15 @@ class UpdateDesk:
     def require_home(self) -> None:
         """Any loop will do."""
 
+    @property
+    def fleet(self) -> str:
+        return "test"
+
     def require_known_fleet(self) -> None:
         """There is one fleet."""
+
+    def require_fleet(self, fleet: str) -> None:
+        assert fleet in ("", self.fleet)
 
     def abort(self, rids: Sequence[str]) -> int:
         """Too late for those that are decided."""

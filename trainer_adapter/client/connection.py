@@ -175,6 +175,14 @@ class Connection:
         """
         self._core.require_known_fleet()
 
+    def require_fleet(self, fleet: str) -> None:
+        """Do nothing if this fleet answers, as `fleet` named it then; empty: any may.
+
+        Raises:
+            OtherFleet: another one does, whether or not the caller has accepted it.
+        """
+        self._core.require_fleet(fleet)
+
     def accept_fleet(self) -> None:
         """Version numbers are those of the fleet that answers from now on."""
         self._core.accept_fleet()

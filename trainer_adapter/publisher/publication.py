@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import msgspec
 import torch
@@ -20,6 +20,7 @@ from rolloutbus.bus.wire.errors import (
     BusError,
     DeadlineExceeded,
     EngineFailed,
+    OtherFleet,
     OutcomeUnknown,
     PeerLost,
     RemoteProtocolError,
@@ -96,6 +97,11 @@ class Courier(Protocol):
         """The router that it is connected to, and the store."""
         ...
 
+    @property
+    def fleet(self) -> str:
+        """Identity of the fleet that answers; empty before it is known."""
+        ...
+
     def submit(
         self,
         ask: Ask,
@@ -107,6 +113,10 @@ class Courier(Protocol):
 
     def require_known_fleet(self) -> None:
         """Raise OtherFleet if version numbers do not mean what the caller thinks."""
+        ...
+
+    def require_fleet(self, fleet: str) -> None:
+        """Raise OtherFleet if another fleet answers than this one."""
         ...
 
     def abort(self, rids: Sequence[str]) -> int:
@@ -146,6 +156,14 @@ class Publishing(Protocol):
         ...
 
 
+class Assigned(NamedTuple):
+    """A version number that a store gave."""
+
+    version: int
+    fleet: str
+    """Whose store it was; empty: nobody had named it yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What all publications of one publisher share."""
@@ -158,8 +176,8 @@ class Policy:
     soundness: Soundness
     offerings: Mapping[str, Offering] = field(default_factory=dict[str, Offering])
     """Transport -> who offers it."""
-    latest: deque[int] = field(default_factory=lambda: deque[int](maxlen=1))
-    """The version that the store assigned last."""
+    latest: deque[Assigned] = field(default_factory=lambda: deque[Assigned](maxlen=1))
+    """The version that a store assigned last."""
 
 
 class Publication:
@@ -184,6 +202,8 @@ class Publication:
         """The router's name for its try."""
         self._offerings: list[Offering] = []
         self._offers: list[Offer] = []
+        self._fleet = ""
+        """Whose store gave it its number, which is another version's in any other fleet."""
         self._taking: asyncio.Future[Reserved | Restored] | None = None
         """The store's answer that gives it its number."""
         self._is_over = False
@@ -243,6 +263,7 @@ class Publication:
         Raises:
             As `WeightPublisher.publish`.
         """
+        self.require_own_fleet()
         router = self._policy.client.connection.upstream.router
         bare = [_bare(each, router) for each in self._offers]
         command = msgspec.structs.replace(self._command, version=self.version, offers=bare)
@@ -271,15 +292,22 @@ class Publication:
 
     async def _take(self, expected: type[TakenT], body: msgspec.Struct) -> TakenT:
         """Have the store make a version of it; who is cancelled meanwhile gives it back."""
-        taking = asyncio.ensure_future(self._ask_store(expected, body))
+
+        async def numbered() -> TakenT:
+            taken = await self._ask_store(expected, body)
+            self._fleet = self._policy.client.connection.fleet
+            self._policy.latest.append(Assigned(taken.version, self._fleet))
+            return taken
+
+        taking = asyncio.ensure_future(numbered())
         self._taking = cast("asyncio.Future[Reserved | Restored]", taking)
-        taken = await asyncio.shield(taking)
-        self._policy.latest.append(taken.version)
-        return taken
+        return await asyncio.shield(taking)
 
     async def _judged(self, error: BusError, *, is_sure: bool) -> BusError:
         """What to tell of a publication that the router has not called committed."""
         is_committed = await self._settle()
+        if isinstance(error, OtherFleet):
+            return error  # this fleet's store knows nothing of it
         if is_committed:
             message = f"version {self.version} is committed all the same; the update ended: {error}"
         elif is_committed is None and not is_sure:
@@ -304,6 +332,7 @@ class Publication:
         try:
             async with asyncio.timeout(SETTLE_S):
                 version = (await asyncio.shield(self._taking)).version
+                self.require_own_fleet()  # or another publisher's version of that number is settled
                 body = SettleVersion(self._policy.name, version)
                 result = await store.ask_for(FleetResult, body, deadline_s=SETTLE_S)
                 is_committed = result.only(Settled).is_committed
@@ -315,10 +344,19 @@ class Publication:
         finally:
             self._policy.writer.tidy()
 
+    def require_own_fleet(self) -> None:
+        """Do nothing while the fleet answers whose store gave it its number.
+
+        Raises:
+            OtherFleet: another one does, so that nothing can become of this version.
+        """
+        self._policy.client.connection.require_fleet(self._fleet)
+
     async def bulk(self) -> str:
         """Endpoint of the store; waits while the client has not heard of it.
 
         Raises:
+            OtherFleet: it is another one than that which gave the version its number.
             PeerLost: it does not before the deadline.
         """
         client = self._policy.client
@@ -326,6 +364,7 @@ class Publication:
             if time.monotonic() >= self._deadline_at:
                 raise PeerLost("the router tells of no weight store", outcome="not_started")
             await asyncio.sleep(POLL_S)  # news of members come unasked
+        self.require_own_fleet()
         return client.bulk
 
     def stop(self) -> bool:
@@ -412,9 +451,12 @@ class Publication:
         store = self._policy.client.ref(STORE)
         n_tries = 1
         while True:
+            self.require_own_fleet()
             try:
                 result = await store.ask_for(FleetResult, body, deadline_s=self.left_s)
                 return result.only(expected)
+            except OtherFleet:
+                raise
             except PeerLost:
                 if n_tries == STORE_TRIES:
                     raise
@@ -446,17 +488,18 @@ def _ignore_copied(_n_bytes: int) -> None:
     """The copy that counts comes after it."""
 
 
-async def outcome_of(policy: Policy, version: int, deadline_s: float) -> UpdateOutcome:
+async def outcome_of(policy: Policy, asked: Assigned, deadline_s: float) -> UpdateOutcome:
     """What became of a version, once nobody is publishing it any more; see `WeightPublisher`."""
     client = policy.client
-    key = (policy.name, version)
+    key = (policy.name, asked.version)
     while True:
         fleet = await client.ref(ROUTER).ask_for(FleetStatus, Status(), deadline_s=deadline_s)
         if key not in [(each.policy, each.version) for each in fleet.updates]:
             break
         await asyncio.sleep(POLL_S)
     client.connection.require_known_fleet()  # or its version of that number would be settled
+    client.connection.require_fleet(asked.fleet)
     store = client.ref(STORE)
-    body = SettleVersion(policy.name, version)
+    body = SettleVersion(policy.name, asked.version)
     result = await store.ask_for(FleetResult, body, deadline_s=deadline_s)
     return "committed" if result.only(Settled).is_committed else "not_committed"

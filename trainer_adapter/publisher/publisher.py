@@ -33,6 +33,7 @@ from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOff
 from rolloutbus.trainer_adapter.publisher.offers.cuda_ipc import CudaIpcOffering
 from rolloutbus.trainer_adapter.publisher.offers.offering import Offering
 from rolloutbus.trainer_adapter.publisher.publication import (
+    Assigned,
     Policy,
     Publication,
     Publishing,
@@ -207,6 +208,7 @@ class WeightPublisher:
             Refused: an option or a tensor is wrong; `.field` names it. Nothing was published.
             OutcomeUnknown: it may be committed, or be some time; ask `outcome(error.version)`.
             RequestError: refused or failed: every worker keeps the old weights; see `.code`.
+            OtherFleet: another fleet came to the address meanwhile: publish again, to that one.
             PeerLost: no store, or a rank of a ShardedSource, is there any more.
             DeadlineExceeded: no router answered; outcome `not_started`: nothing was published.
         Spec: docs/protocol.md, "Weights".
@@ -358,7 +360,7 @@ class WeightPublisher:
                 if not version and not self._policy.latest:
                     message = "this publisher has not published anything yet"
                     raise Refused(Problem("version_unavailable", message, "not_started", "version"))
-                asked = version or self._policy.latest[-1]
+                asked = Assigned(version, "") if version else self._policy.latest[-1]
                 return await outcome_of(self._policy, asked, deadline_s)
         except TimeoutError as error:
             raise DeadlineExceeded(f"nobody knows it after {deadline_s:g} s") from error

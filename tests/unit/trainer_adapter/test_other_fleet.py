@@ -10,6 +10,7 @@ from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.errors import DeadlineExceeded, OtherFleet, RequestCancelled
 from rolloutbus.bus.wire.messages.control import Status
+from rolloutbus.bus.wire.messages.engine import LoadLora
 from rolloutbus.bus.wire.messages.generation import Attach, Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Lease, Members, Welcome
 from rolloutbus.bus.wire.messages.session import CloseSession, OpenedSession, OpenSession
@@ -235,6 +236,7 @@ def test_a_turn_of_a_session_does_not_go_on_at_another_fleet(bench: Bench) -> No
         ("settle_version", SettleVersion("default", 7), "store"),
         ("restore_version", RestoreVersion("default", 7), "store"),
         ("publish_version", PublishVersion("default", 7), ""),
+        ("load_lora", LoadLora("math", 7, bulk="ipc:///bulk"), "worker:w0"),
         ("attach", Attach(), ""),
     ],
 )

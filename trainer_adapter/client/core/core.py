@@ -115,6 +115,15 @@ class ClientCore:
         if self.other_fleet is not None:
             raise _told(self.other_fleet, "not_started")
 
+    def require_fleet(self, fleet: str) -> None:
+        """Do nothing if this fleet answers: what it has begun cannot go on at another one.
+
+        Raises:
+            OtherFleet: another one does, whether or not the caller has accepted it.
+        """
+        if not self._fleet.is_present(fleet):
+            raise _told(FleetChanged(fleet, self.fleet), "not_started")
+
     def accept_fleet(self) -> None:
         """The caller has heard of the change: version numbers are this fleet's from now on."""
         self._fleet.accept()

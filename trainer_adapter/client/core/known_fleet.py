@@ -4,6 +4,7 @@ Spec: docs/protocol.md, "Intent".
 """
 
 from rolloutbus.bus.actor.ref import STORE
+from rolloutbus.bus.wire.messages.engine import LoadLora
 from rolloutbus.bus.wire.messages.session import CloseSession, OpenSession
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged
 from rolloutbus.trainer_adapter.client.core.link import Link
@@ -29,6 +30,8 @@ class KnownFleet:
         """The caller expects this fleet, and takes no other one."""
         self._named_by = ""
         """Instance of the router that told the identity."""
+        self._renamed: dict[str, str] = {}
+        """A name that a router gave its fleet before it knew the older one -> that one."""
 
     @property
     def is_in_doubt(self) -> bool:
@@ -39,6 +42,10 @@ class KnownFleet:
     def change(self) -> FleetChanged | None:
         """The fleet that answers, if it is another one than the caller knows."""
         return None if self.name == self._trusted else FleetChanged(self._trusted, self.name)
+
+    def is_present(self, fleet: str) -> bool:
+        """Whether the fleet that answers is the one that had this name; empty: any is."""
+        return not fleet or self._renamed.get(fleet, fleet) == self.name
 
     def accept(self) -> None:
         """Version numbers are those of the fleet that answers from now on."""
@@ -52,11 +59,18 @@ class KnownFleet:
         self._named_by = self._link.instance
         if former in ("", fleet) or (is_renamed and not self.is_bound):
             self._trusted = fleet if self._trusted == former else self._trusted
+            if former not in ("", fleet):
+                self._rename(former, fleet)
             self.name = fleet
             return None
         if not self.is_bound:
             self.name = fleet
         return FleetChanged(former, fleet)
+
+    def _rename(self, former: str, fleet: str) -> None:
+        self._renamed.pop(fleet, None)
+        for name in (former, *(old for old, new in self._renamed.items() if new == former)):
+            self._renamed[name] = fleet
 
     def holds_back(self, request: OpenRequest) -> bool:
         """Whether it waits until the router has named its fleet."""
@@ -81,7 +95,9 @@ def is_of_one_fleet(request: OpenRequest) -> bool:
     ask = request.ask
     has_tokens = request.is_generate and request.assembly.n_tokens > 0
     is_turn = ask.place is not None and bool(ask.place.session)
-    return has_tokens or is_turn or ask.kind in OF_WHAT_WAS_BEGUN or names_version(ask)
+    is_stored = isinstance(ask.body, LoadLora) and not ask.body.path
+    is_begun = is_stored or ask.kind in OF_WHAT_WAS_BEGUN
+    return has_tokens or is_turn or is_begun or names_version(ask)
 
 
 def names_version(ask: Ask) -> bool:

@@ -1,0 +1,174 @@
+"""A version belongs to the fleet whose store gave it its number."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import pytest
+
+from rolloutbus.bus.actor.ref import ActorRef, Command
+from rolloutbus.bus.wire.errors import OtherFleet
+from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
+from rolloutbus.bus.wire.messages.weights import (
+    Restored,
+    RestoreVersion,
+    Settled,
+    UpdateProgress,
+)
+from rolloutbus.trainer_adapter.client.control import FleetRef
+from rolloutbus.trainer_adapter.client.core.effects import Result
+from rolloutbus.trainer_adapter.client.core.link import Upstream
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
+from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
+from rolloutbus.trainer_adapter.publisher.published import PublishOptions
+from rolloutbus.trainer_adapter.publisher.soundness import Soundness
+from rolloutbus.trainer_adapter.publisher.transfer import TransferLog
+from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
+from tests.unit.trainer_adapter.bench import Bench
+
+
+class Trainer:
+    """A client whose core is real; the store answers at once, the router never."""
+
+    dialer = None
+    bulk = "ipc:///bulk"
+    members: Sequence[Member] = ()
+    upstream = Upstream("r1", bulk)
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.asked: list[str] = []
+        self.updates: asyncio.Queue[asyncio.Future[Result]] = asyncio.Queue()
+        """Of each publish_version; the test ends it."""
+
+    @property
+    def connection(self) -> "Trainer":
+        return self
+
+    @property
+    def fleet(self) -> str:
+        return self._bench.core.fleet
+
+    def require_known_fleet(self) -> None:
+        self._bench.core.require_known_fleet()
+
+    def require_fleet(self, fleet: str) -> None:
+        self._bench.core.require_fleet(fleet)
+
+    def require_home(self) -> None:
+        """Any loop will do."""
+
+    def abort(self, rids: Sequence[str]) -> int:
+        return len(rids)
+
+    def forget(self, rid: str) -> None:
+        """Nothing is kept."""
+
+    def submit(
+        self,
+        ask: Ask,
+        deadline_s: float,
+        listener: Callable[[UpdateProgress], None] | None = None,
+    ) -> tuple[str, asyncio.Future[Result]]:
+        del deadline_s, listener
+        self.asked.append(ask.kind)
+        update = asyncio.get_running_loop().create_future()
+        self.updates.put_nowait(update)
+        return "c/1", update
+
+    def ref(self, address: str) -> FleetRef:
+        return ActorRef(address, self)
+
+    async def ask(self, command: Command, deadline_s: float) -> Result:
+        del deadline_s
+        self.asked.append(command.kind)
+        is_restore = isinstance(command.body, RestoreVersion)
+        answer = Restored(8) if is_restore else Settled(is_committed=False)
+        return FleetResult({"store": answer})
+
+    def tell(self, command: Command, deadline_s: float) -> None:
+        raise NotImplementedError
+
+    def stream(self, command: Command, deadline_s: float) -> AsyncGenerator[Delta]:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def trainer(bench: Bench) -> Trainer:
+    bench.say("members", Members([], fleet="x"))
+    return Trainer(bench)
+
+
+def _publication(trainer: Trainer) -> Publication:
+    policy = Policy(trainer, "default", None, WeightWriter(), Soundness())
+    return Publication(policy, PublishOptions(deadline_s=5.0), TransferLog())
+
+
+def _moves(bench: Bench, fleet: str, epoch: int) -> None:
+    """Another router answers; its fleet is accepted, as a listener of the client may do."""
+    bench.apply(bench.core.link_down(bench.clock.now()))
+    n_connects = bench.n_connects
+    while bench.n_connects == n_connects:
+        bench.pass_time(0.05)
+    bench.say("welcome", Welcome(epoch, f"r{epoch}", 1, [], fleet=fleet))
+    bench.core.accept_fleet()
+
+
+async def test_a_version_of_the_former_fleet_is_not_settled_at_the_next_one(
+    bench: Bench, trainer: Trainer
+) -> None:
+    async with _publication(trainer) as publication:
+        await publication.restore(3)
+        _moves(bench, "y", 2)
+    assert trainer.asked == ["restore_version"]
+
+
+async def test_a_version_of_the_former_fleet_is_not_published_at_the_next_one(
+    bench: Bench, trainer: Trainer
+) -> None:
+    async with _publication(trainer) as publication:
+        await publication.restore(3)
+        _moves(bench, "y", 2)
+        with pytest.raises(OtherFleet, match=r"fleet y answers.*before it was x") as caught:
+            await publication.publish()
+        with pytest.raises(OtherFleet):
+            await publication.bulk()
+    assert caught.value.outcome == "not_started"
+    assert trainer.asked == ["restore_version"]
+
+
+@pytest.mark.parametrize("fleet", ["x", "r2"])
+async def test_a_version_is_settled_where_it_was_reserved(
+    bench: Bench, trainer: Trainer, fleet: str
+) -> None:
+    if fleet == "r2":  # the router learns its fleet's older name after the number was given
+        _moves(bench, "r2", 2)
+    async with _publication(trainer) as publication:
+        await publication.restore(3)
+        bench.say("members", Members([], fleet="older" if fleet == "r2" else "x"))
+    assert trainer.asked == ["restore_version", "settle_version"]
+
+
+async def test_a_former_fleet_that_comes_back_has_its_versions_settled(
+    bench: Bench, trainer: Trainer
+) -> None:
+    async with _publication(trainer) as publication:
+        await publication.restore(3)
+        _moves(bench, "y", 2)
+        _moves(bench, "x", 3)
+    assert trainer.asked == ["restore_version", "settle_version"]
+
+
+async def test_an_update_that_the_fleets_end_cuts_off_is_told_as_such(
+    bench: Bench, trainer: Trainer
+) -> None:
+    async with _publication(trainer) as publication:
+        await publication.restore(3)
+        publishing = asyncio.create_task(publication.publish())
+        async with asyncio.timeout(5.0):
+            update = await trainer.updates.get()
+        _moves(bench, "y", 2)
+        update.set_exception(OtherFleet("fleet y answers", outcome="unknown"))
+        with pytest.raises(OtherFleet):
+            await publishing
+    assert trainer.asked == ["restore_version", "publish_version"]
