@@ -11,6 +11,7 @@ from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.limits import MAX_POLICIES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Intent
+from rolloutbus.bus.wire.versions import VersionRule
 from rolloutbus.router.detached.detached import Detached
 from rolloutbus.router.detached.followers import Followers
 from rolloutbus.router.members.clients import Clients
@@ -109,6 +110,10 @@ class Context:
         worker.version = version
         is_behind = version < self.committed_of(worker.policy)
         self.eligibility.note(worker, Reason.BEHIND, is_blocking=is_behind)
+
+    def may_serve(self, worker: MemberRecord, rule: VersionRule | None) -> bool:
+        """Whether the worker's weights are what the rule asks for."""
+        return rule is None or rule.accepts(worker.version, self.committed_of(worker.policy))
 
     def quarantine_of(self, worker: MemberRecord) -> str:
         """Why it gets no requests until it has caught up; empty if it is not behind."""

@@ -41,8 +41,11 @@ from rolloutbus.router.members.member_commands import Fleet, is_share
 from rolloutbus.router.members.membership import Membership
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.placement.affinity import Affinity
+from rolloutbus.router.placement.load import Load
 from rolloutbus.router.placement.placement import Placer
 from rolloutbus.router.placement.prefixes import PrefixIndex
+from rolloutbus.router.placement.turns import SessionTurns
 from rolloutbus.router.requests.admission_control import Door
 from rolloutbus.router.requests.backlogs import Backlogs
 from rolloutbus.router.requests.dispatch import Dispatcher
@@ -71,14 +74,31 @@ class RouterCore:
     def __init__(self, settings: RouterSettings, instance: str, chance: Chance) -> None:
         self.context = Context(settings, instance)
         self._prefixes = PrefixIndex(self.context, chance)
-        self.table = RequestTable(self.context, Placer(self.context, chance, self._prefixes))
+        self.table = RequestTable(self.context)
         self._health = Health(self.context, self.table)
-        self._sessions = Sessions(self.context, self.table, chance)
+        self.affinity = affinity = Affinity(self.context)
+        self._sessions = Sessions(self.context, self.table, affinity, chance)
+        waiting = self.table.waiting
+        turns = SessionTurns(self.context, waiting, self._sessions, affinity, self._prefixes)
+        stages = (
+            self._health.isolation.choose,  # before sessions: a suspect has no company in its turn
+            turns.choose,
+            affinity.choose,
+            self._prefixes.choose,
+            Load(self.context, chance).choose,
+        )
+        self.placer = Placer(stages)
         door = Door(self.context, self.table, chance)
         self._backlogs = Backlogs(self.context)
         admission = Admission(self._backlogs)
         self._dispatcher = Dispatcher(
-            self.context, self.table, admission, self._health, self._sessions, door
+            self.context,
+            self.table,
+            admission,
+            self._health,
+            self._sessions,
+            door,
+            placer=self.placer,
         )
         self._over = Over(self.context, self.table)
         self._executions = Executions(self.context, self.table, self._health, self._over)

@@ -179,7 +179,7 @@ class Desk:
             len(self._table.waiting),
             sum(worker.n_running for worker in workers),
             len(context.clients),
-            {**context.counters, "sessions_moved": self._table.placer.n_moved},
+            {"sessions_moved": 0, **context.counters},
             self._sessions.counts(),
             dict(context.troubled),
             self._publications.under_way(now),

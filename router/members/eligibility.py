@@ -4,50 +4,35 @@ Whoever learns something about a worker blocks or unblocks it here, for a reason
 changes where requests may go, and nothing else has those that wait for a worker tried again.
 """
 
-from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.wire.versions import VersionRule
 from rolloutbus.router.members.records import MemberRecord, Reason
 
 
 class FreeList:
-    """Workers of one policy with a free place: O(1) add, remove and random choice."""
+    """Workers of one policy with a free place: O(1) add and remove, and a list to choose from."""
 
     def __init__(self) -> None:
-        self._workers: list[MemberRecord] = []
+        self.workers: list[MemberRecord] = []
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self.workers)
 
     def add(self, worker: MemberRecord) -> None:
         """Put a worker in, if it is not in already."""
         if worker.free_index < 0:
-            worker.free_index = len(self._workers)
-            self._workers.append(worker)
+            worker.free_index = len(self.workers)
+            self.workers.append(worker)
 
     def remove(self, worker: MemberRecord) -> None:
         """Take a worker out, if it is in."""
         index = worker.free_index
         if index < 0:
             return
-        last = self._workers.pop()
+        last = self.workers.pop()
         if last is not worker:
-            self._workers[index] = last
+            self.workers[index] = last
             last.free_index = index
         worker.free_index = -1
-
-    def choose(
-        self, chance: Chance, rule: VersionRule | None, committed: int
-    ) -> MemberRecord | None:
-        """The less loaded of two random workers that the version rule allows."""
-        workers = self._workers
-        if rule is not None:
-            workers = [w for w in workers if rule.accepts(w.version, committed)]
-        count = len(workers)
-        if count < 2:  # noqa: PLR2004 - two choices need two workers
-            return workers[0] if workers else None
-        one, other = divmod(int(chance.random() * count * count), count)
-        first, second = workers[one], workers[other]
-        return second if second.outstanding_cost < first.outstanding_cost else first
 
 
 class Eligibility:

@@ -3,6 +3,7 @@
 from rolloutbus.router.context import Context
 from rolloutbus.router.health.suspicion import Suspicions
 from rolloutbus.router.members.records import MemberRecord, Reason
+from rolloutbus.router.placement.placement import Rest
 from rolloutbus.router.requests.record import Request
 
 
@@ -21,8 +22,10 @@ class Isolation:
         """No worker is set aside."""
         return not self._set_aside
 
-    def choose(self, request: Request) -> MemberRecord | None:
-        """An empty worker that will get nothing else; None while it has yet to become empty."""
+    def choose(self, rest: Rest, request: Request, now: float) -> MemberRecord | None:
+        """An empty worker that gets nothing else for a suspect; None while it becomes empty."""
+        if not request.is_suspect:
+            return rest(request, now)
         policy = request.place.policy
         worker = self._set_aside.get(policy)
         if worker is not None and not self._serves(worker, request):
@@ -66,8 +69,7 @@ class Isolation:
         return all(each.name in partial or not self._suits(each, request) for each in others)
 
     def _suits(self, worker: MemberRecord, request: Request) -> bool:
-        committed, rule = self._context.committed_of(worker.policy), request.rule
-        return worker.is_fit and (rule is None or rule.accepts(worker.version, committed))
+        return worker.is_fit and self._context.may_serve(worker, request.rule)
 
     def _emptiest(self, request: Request) -> MemberRecord | None:
         workers = self._eligibility.workers(request.place.policy)

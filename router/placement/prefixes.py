@@ -3,7 +3,7 @@
 Spec: docs/protocol.md, "Prefix affinity".
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.prefix_marks import MARKED_TOKENS, unpacked
@@ -12,6 +12,8 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.placement.placement import Rest
+from rolloutbus.router.requests.record import Request
 
 MARKS_PER_WORKER = 16_384
 MARKS_IN_ALL = 1_000_000
@@ -69,23 +71,24 @@ class PrefixIndex:
             self._tellers.discard(worker.name)
             self._ask_clients()
 
-    def better(
-        self, marks: bytes, default: MemberRecord, may_take: Callable[[MemberRecord], bool]
-    ) -> MemberRecord:
-        """The worker for a prompt: `default`, unless what another has cached outweighs its load.
+    def choose(self, rest: Rest, request: Request, now: float) -> MemberRecord | None:
+        """Whoever the rest chooses, unless what another has cached outweighs its load."""
+        worker = rest(request, now)
+        if worker is None or not request.place.marks:
+            return worker
+        return self.warmest(request, worker)
 
-        Args:
-            marks: of the prompt.
-            default: who would get it, were it not for the cache.
-            may_take: whether a worker could have it at all.
-        """
-        known = unpacked(marks)
+    def warmest(self, request: Request, default: MemberRecord) -> MemberRecord:
+        """The worker with a free place whose cache outweighs its load, or else `default`."""
+        policy, rule = request.place.policy, request.rule
+        known = unpacked(request.place.marks)
         best = default
         # Tokens under way, and of this prompt those to be computed; the rest is the same anywhere.
         price = default.outstanding_cost - WORTH * _cached_tokens(default, known)
         for worker, n_cached in self._longest_first(known):
             offer = worker.outstanding_cost - WORTH * n_cached
-            if offer < price and may_take(worker):
+            is_free = worker.free_index >= 0 and worker.policy == policy
+            if offer < price and is_free and self._context.may_serve(worker, rule):
                 best, price = worker, offer
         if best is not default:
             self._context.count("prefix_affinity")

@@ -20,7 +20,7 @@ from rolloutbus.router.context import Context, refusal
 from rolloutbus.router.health.health import Health
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.placement.placement import made_concrete
+from rolloutbus.router.placement.placement import Placer, made_concrete
 from rolloutbus.router.requests.admission_control import Door
 from rolloutbus.router.requests.queue import LaneKey
 from rolloutbus.router.requests.record import Request
@@ -43,6 +43,8 @@ class Dispatcher:
         health: Health,
         sessions: Sessions,
         door: Door,
+        *,
+        placer: Placer,
     ) -> None:
         self._context = context
         self._out = context.out
@@ -50,6 +52,7 @@ class Dispatcher:
         self._health = health
         self._sessions = sessions
         self._door = door
+        self._placer = placer
         self._admission = admission
 
     def submit(self, client: ClientRecord, entry: Entry, now: float) -> None:
@@ -67,7 +70,7 @@ class Dispatcher:
         if self._is_ordinary(request.place, request.rule):
             self._table.add(request)
             if not self._place(request, now):
-                self._table.waiting.add(request)
+                self._table.waiting.add(request, is_tried=True)
             return
         if request.place.outlives_client and not _may_be_detached(self._context, client, entry):
             return
@@ -102,7 +105,7 @@ class Dispatcher:
             return first
         committed = context.committed_of(place.policy)
         told = place if rule is None else made_concrete(place, rule, committed)
-        choose, send = table.placer.chooser(place, rule, committed), context.out.send
+        choose, send = self._placer.chooser(place, rule), context.out.send
         name, principal, known = client.name, client.principal, table.by_rid
         for at in range(first, len(entries)):
             entry = entries[at]
@@ -114,11 +117,11 @@ class Dispatcher:
                 or not is_sound(client, entry)
             ):
                 return at
-            worker = choose()
+            request = Request(rid, name, place, "sent", rule, body)  # it never waited
+            worker = choose(request, now)
             if worker is None:
                 return at
             attempt = context.next_attempt()
-            request = Request(rid, name, place, "sent", rule, body)  # it never waited
             request.principal = principal
             request.deadline_at = now + deadline_ms / 1000
             table.n_arrived = request.order = table.n_arrived + 1
@@ -271,16 +274,10 @@ class Dispatcher:
             known.is_reported = False
 
     def _place(self, request: Request, now: float) -> bool:
-        place, rule, table = request.place, request.rule, self._table
+        rule, table = request.rule, self._table
         if rule is not None and rule.needs_committed and self._context.may_miss_commits:
             return False
-        committed = 0 if rule is None else self._context.committed_of(place.policy)
-        if request.is_suspect:
-            worker = self._health.isolation.choose(request)
-        elif request.session is not None:
-            worker = self._sessions.choose(request, request.session, now)
-        else:
-            worker = table.placer.choose(place, rule, committed)
+        worker = self._placer.choose(request, now)
         if worker is None:
             return False
         request.advance("dispatched")

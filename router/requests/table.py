@@ -9,7 +9,6 @@ from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
 from rolloutbus.bus.wire.messages.delivery import AttemptList, Fenced, Lost
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.placement.placement import Placer
 from rolloutbus.router.requests.queue import Bounds, WaitingRoom
 from rolloutbus.router.requests.record import Request
 
@@ -17,7 +16,7 @@ from rolloutbus.router.requests.record import Request
 class RequestTable:
     """Requests by rid; keeps the workers' loads in step with them."""
 
-    def __init__(self, context: Context, placer: Placer) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
         self._eligibility = context.eligibility
         self.by_rid: dict[str, Request] = {}
@@ -25,7 +24,6 @@ class RequestTable:
         """The request with this rid."""
         self.n_arrived = 0
         """Requests that came from clients; what each is ordered by."""
-        self.placer = placer
         settings = context.settings
         bounds = Bounds(settings.queue_limit, settings.queue_bytes, settings.client_weights)
         self.waiting = WaitingRoom(bounds)

@@ -9,32 +9,32 @@ from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.session import OpenSession, SessionMoved
 from rolloutbus.router.context import Context, refusal
-from rolloutbus.router.members.records import MemberRecord, Reason
+from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.placement.affinity import Affinity
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
 from rolloutbus.router.sessions.record import Session
-from rolloutbus.router.sessions.session_slots import LEAVING, Places
+from rolloutbus.router.sessions.session_slots import Places
 
 SESSION_LIMIT = 100_000
 """Open at once; the places at workers bound them long before, except while recovering."""
 RETRY_MS = 1000
 """A refused client waits between this and twice this: places are freed more slowly than slots."""
-PATIENCE_S = 1.0
-"""A turn waits so long for a worker that may be back at any moment: after a pause of the fleet or
-a weight update workers return one by one, and the first one is not to get every session."""
 
 
 class Sessions:
     """All open sessions."""
 
-    def __init__(self, context: Context, table: RequestTable, chance: Chance) -> None:
+    def __init__(
+        self, context: Context, table: RequestTable, affinity: Affinity, chance: Chance
+    ) -> None:
         self._context = context
         self._table = table
-        self._placer = table.placer
+        self._affinity = affinity
         self._chance = chance
-        self._places = Places(context)
+        self.places = Places(context)
         self._sessions: dict[str, Session] = {}
-        self._is_patient = False
+        self.is_patient = False
         """A turn waits for its worker: it is to be tried again with the next tick."""
         self.is_used = False
         """Any session is open; an attribute, because each request of a session asks."""
@@ -63,7 +63,7 @@ class Sessions:
         """Free a session's place; False if this client has no such session."""
         session = self._sessions.get(name)
         if session is None:
-            return self._placer.sessions.forget(name)
+            return self._affinity.sessions.forget(name)
         if session.client != client:
             return False
         self._end(session, "closed")
@@ -82,37 +82,20 @@ class Sessions:
         request.session = session
         session.begin(request.rid)
 
-    def choose(self, request: Request, session: Session, now: float) -> MemberRecord | None:
-        """A worker for a request of an open session, or None; its place goes along."""
-        place, rule = request.place, request.rule
-        if session.turn == request.rid:
-            worker = self._worker_for_turn(request, session, now)
-        else:
-            if session.state != "gone":
-                self._placer.stick(session.name, session.worker)  # so that it is not forgotten
-            committed = self._context.committed_of(place.policy)
-            worker = self._placer.choose(place, rule, committed)
-        if worker is None:
-            return None
-        has_moved = session.has_lost_worker or worker.name != session.worker
-        if has_moved and session.state != "gone":
-            self._move(session, worker.name, self._reason(request, session))
-        return worker
-
     def worker_lost(self, worker: MemberRecord) -> None:
         """Its sessions live elsewhere now, or nowhere until somebody can take them."""
         reason = "draining" if worker.beat.state == "draining" else "lost"
-        for session in self._places.at(worker.name):
-            heir = self._places.least_filled(self._places.candidates(session.policy))
+        for session in self.places.at(worker.name):
+            heir = self.places.least_filled(self.places.candidates(session.policy))
             if heir is None:
                 session.has_lost_worker = True
             else:
-                self._move(session, heir.name, reason)
+                self.move(session, heir.name, reason)
 
     def tick(self, now: float) -> None:
         """Time passes: graces and leases end, patience too."""
-        if self._is_patient:
-            self._is_patient = False
+        if self.is_patient:
+            self.is_patient = False
             self._table.waiting.is_untried = True
         for session in list(self._sessions.values()):
             if session.state == "active":
@@ -127,7 +110,7 @@ class Sessions:
 
     def counts(self) -> dict[str, int]:
         """Worker -> open sessions, for those that hold any."""
-        return self._places.counts()
+        return self.places.counts()
 
     def _admit(self, client: str, body: OpenSession) -> Session | Problem:
         worker = self._place_for(body)
@@ -140,10 +123,10 @@ class Sessions:
         if body.worker and body.worker != worker:
             session.worker = body.worker
             is_there = self._context.members.named(body.worker) is not None
-            self._move(session, worker, "full" if is_there else "lost")
+            self.move(session, worker, "full" if is_there else "lost")
         else:
-            self._places.settle(session, worker)
-            self._placer.stick(session.name, worker)
+            self.places.settle(session, worker)
+            self._affinity.stick(session.name, worker)
         return session
 
     def _place_for(self, body: OpenSession) -> str | Problem:
@@ -153,11 +136,11 @@ class Sessions:
         is_full = len(self._sessions) >= SESSION_LIMIT
         if is_absent and context.is_recovering and not is_full:
             return body.worker  # it has yet to come back
-        candidates = self._places.candidates(body.policy)
-        roomy = [each for each in candidates if self._places.has_room(each) and not is_full]
-        wanted = body.worker or self._placer.sessions.get(body.session)
+        candidates = self.places.candidates(body.policy)
+        roomy = [each for each in candidates if self.places.has_room(each) and not is_full]
+        wanted = body.worker or self._affinity.sessions.get(body.session)
         worker = next((each for each in roomy if each.name == wanted), None)
-        worker = worker or self._places.least_filled(roomy)
+        worker = worker or self.places.least_filled(roomy)
         if worker is not None:
             return worker.name
         if candidates:
@@ -169,79 +152,21 @@ class Sessions:
     def _retry_ms(self) -> int:
         return RETRY_MS + int(RETRY_MS * self._chance.random())
 
-    def _worker_for_turn(
-        self, request: Request, session: Session, now: float
-    ) -> MemberRecord | None:
-        placer = self._placer
-        eligibility = self._context.eligibility
-        home = eligibility.named(session.policy, session.worker)
-        if (
-            home is not None
-            and not session.has_lost_worker
-            and _suits(self._context, home, request)
-        ):
-            session.waits_since = None
-            worker = home if placer.may_queue_at(home) else None
-        elif self._may_return(session) and self._is_patient_with(session, now):
-            worker = None
-        else:
-            worker = self._places.least_filled(
-                each
-                for each in eligibility.workers(session.policy)
-                if _suits(self._context, each, request) and placer.may_queue_at(each)
-            )
-            if worker is not None and request.place.marks:
-                committed = self._context.committed_of(session.policy)
-                worker = placer.warmest(request.place, request.rule, committed, worker)
-        if worker is not None:
-            self._context.count("session_turns")
-            if not request.is_waiting and not self._table.waiting.is_empty:
-                self._table.waiting.overtaken_by(request)
-        return worker
-
-    def _is_patient_with(self, session: Session, now: float) -> bool:
-        if session.waits_since is None:
-            session.waits_since = now
-        is_patient = now - session.waits_since < PATIENCE_S
-        self._is_patient |= is_patient
-        return is_patient
-
-    def _may_return(self, session: Session) -> bool:
-        """Whether its worker may serve it again in a moment, with its cache."""
-        worker = self._context.members.named(session.worker)
-        if session.has_lost_worker or worker is None:
-            return worker is None and self._context.is_recovering
-        return worker.beat.state not in LEAVING and Reason.TRIPPED not in worker.blocked_by
-
-    def _reason(self, request: Request, session: Session) -> str:
-        """Why its worker could not take a request of it."""
-        context = self._context
-        worker = context.members.named(session.worker)
-        if worker is None or session.has_lost_worker or Reason.CUT_OFF in worker.blocked_by:
-            return "lost"
-        if not worker.blocked_by:
-            return "full" if _suits(context, worker, request) else "version"
-        return "isolating" if worker.is_fit else worker.shown_state
-
-    def _move(self, session: Session, worker: str, reason: str) -> None:
+    def move(self, session: Session, worker: str, reason: str) -> None:
+        """The session lives at this worker from now on; its client hears why."""
         context = self._context
         body = pack(SessionMoved(session.name, session.worker, worker, reason))
-        self._places.settle(session, worker)
-        self._placer.stick(session.name, worker)
+        self.places.settle(session, worker)
+        self._affinity.stick(session.name, worker)
         session.has_lost_worker, session.waits_since = False, None
         context.count("places_moved")
         context.to_client(session.client, Entry("session_moved", body=body))
 
     def _end(self, session: Session, event: str) -> None:
         session.leave(event)
-        self._places.leave(session)
+        self.places.leave(session)
         del self._sessions[session.name]
         self.is_used = bool(self._sessions)
         self._context.count(f"sessions_{event}")
         if event == "closed":
-            self._placer.sessions.forget(session.name)
-
-
-def _suits(context: Context, worker: MemberRecord, request: Request) -> bool:
-    rule = request.rule
-    return rule is None or rule.accepts(worker.version, context.committed_of(worker.policy))
+            self._affinity.sessions.forget(session.name)

@@ -277,24 +277,24 @@ def without_session_news(process: Process) -> None:
 
         def move_silently(session: Any, worker: str, reason: str) -> None:  # noqa: ANN401 - as replaced
             del reason
-            sessions._places.settle(session, worker)
-            sessions._placer.stick(session.name, worker)
+            sessions.places.settle(session, worker)
+            sessions._affinity.stick(session.name, worker)
             session.has_lost_worker, session.waits_since = False, None
 
-        sessions._move = move_silently
+        sessions.move = move_silently
 
 
 def with_doubled_session_news(process: Process) -> None:
     """Each move of a session is told twice."""
     if isinstance(process, RouterNode):
         sessions = process.core._sessions
-        move = sessions._move
+        move = sessions.move
 
         def move_twice(session: Any, worker: str, reason: str) -> None:  # noqa: ANN401 - as replaced
             move(session, worker, reason)
             move(session, worker, reason)
 
-        sessions._move = move_twice
+        sessions.move = move_twice
 
 
 def without_requeue(process: Process) -> None:

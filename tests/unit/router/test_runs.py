@@ -22,6 +22,7 @@ from rolloutbus.bus.wire.messages.membership import Goodbye
 from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.bus.wire.versions import VersionRule
 from rolloutbus.router.health.health import Health
+from rolloutbus.router.placement.placement import Rest
 from rolloutbus.router.requests.record import Request
 from tests.unit.router.harness import Bus, SimClient, SimPeer, SimWorker
 
@@ -91,8 +92,8 @@ class Fleet:
         core = self.bus.core
         requests = list(core.table)
         workers = core.context.members.workers()
-        stuck = [(each, core.table.placer.sessions.get(each)) for each in SESSIONS]
-        grouped = [(each, core.table.placer.groups.get(each)) for each in GROUPS]
+        stuck = [(each, core.affinity.sessions.get(each)) for each in SESSIONS]
+        grouped = [(each, core.affinity.groups.get(each)) for each in GROUPS]
         return {
             "requests": [[getattr(each, name) for name in COMPARED] for each in requests],
             "sessions": [each.session and each.session.name for each in requests],
@@ -109,12 +110,12 @@ class Fleet:
 
     def _count_runs(self) -> None:
         """Only runs ask for a chooser."""
-        placer = self.bus.core.table.placer
+        placer = self.bus.core.placer
         chooser = placer.chooser
 
-        def counted(place: Placement, rule: VersionRule | None, committed: int) -> Any:  # noqa: ANN401 - as wrapped
+        def counted(place: Placement, rule: VersionRule | None) -> Rest:
             self.n_runs += 1
-            return chooser(place, rule, committed)
+            return chooser(place, rule)
 
         placer.chooser = counted
 

@@ -279,7 +279,7 @@ def test_ended_sessions_are_forgotten() -> None:
         turn(client, worker, f"s{i}")
         closed(client, f"s{i}") if i % 2 else bus.advance(1.5)
     assert sessions(bus) == {}
-    assert len(bus.core.table.placer.sessions) <= 500
+    assert len(bus.core.affinity.sessions) <= 500
 
 
 def test_an_event_without_meaning_changes_nothing() -> None:

@@ -1,0 +1,37 @@
+"""The stage that spreads load: the less loaded of two random workers that have a free place.
+
+Workers with a free place are kept in one list per policy, so a choice costs the same with 8
+workers and with 1,000.
+"""
+
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.router.context import Context
+from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.placement.placement import Rest
+from rolloutbus.router.requests.record import Request
+
+
+class Load:
+    """The last stage: whatever comes so far goes to any worker that may take it."""
+
+    def __init__(self, context: Context, chance: Chance) -> None:
+        self._context = context
+        self._free = context.eligibility.free
+        self._chance = chance
+
+    def choose(self, _rest: Rest, request: Request, _now: float) -> MemberRecord | None:
+        """The less loaded of two random workers that the version rule allows."""
+        policy, rule = request.place.policy, request.rule
+        free = self._free.get(policy)
+        if free is None:
+            return None
+        workers = free.workers
+        if rule is not None:
+            committed = self._context.committed_of(policy)
+            workers = [w for w in workers if rule.accepts(w.version, committed)]
+        count = len(workers)
+        if count < 2:  # noqa: PLR2004 - two choices need two workers
+            return workers[0] if workers else None
+        one, other = divmod(int(self._chance.random() * count * count), count)
+        first, second = workers[one], workers[other]
+        return second if second.outstanding_cost < first.outstanding_cost else first
