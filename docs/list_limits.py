@@ -29,7 +29,7 @@ from rolloutbus.engine_worker.worker import actor as worker_actor
 from rolloutbus.engine_worker.worker.prefix_news import PACE_S
 from rolloutbus.router import actor as router_actor
 from rolloutbus.router.detached.detached import UNHEARD_S
-from rolloutbus.router.sessions.sessions import PATIENCE_S
+from rolloutbus.router.placement.turns import PATIENCE_S
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.request_book import MUTE_S
 from rolloutbus.trainer_adapter.client.settings import TICK_S as CLIENT_TICK_S

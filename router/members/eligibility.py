@@ -71,7 +71,9 @@ class Eligibility:
 
     def freed(self, worker: MemberRecord) -> None:
         """A full worker, or a blocked one, carries a request less."""
-        self._update(worker)
+        self.has_changed = True
+        if not worker.blocked_by and len(worker.requests) < worker.capacity:
+            self.free[worker.policy].add(worker)
 
     def workers(self, policy: str) -> list[MemberRecord]:
         """Workers of a policy that take requests, free or full."""
@@ -94,10 +96,9 @@ class Eligibility:
         if not worker.blocked_by:
             eligible = self._eligible.setdefault(policy, eligible)
             eligible[worker.name] = worker
+            free = self.free.setdefault(policy, FreeList())
             if len(worker.requests) < worker.capacity:
-                self.free.setdefault(policy, FreeList()).add(worker)
-            else:
-                self.filled(worker)
+                free.add(worker)
             return
         self.filled(worker)
         if eligible.get(worker.name) is worker:
