@@ -1,4 +1,4 @@
-"""Detached requests whose client was told of a loss: if it died as well, we go on by ourselves.
+"""Detached requests whose client was told of a loss: unless it sends them again, the router does.
 
 Spec: docs/protocol.md, "Detached requests".
 """
@@ -12,6 +12,10 @@ from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
 
+GIVEN_UP_AFTER = 2
+"""Longest waits between two sendings: a process that lives has sent again by then what it still
+wants. What it gave up it never sends."""
+
 
 class _Told(NamedTuple):
     request: Request
@@ -23,7 +27,7 @@ class _Told(NamedTuple):
 
 
 class Doubts:
-    """What is kept until its client is heard of again."""
+    """What is kept until its client sends it again, or says that it is over."""
 
     def __init__(self, context: Context, table: RequestTable) -> None:
         self._context = context
@@ -65,12 +69,14 @@ class Doubts:
 
     def tick(self, now: float) -> None:
         """Queue again what nobody takes care of."""
+        leases = self._context.settings.leases
         for rid, (request, at, boot, seen_at) in list(self._told.items()):
             client = self._context.clients.named(request.client)
             is_alive = client is not None and client.boot == boot and client.seen_at > seen_at
-            if is_alive or self._is_settled(rid):
+            wait_s = GIVEN_UP_AFTER * leases.resend_max_s if is_alive else leases.silence_s
+            if self._is_settled(rid):
                 del self._told[rid]
-            elif now - at > self._context.settings.leases.silence_s:
+            elif now - at > wait_s:
                 del self._told[rid]
                 self._revive(request)
 

@@ -4,6 +4,7 @@ from typing import cast
 
 from rolloutbus.bus.wire.codec import pack, unpack_result
 from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.delivery import Ack
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import (
     Abort,
@@ -462,3 +463,46 @@ def test_what_is_in_doubt_is_nobody_elses() -> None:
     assert _listed(other) == []
     _attach(other, rid)
     assert other.problem().code == "unknown_request"
+
+
+def _told_and_alive(bus: Bus) -> tuple[SimWorker, SimClient, str]:
+    """A lost request whose process was told, lives on, and has a worker again."""
+    worker, rid = _crashed_and_told(bus)
+    worker.lease_no += 1
+    worker.hello()
+    worker.beat()
+    client = next(peer for peer in bus.peers.values() if isinstance(peer, SimClient))
+    return worker, client, rid
+
+
+def test_what_a_process_gave_up_is_queued_again_though_it_lives() -> None:
+    bus = Bus()
+    worker, client, rid = _told_and_alive(bus)
+    bus.advance(5)
+    assert worker.take("generate") == []  # it may be about to send it again
+    assert _listed(client) == [DetachedRequest(rid, "waiting", "prompt-9", in_doubt=True)]
+    bus.advance(7)
+    assert {command.rid for command in worker.take("generate")} == {rid}
+
+
+def test_what_its_process_sends_again_in_time_is_placed_once() -> None:
+    bus = Bus()
+    worker, client, rid = _told_and_alive(bus)
+    bus.advance(2)
+    _submit(client, rid=rid)
+    (command,) = worker.take("generate")
+    assert command.rid == rid
+    worker.accept(command)
+    worker.running = [(rid, command.attempt, "trainer")]
+    worker.detached = [(rid, "prompt-9")]
+    bus.advance(20)
+    assert worker.take("generate") == []
+
+
+def test_what_is_over_after_its_loss_is_not_sampled_for_nobody() -> None:
+    bus = Bus()
+    worker, client, rid = _told_and_alive(bus)
+    client.say(Entry("ack", body=pack(Ack([], [rid]))))
+    bus.advance(20)
+    assert worker.take("generate") == []
+    assert _listed(client) == []

@@ -16,6 +16,7 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
 )
 from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.rollout import OnLoss
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
 
 OLD = "c/7"
@@ -28,9 +29,10 @@ def _attach(bench: Bench, rid: str = OLD, *, is_followed: bool = False) -> None:
     bench.apply(effects)
 
 
-def _detached(bench: Bench) -> str:
+def _detached(bench: Bench, on_loss: OnLoss = "resume") -> str:
     body = Generate(ints(1, 2, 3), SamplingParams(max_new_tokens=8))
-    ask = Ask("generate", body, place=Placement("default", outlives_client=True))
+    place = Placement("default", outlives_client=True)
+    ask = Ask("generate", body, place=place, on_loss=on_loss)
     rid, effects = bench.core.submit(ask, 60.0, bench.clock.now())
     bench.apply(effects)
     return rid
@@ -180,3 +182,16 @@ def test_collect_of_what_its_own_generate_returned_is_refused_at_once(bench: Ben
     bench.finish(rid, (1, 1), generated(5))
     with pytest.raises(Refused, match="unknown_request"):
         _attach(bench, rid)
+
+
+def test_a_loss_ends_for_good_what_its_caller_wants_sampled_only_once(bench: Bench) -> None:
+    rid = _detached(bench, on_loss="fail")
+    bench.accept(rid, (1, 1))
+    _attach(bench)
+    bench.accept(OLD, (1, 2))
+    bench.lose(rid, (1, 1))
+    bench.lose(OLD, (1, 2))
+    bench.pass_time(0.1)
+    assert isinstance(bench.outcomes[rid], PeerLost)
+    assert isinstance(bench.outcomes[OLD], PeerLost)
+    assert _over(bench) == [("", [rid])]  # an attached one may yet be taken up again

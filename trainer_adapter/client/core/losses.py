@@ -47,6 +47,9 @@ class Losses:
         elif request.ask.on_loss == "fail" or not request.is_generate:
             error = PeerLost(f"worker {body.worker} was lost ({body.reason}) while it ran")
             self._book.end(request, error, now)
+            if request.ask.kind == "generate" and request.ask.is_detached:
+                # Its caller wants no other execution; who attached may yet come back for it.
+                self._book.acks.over(request.rid, now)
         else:
             self._book.go_on(request, now)
 
