@@ -1,6 +1,10 @@
 """Sessions of a client: held while they are open, opened again on a fresh link, moved."""
 
-from rolloutbus.bus.wire.errors import BusError
+import random
+
+import pytest
+
+from rolloutbus.bus.wire.errors import BusError, DeadlineExceeded, MailboxFull
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.membership import Dismissed
 from rolloutbus.bus.wire.messages.session import (
@@ -9,7 +13,9 @@ from rolloutbus.bus.wire.messages.session import (
     OpenSession,
     SessionMoved,
 )
-from tests.unit.trainer_adapter.bench import Bench, problem
+from rolloutbus.trainer_adapter.client.core.core import ClientCore
+from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from tests.unit.trainer_adapter.bench import BOOT, Bench, problem
 
 
 def opened(bench: Bench, name: str = "agent", worker: str = "w0") -> str:
@@ -50,6 +56,39 @@ def test_a_closed_session_is_not_opened_again(bench: Bench) -> None:
     assert bench.core.sessions == {}
     relinked(bench)
     assert bench.take("open_session") == []
+
+
+def test_a_session_that_was_closed_in_vain_is_not_opened_again(bench: Bench) -> None:
+    opened(bench)
+    rid = bench.command("close_session", CloseSession("agent"), deadline_s=2.0)
+    bench.pass_time(4.0)
+    assert isinstance(bench.outcomes[rid], DeadlineExceeded)
+    assert bench.core.sessions == {}
+    relinked(bench)
+    assert bench.take("open_session") == []
+
+
+def test_a_session_that_was_closed_while_it_was_opened_again_stays_closed(bench: Bench) -> None:
+    opened(bench)
+    rid = bench.command("close_session", CloseSession("agent"), deadline_s=2.0)
+    relinked(bench)
+    (reopened,) = bench.take("open_session")
+    bench.pass_time(4.0)
+    assert isinstance(bench.outcomes[rid], DeadlineExceeded)
+    bench.say("finished", OpenedSession("w1"), rid=reopened.rid)
+    assert bench.core.sessions == {}
+
+
+def test_a_session_whose_close_finds_no_room_is_not_opened_again(bench: Bench) -> None:
+    settings = ClientSettings(name="c", router="ipc:///nowhere", max_open=1)
+    bench.core = ClientCore(settings, BOOT, random.Random(0))
+    bench.apply(bench.core.start(bench.clock.now()))
+    bench.welcome()
+    opened(bench)
+    bench.generate()
+    with pytest.raises(MailboxFull):
+        bench.command("close_session", CloseSession("agent"))
+    assert bench.core.sessions == {}
 
 
 def test_to_close_a_session_that_the_router_forgot_forgets_it_here(bench: Bench) -> None:

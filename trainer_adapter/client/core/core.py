@@ -13,6 +13,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import (
     ActorStopped,
     BusError,
+    MailboxFull,
     OtherFleet,
     PeerLost,
     RemoteProtocolError,
@@ -64,9 +65,9 @@ class ClientCore:
         self._link = Link(identity, settings.lease, chance, self._out)
         self._fleet = KnownFleet(self._link, settings.fleet)
         desk = Desk(settings, self._link, self._fleet, chance, self.counters, self._out)
-        self._book = RequestBook(desk, boot)
         self._sessions = SessionBook(self.counters)
-        self._verdicts = Verdicts(desk, self._book, self._sessions)
+        self._book = RequestBook(desk, boot, self._sessions.ended)
+        self._verdicts = Verdicts(desk, self._book)
         self._losses = Losses(desk, self._book)
         self._streams = StreamReader(desk, self._book)
         self._endpoints: dict[str, None] = {}
@@ -145,7 +146,11 @@ class ClientCore:
             raise self._error or ActorStopped("the client is closed")
         if self.other_fleet is not None and names_version(sealed_ask(ask)[0]):
             self.require_known_fleet()
-        request = self._book.add(ask, deadline_s, now)
+        try:
+            request = self._book.add(ask, deadline_s, now)
+        except MailboxFull as error:
+            self._sessions.ended(ask.body, error)
+            raise
         if ask.place is not None:
             self._note_policy(ask.place.policy)
         return request.rid, self._drain()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from rolloutbus.bus.actor.effects import THE_LINK, Send
 from rolloutbus.bus.backoff import Chance, wait_after
 from rolloutbus.bus.wire.errors import (
@@ -37,6 +39,7 @@ from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 Duty = Literal["resend", "deadline", "overdue", "abort"]
 Then = Callable[[Outcome, float], None]
+Ended = Callable[[msgspec.Struct, Outcome], None]
 
 INTERNAL_DEADLINE_S = 5.0
 """Deadline of commands that the core sends by itself."""
@@ -66,8 +69,12 @@ class Desk:
 class RequestBook:
     """Requests by rid, and when something must be done about each."""
 
-    def __init__(self, desk: Desk, boot: str) -> None:
-        """`boot` is a random 128-bit hex name of this process's client."""
+    def __init__(self, desk: Desk, boot: str, on_end: Ended) -> None:
+        """`boot` is a random 128-bit hex name of this process's client.
+
+        `on_end` hears the body and the outcome of every command of the caller, however it ended.
+        """
+        self._on_end = on_end
         self._desk = desk
         self._settings = desk.settings
         self._counters = desk.counters
@@ -219,6 +226,7 @@ class RequestBook:
         if then is not None:
             then(outcome, now)
             return
+        self._on_end(request.ask.body, outcome)
         if not isinstance(outcome, BusError):
             self._counters.finished += 1
         self._desk.out.append(Complete(request.rid, outcome))

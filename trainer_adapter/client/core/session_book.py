@@ -44,7 +44,10 @@ class SessionBook:
         self.held: dict[str, HeldSession] = {}
 
     def ended(self, body: msgspec.Struct, outcome: Outcome) -> None:
-        """A control command of this client ended; most are not about sessions."""
+        """A command of the caller ended, if only by its deadline; most are not about sessions.
+
+        A session that its caller closed is left to its lease, where the router does not answer.
+        """
         if isinstance(body, OpenSession) and isinstance(outcome, OpenedSession):
             before = self.held.get(body.session)
             if before is None:

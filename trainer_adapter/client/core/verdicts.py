@@ -26,7 +26,6 @@ from rolloutbus.trainer_adapter.client.core.endings import (
 )
 from rolloutbus.trainer_adapter.client.core.request_book import Desk, RequestBook
 from rolloutbus.trainer_adapter.client.core.requests import OpenRequest
-from rolloutbus.trainer_adapter.client.core.session_book import SessionBook
 from rolloutbus.trainer_adapter.client.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
 
 _CORRUPT = Problem(
@@ -64,11 +63,10 @@ def _require_asked_for(request: OpenRequest, generated: Generated) -> None:
 class Verdicts:
     """Judges endings."""
 
-    def __init__(self, desk: Desk, book: RequestBook, sessions: SessionBook) -> None:
+    def __init__(self, desk: Desk, book: RequestBook) -> None:
         self._counters = desk.counters
         self._out = desk.out
         self._book = book
-        self._sessions = sessions
 
     def ended(self, entry: Entry, now: float) -> None:
         """An ending came: the first one of an attempt that counts wins."""
@@ -88,9 +86,7 @@ class Verdicts:
             if request.is_generate:
                 self._generate_ended(request, entry, now)
             else:
-                outcome = result_of(request, entry)
-                self._sessions.ended(request.ask.body, outcome)
-                self._book.end(request, outcome, now)
+                self._book.end(request, result_of(request, entry), now)
         except RemoteProtocolError as error:
             self._counters.malformed_in += 1
             self._book.end(request, error, now)
