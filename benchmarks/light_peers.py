@@ -1,7 +1,7 @@
 """Many honest peers in one process: members that answer at once, clients that only live.
 
-Real hellos, beats and leases over real sockets, but no engine and no process each. Prints one JSON
-line when all have been welcomed, and lives until it is killed.
+Real hellos, heartbeats and leases over real sockets, but no engine and no process each. Prints one
+JSON line when all have been welcomed, and lives until it is killed.
 
     python -m benchmarks.light_peers members|clients ENDPOINT FIRST COUNT [BEAT_S]
 """
@@ -30,11 +30,11 @@ from rolloutbus.bus.wire.ids import RequestId
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.membership import Welcome, WorkerFacts
 from rolloutbus.trainer_adapter.client.core.effects import Effect
-from rolloutbus.trainer_adapter.client.core.link import Link, LinkIdentity
+from rolloutbus.trainer_adapter.client.core.link import LinkIdentity, RouterLink
 
 CLIENT_TICK_S = 0.25
 """Coarser than a real client's: a thousand of these share one loop."""
-BEAT_S = LeaseSettings().beat_s
+BEAT_S = LeaseSettings().heartbeat_s
 SLOTS = 64
 CAPABILITIES = ["generate", "pause", "resume"]
 
@@ -59,20 +59,20 @@ class LightMember:
         entry = effect.entry
         if entry.kind in {"pause", "resume"}:
             self._state = "paused" if entry.kind == "pause" else "ready"
-            self._shell.beat()
+            self._shell.heartbeat()
         self._shell.finished((RequestId(entry.rid), entry.attempt), Done())
 
 
 class LightClient:
-    """A client's link, with its beats, its judgement of silence and its fresh connections."""
+    """A client's link, with its heartbeats, its judgement of silence and its fresh connections."""
 
     def __init__(self, endpoint: str, name: str, leases: LeaseSettings) -> None:
         self._endpoint = endpoint
         self._clock = BootClock()
-        self._tick_s = min(CLIENT_TICK_S, leases.beat_s)
+        self._tick_s = min(CLIENT_TICK_S, leases.heartbeat_s)
         self._out: list[Effect] = []
         identity = LinkIdentity(name, secrets.token_hex(16))
-        self._link = Link(identity, leases, Random(), self._out)
+        self._link = RouterLink(identity, leases, Random(), self._out)
         self._port: DealerPort | None = None
         self.welcomed = asyncio.Event()
         self._link.start(self._clock.now())
@@ -109,11 +109,11 @@ class LightClient:
         asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
 
-async def serve(kind: str, endpoint: str, first: int, count: int, beat_s: float) -> None:
+async def serve(kind: str, endpoint: str, first: int, count: int, heartbeat_s: float) -> None:
     """All peers at once; until the process is ended."""
     begun_at = time.perf_counter()
     peer_type = LightMember if kind == "members" else LightClient
-    leases = LeaseSettings(beat_s=beat_s)
+    leases = LeaseSettings(heartbeat_s=heartbeat_s)
     peers = [peer_type(endpoint, f"{kind[0]}{first + number}", leases) for number in range(count)]
     for peer in peers:
         await peer.welcomed.wait()
@@ -123,5 +123,7 @@ async def serve(kind: str, endpoint: str, first: int, count: int, beat_s: float)
 
 if __name__ == "__main__":
     die_with_parent()
-    kind, endpoint, first, count, *beat = sys.argv[1:]
-    uvloop.run(serve(kind, endpoint, int(first), int(count), float(beat[0]) if beat else BEAT_S))
+    kind, endpoint, first, count, *heartbeat = sys.argv[1:]
+    uvloop.run(
+        serve(kind, endpoint, int(first), int(count), float(heartbeat[0]) if heartbeat else BEAT_S)
+    )

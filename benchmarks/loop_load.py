@@ -21,7 +21,7 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.ids import NO_ATTEMPT
 from rolloutbus.bus.wire.messages.delivery import Ack, AttemptList
-from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
+from rolloutbus.bus.wire.messages.membership import ClientHeartbeat, Hello
 
 BEAT_S = 0.5
 DEADLINE_MS = 60_000
@@ -42,18 +42,18 @@ class Client(Protocol):
 
 
 class BusClient:
-    """A client of the router: hello, beats, `generate`, and an ack for every ending."""
+    """A client of the router: hello, heartbeats, `generate`, and an ack for every ending."""
 
     def __init__(self, endpoint: str, name: str, dialer: Dialer | None = None) -> None:
         self.on_reply: OnReply = _nobody
         self._prefix = f"{name}/"
         self._place = Placement("default", cost=100)
-        self._n_beats = 0
+        self._n_heartbeats = 0
         self.is_welcome = False
         self.port = DealerPort(endpoint, self._receive, dialer=dialer)
         self._send = self.port.send
         self._send(Entry("hello", body=pack(Hello("client", name, "0" * 32))))
-        self._beat()
+        self._heartbeat()
 
     def ask(self, number: int) -> None:
         """Send one `generate`."""
@@ -75,10 +75,10 @@ class BusClient:
         for worker, items in acks.items():
             self._send(Entry("ack", route=f"worker:{worker}", body=pack(Ack(items))))
 
-    def _beat(self) -> None:
-        self._n_beats += 1
-        self._send(Entry("client_beat", body=pack(ClientBeat(self._n_beats))))
-        asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+    def _heartbeat(self) -> None:
+        self._n_heartbeats += 1
+        self._send(Entry("client_beat", body=pack(ClientHeartbeat(self._n_heartbeats))))
+        asyncio.get_running_loop().call_later(BEAT_S, self._heartbeat)
 
 
 class PlainClient:

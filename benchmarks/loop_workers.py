@@ -1,7 +1,7 @@
 """Echo workers for both sides: every request is answered at once with 200 bytes.
 
-The bus worker is an honest member (real hello, beats and leases by the shipped `MemberCore`) but
-keeps no outbox: what is measured is the middle, and a worker that costs more would hide it.
+The bus worker is an honest member (real hello, heartbeats and leases by the shipped `MemberCore`)
+but keeps no outbox: what is measured is the middle, and a worker that costs more would hide it.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class EchoWorker:
             if isinstance(effect, Send) and self._port:
                 self._port.send(effect.entry)
             elif isinstance(effect, Connect):
-                if self._port is not None:  # the machine was too busy for beats: join again
+                if self._port is not None:  # the machine was too busy for heartbeats: join again
                     self._port.close()
                 self._port = DealerPort(self._endpoint, self._receive, dialer=self._dialer)
 

@@ -1,4 +1,4 @@
-"""The shell of a benchmark's own member: it joins, beats, and hands on what its core wants done."""
+"""The shell of a benchmark's own member: it joins, sends heartbeats, does what its core wants."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ class MemberShell:
         self.welcomed = asyncio.Event()
 
     def go_online(self, facts: WorkerFacts) -> None:
-        """Join, and beat from now on."""
+        """Join, and heartbeat from now on."""
         self._apply(self._core.online(facts, self._clock.now()))
         self._tick()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Tell at once how the member is."""
-        self._apply(self._core.beat(self._clock.now()))
+        self._apply(self._core.heartbeat(self._clock.now()))
 
     def finished(self, key: AttemptKey, result: msgspec.Struct) -> None:
         """A command is done."""

@@ -1,9 +1,10 @@
 """What thousands of peers cost a router: how long their hellos take, and what it holds afterwards.
 
 All peers of a case say hello at the same moment, as after a restart of the router; then they only
-beat. Each link's queues in libzmq are rings that are touched for the first time message by message,
-some 128 bytes a beat and at most 64 KiB a peer: the large cases show that growth stays below that.
-A small case beats fast until its rings have gone round; from then on nothing may grow.
+heartbeat. Each link's queues in libzmq are rings that are touched for the first time message by
+message, some 128 bytes a heartbeat and at most 64 KiB a peer: the large cases show that growth
+stays below that. A small case heartbeats fast until its rings have gone round; from then on nothing
+may grow.
 
     python benchmarks/peers.py --json
 """
@@ -78,8 +79,13 @@ async def _steady(watch_s: float) -> dict[str, Any]:
         last = usage_of(pid)
     growth_mib = round(last["rss_mib"] - first["rss_mib"], 2)
     is_flat = growth_mib <= MAX_GROWTH_MIB and last["fds"] == first["fds"]
-    n_beats = round(STEADY_PEERS * watch_s / STEADY_BEAT_S)
-    return {"peers": STEADY_PEERS, "beats": n_beats, "growth_mib": growth_mib, "is_flat": is_flat}
+    n_heartbeats = round(STEADY_PEERS * watch_s / STEADY_BEAT_S)
+    return {
+        "peers": STEADY_PEERS,
+        "heartbeats": n_heartbeats,
+        "growth_mib": growth_mib,
+        "is_flat": is_flat,
+    }
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from benchmarks.member_shell import MemberShell
 from benchmarks.side_processes import ANY_PORT
 from rolloutbus.bus.actor.parent import die_with_parent
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.membership.effects import Execute, Forget, MemberEffect, StopWork
+from rolloutbus.bus.membership.effects import Execute, MemberEffect, StopSilently, StopWork
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.zmq_topics import PubPort
 from rolloutbus.bus.wire.codec import pack, topic_of, unpack
@@ -88,7 +88,7 @@ class FakeWorker:
         match effect:
             case Execute(entry):
                 self._begin(entry)
-            case Forget(keys):
+            case StopSilently(keys):
                 for topic in self._topics.values():
                     topic.drop({(str(rid), attempt) for rid, attempt in keys})
             case StopWork():

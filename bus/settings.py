@@ -17,14 +17,14 @@ HOLDER_SHARE = 0.8
 class LeaseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All values in seconds. Every actor of one fleet must use the same ones."""
 
-    beat_s: float = 0.5
-    """Between two beats."""
+    heartbeat_s: float = 0.5
+    """Between two heartbeats."""
     lease_s: float = 3.0
-    """At the router, from receipt of a beat."""
+    """At the router, from receipt of a heartbeat."""
     holder_s: float = 2.4
-    """At the holder, from the moment it sent the beat: it always gives up before the router."""
+    """At the holder, from when it sent the heartbeat: it always gives up before the router."""
     silence_s: float = 1.5
-    """Without an answer to a beat for this long, a fresh connection is made."""
+    """Without an answer to a heartbeat for this long, a fresh connection is made."""
     late_tick_s: float = 1.0
     """A tick later than this means that we were frozen: read what waits before judging silence."""
     recovery_s: float = 3.5
@@ -42,14 +42,14 @@ class LeaseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long an ended or aborted execution is remembered."""
 
     def __post_init__(self) -> None:
-        if self.lease_s < MIN_BEATS_PER_LEASE * self.beat_s:
-            raise SettingsError("lease_s must be at least 5 x beat_s")
+        if self.lease_s < MIN_BEATS_PER_LEASE * self.heartbeat_s:
+            raise SettingsError("lease_s must be at least 5 x heartbeat_s")
         if not math.isclose(self.holder_s, HOLDER_SHARE * self.lease_s, rel_tol=1e-6):
             raise SettingsError("holder_s must be 0.8 x lease_s")
-        if self.recovery_s < self.lease_s + self.beat_s:
-            raise SettingsError("recovery_s must be at least lease_s + beat_s")
-        if not self.beat_s < self.silence_s < self.holder_s:
-            raise SettingsError("silence_s must lie between beat_s and holder_s")
+        if self.recovery_s < self.lease_s + self.heartbeat_s:
+            raise SettingsError("recovery_s must be at least lease_s + heartbeat_s")
+        if not self.heartbeat_s < self.silence_s < self.holder_s:
+            raise SettingsError("silence_s must lie between heartbeat_s and holder_s")
 
     def resend_after(self, n_sent: int) -> float:
         """How long to wait for an answer to what was sent so many times, in seconds."""

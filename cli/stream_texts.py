@@ -6,7 +6,7 @@ It draws nothing; `rolloutbus tail` does.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rolloutbus.replay.following.stream_events import (
+from rolloutbus.replay.stream.events import (
     Demoted,
     Finished,
     GapLost,

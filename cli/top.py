@@ -1,7 +1,7 @@
 """What `rolloutbus top` shows: rows and totals out of two answers of a router, with rates. Pure.
 
-The numbers of a worker are those of its last beat, which comes every half second: rates are taken
-between beats, not between questions.
+The numbers of a worker are those of its last heartbeat, which comes every half second: rates are
+taken between heartbeats, not between questions.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from rolloutbus.trainer_adapter.client.rollout import FleetResult
 STILL_S = 2.0
 """A worker that has not beaten for so long is shown to sample nothing."""
 MIN_APART_S = 0.1
-"""Ages of beats are rounded and answers take time: closer ones are the same beat."""
+"""Ages of heartbeats are rounded and answers take time: closer ones are the same heartbeat."""
 KEPT = 120
 """Frames whose totals are remembered."""
 Gauges = Mapping[str, Mapping[str, float]]
@@ -39,7 +39,7 @@ class TopRow(msgspec.Struct, frozen=True):
     slots: int
     n_sessions: int
     tokens_per_s: float | None
-    """None until two beats were seen."""
+    """None until two heartbeats were seen."""
     n_tokens: int
     """Since its process began."""
     stalled_ms: float
@@ -77,7 +77,7 @@ class TopFrame(msgspec.Struct, frozen=True):
 
 
 class _Seen(NamedTuple):
-    """What was known of a worker after its last beat."""
+    """What was known of a worker after its last heartbeat."""
 
     boot: str
     at_s: float
@@ -153,16 +153,16 @@ class TopHistory:
 
     def _look(self, worker: WorkerStatus, now_s: float) -> _Seen:
         boot = worker.epoch.partition(".")[0]
-        beat_s = now_s - worker.beat_age_ms / 1000
+        heartbeat_s = now_s - worker.beat_age_ms / 1000
         known = self._seen.get(worker.name)
         if known is None or known.boot != boot or worker.n_tokens < known.n_tokens:
-            return _Seen(boot, beat_s, worker.n_tokens, None, worker.version, 0)
+            return _Seen(boot, heartbeat_s, worker.n_tokens, None, worker.version, 0)
         n_updates = known.n_updates + (worker.version != known.version)
-        passed_s = beat_s - known.at_s
-        if passed_s < MIN_APART_S:  # the same beat: nothing is known since
+        passed_s = heartbeat_s - known.at_s
+        if passed_s < MIN_APART_S:  # the same heartbeat: nothing is known since
             return known._replace(version=worker.version, n_updates=n_updates)
         per_s = (worker.n_tokens - known.n_tokens) / passed_s
-        return _Seen(boot, beat_s, worker.n_tokens, per_s, worker.version, n_updates)
+        return _Seen(boot, heartbeat_s, worker.n_tokens, per_s, worker.version, n_updates)
 
 
 def cache_used(gauges: Mapping[str, float]) -> float | None:

@@ -14,7 +14,7 @@ CURVE_WIDTH = 40
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """Any other state is red; the word says it, too."""
 OLD_BEAT_MS = 1500
-"""Three beats that did not come."""
+"""Three heartbeats that did not come."""
 MAX_NOTES = 8
 """Lines about troubles: the table must stay in sight."""
 
@@ -87,7 +87,7 @@ def _workers(rows: Iterable[TopRow]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("worker", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for name in ("version", "running", "sess", "tokens/s", "stall ms", "cache", "beat ms"):
+    for name in ("version", "running", "sess", "tokens/s", "stall ms", "cache", "heartbeat ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         behind = f" (-{row.n_behind})" if row.n_behind else ""

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from rolloutbus.bus.membership.outbox import MAX_AGE_S
-from rolloutbus.bus.membership.over import OVER_S
+from rolloutbus.bus.membership.settled import OVER_S
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport import bulk as bulk_ports
 from rolloutbus.bus.transport.zmq_sockets import GONE_MS
@@ -117,7 +117,7 @@ def times() -> str:
         f"{seconds(bulk_ports.SILENT_S)}"
     )
     table = {
-        "beat": seconds(lease.beat_s),
+        "beat": seconds(lease.heartbeat_s),
         "lease, at the holder from sending": seconds(lease.holder_s),
         "lease, at the router from receipt": seconds(lease.lease_s),
         "silence that makes a peer reconnect": seconds(lease.silence_s),
@@ -138,11 +138,11 @@ def times() -> str:
         "unacknowledged endings": seconds(MAX_AGE_S),
         "what ended at the router of detached requests": seconds(UNHEARD_S),
         "detached requests that are acknowledged": seconds(OVER_S),
-        "idle beat of a stream": seconds(stream.idle_s),
+        "idle heartbeat of a stream": seconds(stream.idle_s),
         "deltas of a request that is not streamed": (
             f"each {stream.coarse_tokens} tokens or {seconds(stream.coarse_s)}"
         ),
-        "beat of an engine host": seconds(engine_host.BEAT_S),
+        "heartbeat of an engine host": seconds(engine_host.BEAT_S),
         "between two `prefixes` of a worker, at least": seconds(PACE_S),
         "silence of an engine host that keeps new requests away": seconds(host.silent_s),
         "silence or standstill of an engine host that ends it": wedged,

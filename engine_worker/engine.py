@@ -509,7 +509,7 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> EngineStats:
-        """Cheap; called before every beat."""
+        """Cheap; called before every heartbeat."""
         ...
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coarse_s: float = 1.0
     """... or seconds, so that it can resume elsewhere."""
     idle_s: float = 0.2
-    """Between two idle beats of a topic."""
+    """Between two idle heartbeats of a topic."""
 
 
 class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -33,7 +33,7 @@ print("told:" + json.dumps(told))
 TIMEOUT_S = 60.0
 
 
-class Told(msgspec.Struct):
+class InterpreterReport(msgspec.Struct):
     """What an interpreter says of itself."""
 
     protocol: int
@@ -81,7 +81,7 @@ def check_python(python: str, packages: Sequence[str], environment: Mapping[str,
         )
 
 
-def _asked(command: Sequence[str], environment: Mapping[str, str]) -> Told:
+def _asked(command: Sequence[str], environment: Mapping[str, str]) -> InterpreterReport:
     python = command[0]
     try:
         done = subprocess.run(
@@ -92,7 +92,7 @@ def _asked(command: Sequence[str], environment: Mapping[str, str]) -> Told:
     lines = done.stdout.decode(errors="replace").splitlines()
     told = [line.removeprefix("told:") for line in lines if line.startswith("told:")]
     if done.returncode == 0 and told:
-        return msgspec.json.decode(told[-1], type=Told)
+        return msgspec.json.decode(told[-1], type=InterpreterReport)
     complaints = done.stderr.decode(errors="replace").strip().splitlines()
     raise SettingsError(
         f"python: {python} cannot run a worker ({complaints[-1] if complaints else 'silent'}): "

@@ -13,7 +13,7 @@ import msgspec
 from rolloutbus.bus.security.settings import SecuritySettings
 from rolloutbus.bus.security.topics import READS_EVERYTHING
 from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
+from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.endpoints import require_bindable
 from rolloutbus.bus.transport.ports import (
     BatchHandler,
@@ -26,7 +26,7 @@ from rolloutbus.bus.transport.ports import (
 from rolloutbus.bus.transport.zmq_topics import ForwardPort
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.replay.following.dismissal import sent_away
+from rolloutbus.replay.stream.dismissal import sent_away
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
@@ -56,7 +56,7 @@ class Forwarder:
         self._link = sockets.link
         self._client = RolloutClient(client, Ports(self._open_link, self._subscription))
         self._ending: asyncio.Future[None] | None = None
-        self._guard: Guard | None = None
+        self._guard: SocketGuard | None = None
         self._port: ForwardPort | None = None
 
     async def __aenter__(self) -> Self:
@@ -127,7 +127,7 @@ class Forwarder:
         return self._port.up
 
 
-def _require_reader(guard: Guard) -> None:
+def _require_reader(guard: SocketGuard) -> None:
     principal = guard.principal(guard.public)
     if principal is None or principal.role not in READS_EVERYTHING:
         who = "is not in the allow-list" if principal is None else f"is a {principal.role}'s"

@@ -29,7 +29,7 @@ SHOWN_BYTES = 32
 """Of binary values, unless all is asked for."""
 
 
-class Run(NamedTuple):
+class PackedRun(NamedTuple):
     """A record of the kind `packed`, after its number and time."""
 
     n_records: int
@@ -97,7 +97,7 @@ def _with_run(framer: Framer, record: object, offset: int) -> Iterator[object]:
     if not values or values[0] != "packed":
         yield record
         return
-    run = Run(*values[3:6])
+    run = PackedRun(*values[3:6])
     try:
         if not zstandard.frame_content_size(run.content) == run.size_bytes <= 2 * MAX_PAYLOAD_BYTES:
             raise JournalError(f"the run at offset {offset} holds something else than it says")

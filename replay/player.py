@@ -22,9 +22,9 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.playing.player_core import THE_TAP, Message, PlayerCore, Programme, Step
+from rolloutbus.replay.playing.player_core import THE_TAP, Message, PlayerCore, PlayStep, Programme
 from rolloutbus.replay.playing.stand_in import Effect
-from rolloutbus.replay.playing.survey import Survey
+from rolloutbus.replay.playing.survey import JournalSurvey
 
 TICK_S = 1.0
 RETRY_S = 0.001
@@ -83,12 +83,12 @@ class Player:
         self._journal = journal
         self._settings = settings or PlayerSettings()
         self._clock = BootClock()
-        self._survey = Survey()
+        self._survey = JournalSurvey()
         self._publishers: dict[str, PatientPubPort] = {}
         self._port: RouterPort | None = None
         self._core: PlayerCore | None = None
         self._actor: Actor[Effect] | None = None
-        self._steps: Iterator[Step] = iter(())
+        self._steps: Iterator[PlayStep] = iter(())
         """What is left."""
         self._subscribed = asyncio.Event()
         self._n_played = 0

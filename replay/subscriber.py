@@ -36,12 +36,12 @@ from rolloutbus.bus.wire.errors import (
 )
 from rolloutbus.bus.wire.messages.generation import Repaired
 from rolloutbus.bus.wire.messages.membership import Members, Welcome
-from rolloutbus.replay.following.dismissal import sent_away
-from rolloutbus.replay.following.repairs import Answer, AskRepair, Unrepaired
-from rolloutbus.replay.following.stream_events import StreamEvent
-from rolloutbus.replay.following.subscriber_core import SubscriberCore, SubscriberCounters
-from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
 from rolloutbus.replay.recording.choice import Choice, Filter
+from rolloutbus.replay.stream.core import SubscriberCore, SubscriberCounters
+from rolloutbus.replay.stream.dismissal import sent_away
+from rolloutbus.replay.stream.events import StreamEvent
+from rolloutbus.replay.stream.repairs import Answer, AskRepair, Unrepaired
+from rolloutbus.replay.stream.settings import SubscriberSettings
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
 from rolloutbus.trainer_adapter.client.rollout import FleetResult

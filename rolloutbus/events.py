@@ -1,6 +1,6 @@
-"""What a `Subscriber` yields; `StreamEvent` is any of it: `replay.following.stream_events`."""
+"""What a `Subscriber` yields; `StreamEvent` is any of it: `replay.stream.events`."""
 
-from rolloutbus.replay.following.stream_events import (
+from rolloutbus.replay.stream.events import (
     Demoted,
     Finished,
     GapFound,

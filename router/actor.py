@@ -11,7 +11,7 @@ from rolloutbus.bus.actor.loop import Actor
 from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.actor.resources import ResourceWatch
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
+from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.ports import PortCounters
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import TapPort
@@ -59,7 +59,7 @@ class RouterActor:
         self._port: RouterPort | None = None
         self._tap: TapPort | None = None
         self._actor: Actor[Effect] | None = None
-        self._guard: Guard | None = None
+        self._guard: SocketGuard | None = None
         self._watch = ResourceWatch()
         self._n_turned_away = 0
         self._has_warned = False

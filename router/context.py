@@ -17,7 +17,7 @@ from rolloutbus.router.detached.followers import Followers
 from rolloutbus.router.members.clients import Clients
 from rolloutbus.router.members.eligibility import Eligibility
 from rolloutbus.router.members.expected import ExpectedWorkers
-from rolloutbus.router.members.records import MemberRecord, Members, Reason
+from rolloutbus.router.members.records import MemberRecord, MemberTable, Reason
 from rolloutbus.router.outgoing import Outgoing
 from rolloutbus.router.settings import RouterSettings
 
@@ -36,7 +36,7 @@ class Context:
 
     settings: RouterSettings
     instance: str
-    members: Members = field(default_factory=Members)
+    members: MemberTable = field(default_factory=MemberTable)
     clients: Clients = field(default_factory=Clients)
     eligibility: Eligibility = field(default_factory=Eligibility)
     out: Outgoing = field(default_factory=Outgoing)

@@ -18,8 +18,8 @@ from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.router.context import Context, refusal
-from rolloutbus.router.detached.over import Over
 from rolloutbus.router.detached.reattachment import Reattachment
+from rolloutbus.router.detached.settled import SettledDetached
 from rolloutbus.router.events import (
     Counted,
     Event,
@@ -33,11 +33,11 @@ from rolloutbus.router.events import (
 from rolloutbus.router.health.dead_letter import DeadLetter
 from rolloutbus.router.health.health import Health, told_reason
 from rolloutbus.router.members.authority import Authority
-from rolloutbus.router.members.client_commands import PASSED_ON, Desk
+from rolloutbus.router.members.client_commands import PASSED_ON, ClientCommands
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.expulsion import Expulsion
 from rolloutbus.router.members.intents import Intents
-from rolloutbus.router.members.member_commands import Fleet, is_share
+from rolloutbus.router.members.member_commands import MemberCommands, is_share
 from rolloutbus.router.members.membership import Membership
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.outgoing import Effect
@@ -47,7 +47,7 @@ from rolloutbus.router.placement.placement import Placer
 from rolloutbus.router.placement.prefixes import PrefixIndex
 from rolloutbus.router.placement.turns import SessionTurns
 from rolloutbus.router.requests.admission_control import Door
-from rolloutbus.router.requests.backlogs import Backlogs
+from rolloutbus.router.requests.backpressure import Backlogs
 from rolloutbus.router.requests.dispatch import Dispatcher
 from rolloutbus.router.requests.executions import Executions
 from rolloutbus.router.requests.table import RequestTable
@@ -100,17 +100,19 @@ class RouterCore:
             door,
             placer=self.placer,
         )
-        self._over = Over(self.context, self.table)
+        self._over = SettledDetached(self.context, self.table)
         self._executions = Executions(self.context, self.table, self._health, self._over)
-        self._fleet = Fleet(self.context, self._health.worker_failed)
+        self._fleet = MemberCommands(self.context, self._health.worker_failed)
         self._updates = Updates(self.context, self._fleet)
         self._catch_ups = CatchUps(self.context, self._updates, self._fleet)
         self._intents = Intents(self.context, self._fleet)
-        self._membership = Membership(self.context, self._intents, self._on_beat, self._on_lost)
+        self._membership = Membership(
+            self.context, self._intents, self._on_heartbeat, self._on_lost
+        )
         self._publications = Publications(self.context, self._updates)
         self._reattachment = Reattachment(self.context, self._executions.doubts)
         self._reservations = Reservations(self.context, self._fleet, self._publications)
-        self._desk = Desk(
+        self._desk = ClientCommands(
             self.context,
             self.table,
             self._dispatcher,
@@ -232,7 +234,7 @@ class RouterCore:
             **dict.fromkeys(PASSED_ON, self._desk.ask_members),
             "generate": self._dispatcher.submit,
             "ack": self._client_ack,
-            "client_beat": self._membership.client_beat,
+            "client_beat": self._membership.client_heartbeat,
             "abort": self._desk.abort,
             "status": self._desk.report,
             "open_session": self._desk.open_session,
@@ -243,7 +245,7 @@ class RouterCore:
         }
 
     def _member_handlers(self) -> Handlers:
-        handlers: Handlers = {"beat": self._membership.beat, "accepted": self._accepted}
+        handlers: Handlers = {"beat": self._membership.heartbeat, "accepted": self._accepted}
         handlers["prefixes"] = self._prefixes.told
         handlers.update(dict.fromkeys(ENDINGS, self._ended))
         return handlers
@@ -299,13 +301,13 @@ class RouterCore:
             field = _field_in(why)
             self.context.refuse(client.name, entry.rid, refusal(code, why[:300], field))
 
-    def _on_beat(self, worker: MemberRecord, has_changed: bool, now: float) -> None:  # noqa: FBT001 - the signature of OnBeat
+    def _on_heartbeat(self, worker: MemberRecord, has_changed: bool, now: float) -> None:  # noqa: FBT001 - the signature of OnHeartbeat
         context = self.context
         is_ahead = worker.version > context.committed_of(worker.policy)
         if is_ahead and context.may_miss_commits:
             # Without a store's record, what a worker attests is the best witness of a commit.
             context.note_commit(worker.policy, worker.version)
-        if worker.beat.suspects:
+        if worker.heartbeat.suspects:
             self._health.reported(worker, now)
         self._executions.reconcile(worker)
         if has_changed:

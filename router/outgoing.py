@@ -1,10 +1,10 @@
 """Effects collected while one batch or tick is handled: per peer, in order."""
 
-from rolloutbus.bus.actor.effects import Forget, SendAll
+from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
 
-Effect = SendAll | Forget
+Effect = SendAll | ForgetPeer
 
 
 class Outgoing:
@@ -40,6 +40,6 @@ class Outgoing:
         effects: list[Effect] = [*self._queues.values()]
         self._queues = {}
         if self._forgotten:
-            effects += map(Forget, self._forgotten)
+            effects += map(ForgetPeer, self._forgotten)
             self._forgotten = []
         return effects

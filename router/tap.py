@@ -7,7 +7,7 @@ Spec: docs/protocol.md, "The tap".
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from rolloutbus.bus.actor.effects import Forget
+from rolloutbus.bus.actor.effects import ForgetPeer
 from rolloutbus.bus.streams.tap import TapEvent, TapMark
 from rolloutbus.bus.wire.codec import frames_of
 from rolloutbus.bus.wire.entry import Entry
@@ -71,10 +71,10 @@ class TapFeed:
             case _:
                 assert_never(event)
         for effect in effects:
-            if not isinstance(effect, Forget):
+            if not isinstance(effect, ForgetPeer):
                 self._batch("sent", effect.peer, effect.entries, now)
         for effect in effects:
-            if isinstance(effect, Forget):
+            if isinstance(effect, ForgetPeer):
                 self._connections.pop(effect.peer, None)
 
     def _batch(

@@ -47,7 +47,7 @@ class Stop:
     reason: str
 
 
-class Forget(msgspec.Struct, frozen=True, gc=False):
+class ForgetPeer(msgspec.Struct, frozen=True, gc=False):
     """The shell may drop what it keeps about this peer's connection."""
 
     peer: Peer

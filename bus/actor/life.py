@@ -9,7 +9,7 @@ StateT = TypeVar("StateT", bound=str)
 EventT = TypeVar("EventT", bound=str)
 
 
-def following(
+def next_state(
     table: Mapping[StateT, Mapping[EventT, StateT]], state: StateT, event: EventT, subject: str
 ) -> StateT:
     """The state after `event`; the caller keeps it.

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import xxhash
 
-from rolloutbus.bus.actor.effects import Forget, SendAll
+from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES
 from rolloutbus.bus.wire.entry import Entry
 
@@ -54,14 +54,14 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The exception that ended the router; empty: none."""
 
 
-def outcome_of(effects: Iterable[SendAll | Forget]) -> Outcome:
+def outcome_of(effects: Iterable[SendAll | ForgetPeer]) -> Outcome:
     """Effects as a value; bodies that travel alone are only named, by length and digest.
 
     They passed through: they stand in the stimulus that brought them.
     """
     return Outcome(
         [
-            (each.peer, None if isinstance(each, Forget) else [_named(e) for e in each.entries])
+            (each.peer, None if isinstance(each, ForgetPeer) else [_named(e) for e in each.entries])
             for each in effects
         ]
     )

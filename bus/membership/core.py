@@ -13,11 +13,11 @@ import msgspec
 from msgspec import Raw
 
 from rolloutbus.bus.actor.effects import THE_LINK, Connect, Send, Stop
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 from rolloutbus.bus.backoff import Backoff, Chance
 from rolloutbus.bus.membership.crash_witness import CrashWitness
 from rolloutbus.bus.membership.deliveries import Deliveries
-from rolloutbus.bus.membership.effects import Execute, Forget, Heed, MemberEffect, StopWork
+from rolloutbus.bus.membership.effects import Execute, Heed, MemberEffect, StopSilently, StopWork
 from rolloutbus.bus.membership.lease import LeaseHolder
 from rolloutbus.bus.membership.outbox import MAX_BYTES
 from rolloutbus.bus.membership.states import (
@@ -38,9 +38,9 @@ from rolloutbus.bus.wire.kinds import ENDINGS, KINDS
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import (
-    Beat,
     Dismissed,
     Goodbye,
+    Heartbeat,
     Hello,
     Intent,
     Lease,
@@ -65,7 +65,7 @@ class MemberIdentity:
 
 
 class Vitals(msgspec.Struct, frozen=True, gc=False):
-    """What a beat says besides the executions; see `bus.messages.membership.Beat`."""
+    """What a heartbeat says besides the executions; see `bus.messages.membership.Heartbeat`."""
 
     version: int = 0
     state: str = "ready"
@@ -122,9 +122,9 @@ class MemberCore:
         """When it said hello last: since then the router may know nothing but that."""
         self._heard_at = 0.0
         self._ticked_at = 0.0
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._told_seq = 0
-        """The beat before: what its news were continued from."""
+        """The heartbeat before: what its news were continued from."""
         self._retry_at = 0.0
 
     @property
@@ -199,23 +199,23 @@ class MemberCore:
             return []
         return [self._send("accepted", Accepted(items=self.deliveries.take_begun()))]
 
-    def beat(self, now: float) -> list[Send]:
-        """Beat at once: something that the router dispatches by has changed."""
-        return [self._beat(now)] if self._state in LINKED else []
+    def heartbeat(self, now: float) -> list[Send]:
+        """Heartbeat at once: something that the router dispatches by has changed."""
+        return [self._heartbeat(now)] if self._state in LINKED else []
 
     def tick(self, now: float) -> list[MemberEffect]:
-        """Time passes; to be called a few times per beat."""
+        """Time passes; to be called a few times per heartbeat."""
         settings = self._settings
         if now - self._ticked_at > settings.late_tick_s:
             # We were frozen: the answers may lie unread in the socket.
-            self._heard_at = max(self._heard_at, now - settings.silence_s + settings.beat_s)
+            self._heard_at = max(self._heard_at, now - settings.silence_s + settings.heartbeat_s)
         self._ticked_at = now
         effects = self._judge_lease(now)
         if self._state in LINKED:
             if now - self._heard_at > settings.silence_s:
                 self._lose_link(now)
-            elif now >= self._beat_at:
-                effects.append(self._beat(now))
+            elif now >= self._heartbeat_at:
+                effects.append(self._heartbeat(now))
         if self._state in UNLINKED_TRYING and now >= self._retry_at:
             effects += self._connect("connected", now)
         if self.deliveries.outbox.size_bytes and self._may_send(now):
@@ -244,7 +244,7 @@ class MemberCore:
                 self.deliveries.acknowledge(items, over, now)
             case Fenced(items):
                 stopped = self.deliveries.fence(items, now)
-                return [Forget(stopped)] if stopped else []
+                return [StopSilently(stopped)] if stopped else []
             case Intent() as intent:
                 return self._told(intent)
             case Dismissed(code):
@@ -337,22 +337,22 @@ class MemberCore:
             # The router may have taken an earlier hello, and given that lease up since.
             self._holder.renounce()
         hello = _hello(self.identity, self._facts, self._holder, self._intent)
-        return [self._send("hello", hello), self._beat(now, is_first=True)]
+        return [self._send("hello", hello), self._heartbeat(now, is_first=True)]
 
-    def _beat(self, now: float, *, is_first: bool = False) -> Send:
+    def _heartbeat(self, now: float, *, is_first: bool = False) -> Send:
         """`is_first`: the router may know nothing of what earlier ones were told."""
-        self._beat_at = now + self._settings.beat_s
+        self._heartbeat_at = now + self._settings.heartbeat_s
         if is_first:
             self.deliveries.outbox.tell_all()
-        seq = self._holder.next_beat(now)
+        seq = self._holder.next_heartbeat(now)
         stamp = (0, 0) if self._intent is None else self._intent.stamp
-        beat = _beat_of((seq, self._told_seq), self._vitals(), self.deliveries, stamp)
+        heartbeat = _heartbeat_of((seq, self._told_seq), self._vitals(), self.deliveries, stamp)
         self._told_seq = seq
         if is_first:
-            beat = msgspec.structs.replace(
-                beat, over=list(self.deliveries.over), suspects=self.crashes.listed(now)
+            heartbeat = msgspec.structs.replace(
+                heartbeat, over=list(self.deliveries.over), suspects=self.crashes.listed(now)
             )
-        return self._send("beat", beat)
+        return self._send("beat", heartbeat)
 
     def _farewell(self, reason: str) -> list[MemberEffect]:
         return [self._send("goodbye", Goodbye(reason))] if self._state in LINKED else []
@@ -368,7 +368,7 @@ class MemberCore:
         return Send(THE_LINK, Entry(kind, epoch=self._holder.epoch, body=pack(body)))
 
     def _move(self, event: LinkEvent) -> None:
-        self._state = following(MEMBER_LINK, self._state, event, "this member")
+        self._state = next_state(MEMBER_LINK, self._state, event, "this member")
 
 
 def _hello(
@@ -395,12 +395,12 @@ def _unknown_kind(kind: str) -> Problem:
     return Problem("unknown_message", sentence, "not_started")
 
 
-def _beat_of(
+def _heartbeat_of(
     seqs: tuple[int, int], vitals: Vitals, deliveries: Deliveries, intent: tuple[int, int]
-) -> Beat:
-    """`seqs`: its own number, and that of the beat before."""
+) -> Heartbeat:
+    """`seqs`: its own number, and that of the heartbeat before."""
     (seq, told_seq), news = seqs, deliveries.outbox.take_news()
-    return Beat(
+    return Heartbeat(
         seq=seq,
         version=vitals.version,
         state=vitals.state,

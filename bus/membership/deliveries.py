@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from msgspec import Raw
 
-from rolloutbus.bus.membership.effects import Execute, Forget
+from rolloutbus.bus.membership.effects import Execute, StopSilently
 from rolloutbus.bus.membership.outbox import MAX_BYTES, Outbox
-from rolloutbus.bus.membership.over import OverRids
+from rolloutbus.bus.membership.settled import OverRids
 from rolloutbus.bus.membership.tombstones import ABORTED, Tombstones
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
@@ -35,7 +35,7 @@ class Taken(NamedTuple):
     execute: Execute | None = None
     ending: Entry | None = None
     """To be sent at once; it is in the outbox already."""
-    forget: Forget | None = None
+    forget: StopSilently | None = None
     """An older execution of the same rid that this one replaces; goes with `execute`."""
 
 
@@ -90,7 +90,7 @@ class Deliveries:
             if attempt <= running.attempt:
                 return _NOTHING
             self._end(rid, running.attempt, now)
-            return self._begin(entry, Forget([(rid, running.attempt)]))
+            return self._begin(entry, StopSilently([(rid, running.attempt)]))
         over = self.tombstones.get(rid)
         if (rid, attempt) in self.outbox:
             over = attempt  # a detached one may wait for longer than tombstones last
@@ -167,7 +167,7 @@ class Deliveries:
             if self.tombstones.get(rid) is None:
                 self.tombstones.put(rid, ABORTED, now)
 
-    def _begin(self, entry: Entry, forget: Forget | None = None) -> Taken:
+    def _begin(self, entry: Entry, forget: StopSilently | None = None) -> Taken:
         rid = RequestId(entry.rid)
         self._running[rid] = Running(entry.attempt, entry.route, entry.kind, Epoch(entry.epoch))
         self.begun[rid, entry.attempt] = None

@@ -26,7 +26,7 @@ class StopWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class StopSilently:
     """These executions belong to somebody else now: stop them without an ending."""
 
     keys: list[AttemptKey]
@@ -41,4 +41,4 @@ class Heed:
     """Identity of the fleet known before, if this is another one; else empty."""
 
 
-MemberEffect = Send | Connect | Stop | Execute | StopWork | Forget | Heed
+MemberEffect = Send | Connect | Stop | Execute | StopWork | StopSilently | Heed

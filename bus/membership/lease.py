@@ -1,6 +1,6 @@
 """The holder's side of a lease: which router it is bound to, and until when it may act.
 
-The lease runs from the moment a beat was SENT, so that the holder gives up before the router
+The lease runs from the moment a heartbeat was SENT, so that the holder gives up before the router
 does, however late the answer comes. Spec: docs/protocol.md, "Membership".
 """
 
@@ -10,10 +10,11 @@ REMEMBERED_BEATS = 32
 
 
 class Witness:
-    """Numbers beats, and remembers the latest that was answered by the router obeyed.
+    """Numbers heartbeats, and remembers the latest that was answered by the router obeyed.
 
-    A router begins after its predecessor has ended. So a peer that holds an answer to a beat sent
-    after another router had begun knows that there are two. Spec: docs/protocol.md, "Two routers".
+    A router begins after its predecessor has ended. So a peer that holds an answer to a heartbeat
+    sent after another router had begun knows that there are two. Spec: docs/protocol.md, "Two
+    routers".
     """
 
     def __init__(self) -> None:
@@ -21,15 +22,15 @@ class Witness:
         self._sent_at: dict[int, float] = {}
         self._alive_at = float("-inf")
 
-    def beat(self, now: float) -> int:
-        """Number of the beat that is being sent."""
+    def heartbeat(self, now: float) -> int:
+        """Number of the heartbeat that is being sent."""
         self._seq += 1
         self._sent_at[self._seq] = now
         self._sent_at.pop(self._seq - REMEMBERED_BEATS, None)
         return self._seq
 
     def answered(self, seq: int) -> float | None:
-        """The router obeyed answers beat `seq`; when that was sent, None if it is forgotten.
+        """The router obeyed answers heartbeat `seq`; when that was sent, None if it is forgotten.
 
         The time of sending counts: the answer may have lain unread for long.
         """
@@ -58,7 +59,7 @@ def lease_number(epoch: str) -> int:
 
 
 class LeaseHolder:
-    """Epochs, beats under way, the router obeyed."""
+    """Epochs, heartbeats under way, the router obeyed."""
 
     def __init__(self, boot: str, holder_s: float) -> None:
         self._boot = boot
@@ -67,9 +68,9 @@ class LeaseHolder:
         self.epoch = Epoch(f"{boot}.0")
         """`<boot>.<n>`: name of the present lease, held or asked for."""
         self._witness = Witness()
-        self._beat_seq = 0
+        self._heartbeat_seq = 0
         self._first_seq = 1
-        """Answers to earlier beats do not renew: those were of another epoch."""
+        """Answers to earlier heartbeats do not renew: those were of another epoch."""
         self._until = 0.0
         self.router_epoch = 0
         self.instance = ""
@@ -84,12 +85,12 @@ class LeaseHolder:
         self._lease_no += 1
         self.epoch = Epoch(f"{self._boot}.{self._lease_no}")
         self._until = 0.0
-        self._first_seq = self._beat_seq + 1
+        self._first_seq = self._heartbeat_seq + 1
 
-    def next_beat(self, now: float) -> int:
-        """Number of the beat that is being sent."""
-        self._beat_seq = self._witness.beat(now)
-        return self._beat_seq
+    def next_heartbeat(self, now: float) -> int:
+        """Number of the heartbeat that is being sent."""
+        self._heartbeat_seq = self._witness.heartbeat(now)
+        return self._heartbeat_seq
 
     def bind(self, router_epoch: int, instance: str) -> bool:
         """Obey this router, unless a newer one is obeyed already: binding only goes upward."""
@@ -108,7 +109,7 @@ class LeaseHolder:
         return router_epoch <= self.router_epoch or self._witness.has_outlived(up_s, now)
 
     def renew(self, seq: int) -> bool:
-        """The router obeyed answered beat `seq`; False if that was none of this epoch."""
+        """The router obeyed answered heartbeat `seq`; False if that was none of this epoch."""
         sent_at = self._witness.answered(seq)
         if sent_at is None or seq < self._first_seq:
             return False

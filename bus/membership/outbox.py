@@ -21,14 +21,14 @@ from rolloutbus.bus.wire.messages.endings import Problem
 MAX_BYTES = 1 << 30
 MAX_AGE_S = 3600.0
 MAX_BYTES_PER_TICK = 16 << 20
-"""Re-sent at most per tick, so that a reconnection does not delay beats."""
+"""Re-sent at most per tick, so that a reconnection does not delay heartbeats."""
 MAX_ENTRIES_PER_TICK = 1000
 """Likewise: many small ones keep the router from its leases."""
 MAX_NEWS = 5000
-"""A beat tells of at most so many endings, that came or went: the next one goes on."""
+"""A heartbeat tells of at most so many endings, that came or went: the next one goes on."""
 MANY = 256
 MUCH_BYTES = 16 << 20
-"""A beat names the clients that have so many endings here, or such large ones."""
+"""A heartbeat names the clients that have so many endings here, or such large ones."""
 MAX_NAMED = 100
 """Clients that it names, those with the most first."""
 HEADER_BYTES = 200

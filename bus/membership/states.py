@@ -54,7 +54,7 @@ MEMBER_LINK: dict[LinkState, dict[LinkEvent, LinkState]] = {
 """state -> event -> state."""
 
 LINKED: frozenset[LinkState] = frozenset({"greeting", "leased", "regreeting"})
-"""States in which entries can be sent and beats are."""
+"""States in which entries can be sent and heartbeats are."""
 UNLINKED_TRYING: frozenset[LinkState] = frozenset({"waiting", "relinking"})
 """States in which a fresh connection is due."""
 HOLDING: frozenset[LinkState] = frozenset({"leased", "relinking", "regreeting"})

@@ -155,7 +155,7 @@ def _nobody_cares(_: frozenset[str]) -> None:
     """What a revoked peer sends is dropped in any case."""
 
 
-class Guard:
+class SocketGuard:
     """One actor's locks. Its sockets have a context, and so a ZAP handler, of their own."""
 
     def __init__(
@@ -340,7 +340,7 @@ class Guard:
 def guard_of(
     security: SecuritySettings | None,
     on_revoked: Callable[[frozenset[str]], None] = _nobody_cares,
-) -> Guard | None:
+) -> SocketGuard | None:
     """The guard that these settings ask for; None without keys.
 
     Raises:
@@ -350,7 +350,7 @@ def guard_of(
         return None
     if not security.allow_list:
         raise SettingsError("security: who listens needs an allow_list beside its key_file")
-    return Guard(security, on_revoked)
+    return SocketGuard(security, on_revoked)
 
 
 def _unheard(_: Peer, __: Principal, ___: list[Entry]) -> None:
@@ -360,18 +360,18 @@ def _unheard(_: Peer, __: Principal, ___: list[Entry]) -> None:
 class Doorway(NamedTuple):
     """One guarded socket: its guard, what kind it is, and who hears what comes in."""
 
-    guard: Guard
+    guard: SocketGuard
     door: Door
     on_signed: SignedBatchHandler = _unheard
 
     def socket(self, kind: int) -> zmq.Socket[bytes]:
-        """See `Guard.socket`."""
+        """See `SocketGuard.socket`."""
         return self.guard.socket(kind, self.door)
 
     def bind(self, socket: zmq.Socket[bytes], endpoint: str) -> str:
-        """See `Guard.bind`."""
+        """See `SocketGuard.bind`."""
         return self.guard.bind(socket, endpoint)
 
     def note(self, frame: zmq.Frame) -> Wire | None:
-        """See `Guard.note`."""
+        """See `SocketGuard.note`."""
         return self.guard.note(frame, self.door)

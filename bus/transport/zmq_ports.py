@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import zmq
 
-from rolloutbus.bus.actor.effects import Forget, SendAll
+from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.membership.patience import LinkFailure
 from rolloutbus.bus.security.zmq_dialer import Dialer
 from rolloutbus.bus.security.zmq_guard import Doorway
@@ -181,11 +181,11 @@ class RouterPort:
         else:
             outbox.put(peer, entry)
 
-    def apply(self, effects: Iterable[SendAll | Forget]) -> None:
+    def apply(self, effects: Iterable[SendAll | ForgetPeer]) -> None:
         """What a core wants, in order."""
         for effect in effects:
             outbox = self._outbox_of.get(effect.peer)
-            if isinstance(effect, Forget):
+            if isinstance(effect, ForgetPeer):
                 self.forget(effect.peer)
             elif outbox is None:
                 self.counters.dropped_out += len(effect.entries)

@@ -109,7 +109,7 @@ def new_socket(
 
 
 def _keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """A host that is gone is the system's to notice; a process that does not work, that of beats.
+    """The system notices a host that is gone; heartbeats notice a process that does not work.
 
     ZMTP's own pings stay off: see docs/decisions/0007-no-pings-of-the-transport.md.
     """

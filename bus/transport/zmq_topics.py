@@ -15,7 +15,7 @@ import zmq
 from rolloutbus.bus.security.topics import claim_of, is_claim
 from rolloutbus.bus.security.zmq_dialer import Dialer
 from rolloutbus.bus.security.zmq_guard import Doorway
-from rolloutbus.bus.security.zmq_turnstile import Turnstile
+from rolloutbus.bus.security.zmq_subscription_gate import SubscriptionGate
 from rolloutbus.bus.transport.ports import PortCounters, TopicBatchHandler
 from rolloutbus.bus.transport.zmq_connections import ConnectionLimit, LinkEvent, Monitor
 from rolloutbus.bus.transport.zmq_sockets import (
@@ -71,7 +71,7 @@ class PubPort:
         if doorway is None:
             self.endpoint = (bind_anywhere if is_unsafe else bind_local)(socket, endpoint)
         else:
-            turnstile = Turnstile(socket, doorway, self.counters)
+            turnstile = SubscriptionGate(socket, doorway, self.counters)
             self.endpoint = doorway.bind(socket, endpoint)
             self._reader = Reader(socket, turnstile.read_some)
         self._admission = ConnectionLimit(socket, self.counters)

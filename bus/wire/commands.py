@@ -64,16 +64,16 @@ from rolloutbus.bus.wire.messages.weights import (
     GotWeights,
     Prepared,
     PrepareUpdate,
-    Published,
     PublishVersion,
     RecordCommit,
     Reserved,
     ReserveVersion,
-    Restored,
     RestoreVersion,
     SealVersion,
     Settled,
     SettleVersion,
+    VersionPublished,
+    VersionRestored,
 )
 
 Sender = Literal["subscriber", "client", "trainer", "admin", "router"]
@@ -81,8 +81,8 @@ Sender = Literal["subscriber", "client", "trainer", "admin", "router"]
 Target = Literal["router", "worker", "engine", "store"]
 """Who carries a command out: `worker` is a worker's actor, `engine` the engine host below it."""
 State = Literal["draining", "torn", "updating", "asleep", "no_weights", "paused"]
-"""Of a worker, as in `Beat.state`; `no_weights`: asleep, and its weights are released. A worker
-that is `starting` or `broken` refuses every command."""
+"""Of a worker, as in `Heartbeat.state`; `no_weights`: asleep, and its weights are released. A
+worker that is `starting` or `broken` refuses every command."""
 Trait = Literal["slow", "missed", "versioned"]
 """`slow`: it may take minutes, in which the engine makes no steps and its host may be mute.
 `missed`: it changes workers, and nobody brings it to those that join later.
@@ -150,11 +150,11 @@ COMMANDS: dict[str, CommandRow] = {
     ),
     "seal_version": CommandRow(SealVersion, Done, "trainer", "store", traits={"versioned"}),
     "restore_version": CommandRow(
-        RestoreVersion, Restored, "trainer", "store", traits={"versioned"}
+        RestoreVersion, VersionRestored, "trainer", "store", traits={"versioned"}
     ),
     "settle_version": CommandRow(SettleVersion, Settled, "trainer", "store", traits={"versioned"}),
     "publish_version": CommandRow(
-        PublishVersion, Published, "trainer", "router", traits={"versioned"}
+        PublishVersion, VersionPublished, "trainer", "router", traits={"versioned"}
     ),
     "prepare_update": CommandRow(
         PrepareUpdate, Prepared, "router", "engine", {"no_weights"}, {"slow", "versioned"}

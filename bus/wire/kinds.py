@@ -23,8 +23,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "welcome": membership.Welcome,
     "members": membership.Members,
     "dismissed": membership.Dismissed,
-    "beat": membership.Beat,
-    "client_beat": membership.ClientBeat,
+    "beat": membership.Heartbeat,
+    "client_beat": membership.ClientHeartbeat,
     "lease": membership.Lease,
     "goodbye": membership.Goodbye,
     "intent": membership.Intent,
@@ -56,12 +56,12 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "pull_chunk": weights.PullChunk,
     "chunk": weights.Chunk,
     "pull_delta": weights.PullDelta,
-    "delta": weights.Delta,
+    "delta": weights.WeightDelta,
     "push_chunk": weights.PushChunk,
     # between a worker actor and its engine host
     "engine_ready": host.EngineReady,
-    "engine_failed": host.EngineFailed,
-    "engine_beat": host.EngineBeat,
+    "engine_failed": host.EngineFailure,
+    "engine_beat": host.EngineHeartbeat,
     "extras": host.Extras,
 }
 """kind -> body type. `finished` and `cancelled` are kinds too; theirs depends on the command."""

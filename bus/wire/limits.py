@@ -65,7 +65,7 @@ MAX_TOKENS_BYTES = 4 * 1024 * 1024
 MAX_PIECE_BYTES = 16 * 1024 * 1024
 """One array of a result; one image."""
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Largest range pulled or pushed at once; beats must never queue behind more."""
+"""Largest range pulled or pushed at once; heartbeats must never queue behind more."""
 MAX_BODY_BYTES = 20 * 1024 * 1024
 """A body that travels alone. A `generate` with its prefix has four columns, their version runs,
 and little besides; media and arrays must leave room for them."""

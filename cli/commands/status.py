@@ -68,7 +68,7 @@ def report(found: FleetStatus) -> Group:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("worker", "state", "policy", "engine"):
         table.add_column(name)
-    for name in ("version", "running", "tokens", "beat age", "stall", "pid"):
+    for name in ("version", "running", "tokens", "heartbeat age", "stall", "pid"):
         table.add_column(name, justify="right")
     # w10 comes after w9.
     for each in sorted(found.workers, key=lambda each: (len(each.name), each.name)):

@@ -19,8 +19,8 @@ from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.cli.options import Address, AsJson, YourKey, example
 from rolloutbus.cli.stream_texts import StreamTexts, ids_of
 from rolloutbus.cli.terminal import Unreachable, checked, client_settings, run
-from rolloutbus.replay.following.stream_events import StreamEvent
 from rolloutbus.replay.recording.choice import Filter
+from rolloutbus.replay.stream.events import StreamEvent
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.tokenizer_file import TokenizerFile, load_tokenizer
 

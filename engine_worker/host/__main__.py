@@ -30,7 +30,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
-from rolloutbus.bus.wire.messages.host import EngineBeat, EngineFailed, EngineReady
+from rolloutbus.bus.wire.messages.host import EngineFailure, EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.outgoing import sealed
 from rolloutbus.engine_worker.engine import Engine, EngineDied, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
@@ -96,10 +96,10 @@ class EngineHost:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(quit_signal.watch())
-            beats = tasks.create_task(self._beat())
+            heartbeats = tasks.create_task(self._heartbeat())
             self.receive(self._early)
             await self._link.closed()
-            beats.cancel()
+            heartbeats.cancel()
             # Whatever is still at work has nobody left to answer to; a thread cannot be stopped.
             raise _ActorGone
 
@@ -142,7 +142,7 @@ class EngineHost:
         self._link.send(self._counters())
         self._link.send(Entry(kind, entry.rid, entry.attempt, body=body))
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         prefixes = self._engine.prefixes
         while True:
             self._link.send(self._counters())
@@ -153,7 +153,7 @@ class EngineHost:
 
     def _counters(self) -> Entry:
         stats = self._engine.stats()
-        beat = EngineBeat(
+        heartbeat = EngineHeartbeat(
             steps=stats.steps,
             n_running=stats.n_running,
             n_waiting=stats.n_waiting,
@@ -161,7 +161,7 @@ class EngineHost:
             version=stats.version,
             torn=stats.is_torn,
         )
-        return Entry("engine_beat", body=pack(beat))
+        return Entry("engine_beat", body=pack(heartbeat))
 
 
 def _sound_answer(command: str, kind: str, answer: msgspec.Struct) -> tuple[str, Raw]:
@@ -206,7 +206,7 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
     except* Exception as errors:
         why = _first_line(errors)
         sys.stderr.write(f"warning: the engine has failed: {why}\n")  # for the worker's log
-        link.send(Entry("engine_failed", body=pack(EngineFailed(why))))
+        link.send(Entry("engine_failed", body=pack(EngineFailure(why))))
         link.close()
         raise
     finally:

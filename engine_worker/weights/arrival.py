@@ -13,7 +13,7 @@ Giver = int
 """A source, by its place in the order in which they are asked."""
 
 
-class Piece(NamedTuple):
+class AskedBytes(NamedTuple):
     """Bytes that are asked for at once."""
 
     offset: int
@@ -55,15 +55,15 @@ class Arrival:
         """Every tensor was found right."""
         return self._n_unproven == 0
 
-    def take_piece(self) -> Piece | None:
+    def take_piece(self) -> AskedBytes | None:
         """What to ask for next; None if all the rest has been asked for."""
         return self._wanted.popleft() if self._wanted else None
 
-    def put_back(self, piece: Piece) -> None:
+    def put_back(self, piece: AskedBytes) -> None:
         """It was not had: somebody has to be asked again."""
         self._wanted.appendleft(piece)
 
-    def came(self, piece: Piece, giver: Giver) -> None:
+    def came(self, piece: AskedBytes, giver: Giver) -> None:
         """Its bytes are in their place."""
         for index, n_bytes in self._layout.touched(*piece):
             self._givers[index].add(giver)
@@ -98,7 +98,7 @@ class Arrival:
         return givers
 
 
-def _pieces(start: int, size_bytes: int) -> Iterator[Piece]:
+def _pieces(start: int, size_bytes: int) -> Iterator[AskedBytes]:
     end = start + size_bytes
     for offset in range(start, end, CHUNK_BYTES):
-        yield Piece(offset, min(CHUNK_BYTES, end - offset))
+        yield AskedBytes(offset, min(CHUNK_BYTES, end - offset))

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
 from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard, guard_of
+from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.wire.codec import pack, unpack
@@ -47,7 +47,7 @@ class Relay:
         self._peers: dict[Peer, float] = {}
         self._port: RouterPort | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._guard: Guard | None = None
+        self._guard: SocketGuard | None = None
         self.sent_bytes = 0
         """Of versions, to other workers."""
 
@@ -56,7 +56,7 @@ class Relay:
         """Where others can ask; empty: nowhere."""
         return "" if self._port is None else self._port.endpoints[0]
 
-    def listen(self, endpoint: str, guard: Guard | None = None) -> None:
+    def listen(self, endpoint: str, guard: SocketGuard | None = None) -> None:
         """Answer at `endpoint`, to workers with keys that `guard` knows if there is one.
 
         Raises:

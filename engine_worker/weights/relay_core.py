@@ -34,7 +34,7 @@ class Asker(NamedTuple):
     rid: str
 
 
-class Answer(NamedTuple):
+class RelayAnswer(NamedTuple):
     """Tell the asker."""
 
     asker: Asker
@@ -51,7 +51,7 @@ class SendChunk(NamedTuple):
     size_bytes: int
 
 
-RelayEffect = Answer | SendChunk
+RelayEffect = RelayAnswer | SendChunk
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class RelayCore:
         if held is None:
             return None
         if isinstance(question, PullManifest):
-            return Answer(asker, "manifest", held.manifest)
+            return RelayAnswer(asker, "manifest", held.manifest)
         problem = _bad_chunk(question, held.manifest.size_bytes)
         if problem is not None:
             return _failed(asker, problem)
@@ -187,8 +187,8 @@ def _bad_chunk(ask: PullChunk, size_bytes: int) -> Problem | None:
     return None
 
 
-def _failed(asker: Asker, problem: Problem) -> Answer:
-    return Answer(asker, "failed", problem)
+def _failed(asker: Asker, problem: Problem) -> RelayAnswer:
+    return RelayAnswer(asker, "failed", problem)
 
 
 def _unavailable(key: VersionKey) -> Problem:

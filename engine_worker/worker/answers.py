@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generated, Repair
-from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.messages.membership import WorkerFacts
 from rolloutbus.engine_worker.worker.controller import Controller, Ending, key_of, refused
 from rolloutbus.engine_worker.worker.generation import Generation
@@ -39,7 +39,7 @@ def worker_facts(
 
 
 def vitals_of(slots: int, n_steps: int, controller: Controller, generation: Generation) -> Vitals:
-    """What a beat says; `slots` is 0 while there is no engine."""
+    """What a heartbeat says; `slots` is 0 while there is no engine."""
     return Vitals(
         version=controller.version,
         state=controller.state.name,
@@ -50,16 +50,18 @@ def vitals_of(slots: int, n_steps: int, controller: Controller, generation: Gene
     )
 
 
-def server_facts(engine: EngineReady, beat: EngineBeat, controller: Controller) -> ServerFacts:
-    """Result of `server_info`; counters as of the engine host's last beat."""
+def server_facts(
+    engine: EngineReady, heartbeat: EngineHeartbeat, controller: Controller
+) -> ServerFacts:
+    """Result of `server_info`; counters as of the engine host's last heartbeat."""
     return ServerFacts(
         engine=engine.engine,
         version=controller.version,
         state=controller.state.name,
-        steps=beat.steps,
-        n_running=beat.n_running,
-        n_waiting=beat.n_waiting,
-        n_kv_tokens=beat.n_kv_tokens,
+        steps=heartbeat.steps,
+        n_running=heartbeat.n_running,
+        n_waiting=heartbeat.n_waiting,
+        n_kv_tokens=heartbeat.n_kv_tokens,
         vocab_size=engine.vocab_size,
         max_context=engine.max_context,
         slots=engine.slots,

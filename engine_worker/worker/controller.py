@@ -14,13 +14,13 @@ from rolloutbus.bus.wire.ids import AttemptKey, RequestId
 from rolloutbus.bus.wire.messages.control import Memory, Sleep
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
-from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
 from rolloutbus.engine_worker.features import cannot_do
-from rolloutbus.engine_worker.worker.adapter_memory import AdapterMemory
 from rolloutbus.engine_worker.worker.control import HOST_COMMANDS, READING, ControlLanes
 from rolloutbus.engine_worker.worker.effects import ToHost
 from rolloutbus.engine_worker.worker.generation import Generation
+from rolloutbus.engine_worker.worker.reload_list import ReloadList
 from rolloutbus.engine_worker.worker.states import WorkerState
 
 
@@ -61,7 +61,7 @@ class Controller:
         self._policy = policy
         self._generation = generation
         self._lanes = ControlLanes()
-        self._memory = AdapterMemory()
+        self._memory = ReloadList()
         self._parked_commit: Entry | None = None
         self._released: list[str] = []
         """Memory tags released, as the host said last."""
@@ -95,10 +95,10 @@ class Controller:
             return Problem("not_ready", message, "not_started", retry_after_ms=250)
         return self.state.refusal("generate")
 
-    def reported(self, beat: EngineBeat) -> None:
+    def reported(self, heartbeat: EngineHeartbeat) -> None:
         """The host has told of its weights."""
-        self.version = max(self.version, beat.version)
-        self.state.is_torn = beat.torn
+        self.version = max(self.version, heartbeat.version)
+        self.state.is_torn = heartbeat.torn
 
     def engine_ready(self, ready: EngineReady) -> Outcomes:
         """An engine has begun; what it is to do before it serves anybody."""

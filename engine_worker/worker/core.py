@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.membership.effects import Execute, Forget, MemberEffect, StopWork
+from rolloutbus.bus.membership.effects import Execute, MemberEffect, StopSilently, StopWork
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
@@ -18,7 +18,7 @@ from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.control import Shutdown
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort
-from rolloutbus.bus.wire.messages.host import EngineBeat, EngineFailed, EngineReady, Extras
+from rolloutbus.bus.wire.messages.host import EngineFailure, EngineHeartbeat, EngineReady, Extras
 from rolloutbus.bus.wire.messages.membership import WorkerFacts
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
 from rolloutbus.bus.wire.messages.stream import Deltas
@@ -32,7 +32,7 @@ from rolloutbus.engine_worker.worker.answers import (
 from rolloutbus.engine_worker.worker.controller import Controller, Ending, Outcomes, key_of, refused
 from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
 from rolloutbus.engine_worker.worker.generation import (
-    Finished,
+    FinishedRequest,
     Generation,
     Unmeasured,
     limits_of,
@@ -84,7 +84,7 @@ class WorkerCore:
 
     @property
     def state(self) -> str:
-        """As in its beats."""
+        """As in its heartbeats."""
         return self._controller.state.name
 
     def start(self, now: float) -> list[WorkerEffect]:
@@ -116,20 +116,20 @@ class WorkerCore:
             match unpack(entry):
                 case Deltas() as deltas:
                     for ended in self._generation.step(deltas, now):
-                        if isinstance(ended, Finished):
+                        if isinstance(ended, FinishedRequest):
                             effects += self._finish(ended, now)
                         else:
                             effects += self._fail(ended, now)
                 case Extras() as extras:
                     self._generation.keep(extras)
-                case EngineBeat() as beat:
-                    self._watch.reported(beat, now)
-                    self._controller.reported(beat)
+                case EngineHeartbeat() as heartbeat:
+                    self._watch.reported(heartbeat, now)
+                    self._controller.reported(heartbeat)
                 case EngineReady() as ready:
                     effects += self._engine_ready(ready, now)
                 case Prefixes() as news:
                     self._prefixes.heard(news)
-                case EngineFailed(message):
+                case EngineFailure(message):
                     self._watch.complained(message)
                 case _:
                     raise RemoteProtocolError(f"an engine host does not say {entry.kind!r}")
@@ -167,7 +167,7 @@ class WorkerCore:
         shown = (self._controller.state.name, self._controller.version)
         if shown != self._shown:
             self._shown = shown
-            effects += self._member.beat(now)
+            effects += self._member.heartbeat(now)
         return [*effects, *self._member.flush(now)]
 
     def tick(self, now: float) -> list[WorkerEffect]:
@@ -196,7 +196,7 @@ class WorkerCore:
             match effect:
                 case Execute(entry):
                     out += self._execute(entry, now)
-                case Forget(keys):
+                case StopSilently(keys):
                     out += self._generation.forget(keys)
                 case StopWork():
                     self._controller.lease_lost()
@@ -219,7 +219,7 @@ class WorkerCore:
                 return self._end(repair_ending(entry, self._generation, self._outbox), now)
             case "server_info":
                 assert self._engine is not None, "a lease needs an engine, and a command a lease"
-                facts = server_facts(self._engine, self._watch.beat, self._controller)
+                facts = server_facts(self._engine, self._watch.heartbeat, self._controller)
                 return self._end(Ending("finished", key_of(entry), facts), now)
             case "shutdown":
                 return self._begin_shutdown(entry, now)
@@ -235,7 +235,7 @@ class WorkerCore:
     def _end(self, ending: Ending, now: float) -> list[WorkerEffect]:
         return self._carry_out(self._member.ended(*ending, now), now)
 
-    def _finish(self, finished: Finished, now: float) -> list[WorkerEffect]:
+    def _finish(self, finished: FinishedRequest, now: float) -> list[WorkerEffect]:
         request, reason = finished
         kind = "cancelled" if reason == "abort" else "finished"
         return self._end(Ending(kind, request.key, request.generated(reason, now)), now)
@@ -307,7 +307,7 @@ class WorkerCore:
 
     def _vitals(self) -> Vitals:
         slots = self._engine.slots if self._engine else 0
-        return vitals_of(slots, self._watch.beat.steps, self._controller, self._generation)
+        return vitals_of(slots, self._watch.heartbeat.steps, self._controller, self._generation)
 
 
 def _give_up(

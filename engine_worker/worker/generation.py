@@ -43,7 +43,7 @@ def limits_of(engine: EngineReady) -> Limits:
     return Limits(engine.vocab_size, engine.max_context, max_running, features, engine.lost)
 
 
-class Finished(NamedTuple):
+class FinishedRequest(NamedTuple):
     """A request whose last token came."""
 
     request: RunningRequest
@@ -170,13 +170,13 @@ class Generation:
         if extras.lora:
             request.began_with(extras.lora)
 
-    def step(self, deltas: Deltas, now: float) -> list[Finished | Unmeasured]:
+    def step(self, deltas: Deltas, now: float) -> list[FinishedRequest | Unmeasured]:
         """One engine step: append rows, publish them, return what is complete or has to fail."""
         tokens, logprobs = memoryview(deltas.tokens), memoryview(deltas.logprobs)
         behaviour = memoryview(deltas.behaviour_logprobs)
         ended = dict(deltas.finishes)
         measured = Measured(deltas)
-        finished: list[Finished | Unmeasured] = []
+        finished: list[FinishedRequest | Unmeasured] = []
         stop = 0
         for row, rid in enumerate(deltas.rids):
             start, stop = stop, stop + deltas.counts[row] * ITEM_BYTES
@@ -201,11 +201,11 @@ class Generation:
                 self._streams.sampled(request, version, now)
         return finished
 
-    def end(self, request: RunningRequest, reason: FinishReason, now: float) -> Finished:
+    def end(self, request: RunningRequest, reason: FinishReason, now: float) -> FinishedRequest:
         """Take a request out, and say so on its stream."""
         self._remove(request)
         self._streams.ended(request, reason, now)
-        return Finished(request, reason)
+        return FinishedRequest(request, reason)
 
     def expired(self, now: float) -> list[RunningRequest]:
         """Requests whose deadline has passed; still running."""

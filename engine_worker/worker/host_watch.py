@@ -3,7 +3,7 @@
 from collections import deque
 from typing import NamedTuple
 
-from rolloutbus.bus.wire.messages.host import EngineBeat
+from rolloutbus.bus.wire.messages.host import EngineHeartbeat
 from rolloutbus.engine_worker.settings import HostSettings
 
 
@@ -43,14 +43,14 @@ class HostWatch:
         """What the host said about its own end."""
         self._verdict = ""
         """Why it must be killed."""
-        self.beat = EngineBeat(0, 0, 0, 0, 0)
+        self.heartbeat = EngineHeartbeat(0, 0, 0, 0, 0)
 
     def started(self, now: float) -> None:
         """A host process was started."""
         self._started_at = self._ticked_at = now
         self._is_ready = False
         self._complaint = self._verdict = ""
-        self.beat = EngineBeat(0, 0, 0, 0, 0)
+        self.heartbeat = EngineHeartbeat(0, 0, 0, 0, 0)
 
     def ready(self, now: float) -> None:
         """Its engine is built."""
@@ -70,11 +70,11 @@ class HostWatch:
         """Whether its process seems to be stopped: even with nothing to do it speaks."""
         return self._is_ready and now - self._heard_at > self._settings.silent_s
 
-    def reported(self, beat: EngineBeat, now: float) -> None:
+    def reported(self, heartbeat: EngineHeartbeat, now: float) -> None:
         """It reported its counters."""
-        if beat.steps != self.beat.steps:
+        if heartbeat.steps != self.heartbeat.steps:
             self._moved_at = now
-        self.beat = beat
+        self.heartbeat = heartbeat
 
     def verdict(self, now: float, *, should_move: bool, in_phase: bool = False) -> str:
         """Why the host must be killed; empty while it is fine.

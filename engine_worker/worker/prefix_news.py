@@ -5,21 +5,21 @@ Spec: docs/protocol.md, "Prefix affinity".
 
 from rolloutbus.bus.actor.effects import THE_LINK, Send
 from rolloutbus.bus.membership.core import MemberCore
-from rolloutbus.bus.prefix_marks import unpacked
+from rolloutbus.bus.prefix_hashes import unpacked
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
-from rolloutbus.engine_worker.mark_book import MarkBook
+from rolloutbus.engine_worker.prefix_hash_set import PrefixHashSet
 
 PACE_S = 0.25
-"""Between two messages, of 8 KiB at most: beats and endings are not to wait for them."""
+"""Between two messages, of 8 KiB at most: heartbeats and endings are not to wait for them."""
 
 
 class PrefixNews:
     """Hears the engine host, tells the router; each connection to it gets everything again."""
 
     def __init__(self) -> None:
-        self._book = MarkBook()
+        self._book = PrefixHashSet()
         self._greeted_at = 0.0
         self._told_at = 0.0
 

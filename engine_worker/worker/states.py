@@ -32,7 +32,7 @@ class WorkerState:
 
     @property
     def name(self) -> str:
-        """As in `Beat.state`.
+        """As in `Heartbeat.state`.
 
         A silent host only keeps new requests away: what else a state refuses, and what waits,
         does not change with it.

@@ -1,4 +1,4 @@
-"""What is published: per topic the columns of all rows of one loop tick, and idle beats."""
+"""What is published: per topic the columns of all rows of one loop tick, and idle heartbeats."""
 
 from collections.abc import Iterable
 
@@ -106,7 +106,7 @@ class StreamBatcher:
         ]
 
     def tick(self, requests: Iterable[RunningRequest], epoch: Epoch, now: float) -> list[Publish]:
-        """Overdue coarse rows and idle beats."""
+        """Overdue coarse rows and idle heartbeats."""
         if now < self._idle_at:
             return []
         self._idle_at = now + self._settings.idle_s

@@ -15,7 +15,7 @@ from rolloutbus.replay.journal.records import (
     End,
     EndReason,
     Head,
-    Lost,
+    LostRecord,
     Record,
     payload_of,
 )
@@ -37,13 +37,13 @@ class Write(msgspec.Struct, frozen=True):
     content: bytes
 
 
-class Finish(msgspec.Struct, frozen=True):
+class FinishSegment(msgspec.Struct, frozen=True):
     """Nothing more comes to this segment: close and pack it."""
 
     segment: int
 
 
-Effect = Begin | Write | Finish
+Effect = Begin | Write | FinishSegment
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,9 @@ class JournalCore:
             return False
         if self._n_unsaid:
             n_lost, self._n_unsaid = self._n_unsaid, 0
-            self._put(lambda seq: Lost(seq, now_ns, "memory", "", NO_ATTEMPT, 0, n_lost), now_ns)
+            self._put(
+                lambda seq: LostRecord(seq, now_ns, "memory", "", NO_ATTEMPT, 0, n_lost), now_ns
+            )
         self._put(build, now_ns)
         return True
 
@@ -162,16 +164,18 @@ class JournalCore:
             return []
         if self._n_unsaid:
             n_lost, self._n_unsaid = self._n_unsaid, 0
-            self._put(lambda seq: Lost(seq, now_ns, "memory", "", NO_ATTEMPT, 0, n_lost), now_ns)
+            self._put(
+                lambda seq: LostRecord(seq, now_ns, "memory", "", NO_ATTEMPT, 0, n_lost), now_ns
+            )
         self._end("closed", now_ns)
-        return [*self._flush([]), Finish(self._segment)]
+        return [*self._flush([]), FinishSegment(self._segment)]
 
     def _rotate(self, now_ns: int, wall_ns: int) -> list[Effect]:
         old = self._segment
         self._end("rotated", now_ns)
         before = self._flush([])
         self._begin(now_ns, wall_ns)
-        return [*before, Finish(old), Begin(self._segment), *self._flush([])]
+        return [*before, FinishSegment(old), Begin(self._segment), *self._flush([])]
 
     def _begin(self, now_ns: int, wall_ns: int) -> None:
         self._segment += 1

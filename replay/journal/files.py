@@ -136,7 +136,7 @@ def lock(directory: Path) -> int:
     return descriptor
 
 
-class SegmentWriter:
+class JournalSegment:
     """The one segment that is being written."""
 
     def __init__(self, directory: Path) -> None:

@@ -19,7 +19,7 @@ from rolloutbus.replay.journal.files import (
 )
 from rolloutbus.replay.journal.format import Content, Damage, Framer, JournalDamaged, JournalError
 from rolloutbus.replay.journal.pack import unpacked
-from rolloutbus.replay.journal.records import End, Lost, Packed, Record, Unknown
+from rolloutbus.replay.journal.records import End, LostRecord, Packed, Record, Unknown
 from rolloutbus.replay.journal.scan import Found, Wrong, framer_of, scan
 
 
@@ -39,7 +39,7 @@ class Torn(NamedTuple):
 GapKind = Literal["damage", "tail", "interruption", "lost", "lost_stream"]
 
 
-class Gap(NamedTuple):
+class JournalGap(NamedTuple):
     """Something that happened and is not in the journal, or not as it was written."""
 
     kind: GapKind
@@ -83,34 +83,36 @@ class Journal:
         self._has_end = False
         self.n_unknown = 0
         """Records of kinds that this program does not know."""
-        self.lost: list[Lost] = []
+        self.lost: list[LostRecord] = []
         """What the recorder itself says that it missed."""
         self.first_seq = self.next_seq = -1
         """Of the first record that is to be there: above 0 after retention; -1: nothing was read.
         And of the one that comes next."""
         self.is_being_written = False
         """Whether a writer was at work when reading began: then the journal has no end yet."""
-        self._interruptions: list[Gap] = []
+        self._interruptions: list[JournalGap] = []
         self._ending = ""
         """Why the journal does not end where its writer said; empty: it does, or nobody knows."""
         self._suspense: _Suspense | None = None
 
     @property
-    def gaps(self) -> list[Gap]:
+    def gaps(self) -> list[JournalGap]:
         """Everything that is known to be missing, when all has been read; empty: nothing is."""
-        found = [Gap("damage", each.sentence) for each in self.damages]
+        found = [JournalGap("damage", each.sentence) for each in self.damages]
         found += self._interruptions
         if self._ending:
-            found.append(Gap("tail", self._ending))
+            found.append(JournalGap("tail", self._ending))
         counts = Counter[str]()
         for each in self.lost:
             counts[each.source] += each.count
         if n := counts["tap"]:
-            found.append(Gap("lost", f"the recorder missed {n:,} messages of the router's tap"))
+            found.append(
+                JournalGap("lost", f"the recorder missed {n:,} messages of the router's tap")
+            )
         if n := counts["memory"]:
-            found.append(Gap("lost", f"{n:,} messages had no room: the disk was too slow"))
+            found.append(JournalGap("lost", f"{n:,} messages had no room: the disk was too slow"))
         if n := counts["stream"]:
-            found.append(Gap("lost_stream", f"the recorder missed {n:,} tokens of streams"))
+            found.append(JournalGap("lost_stream", f"the recorder missed {n:,} tokens of streams"))
         return found
 
     def __iter__(self) -> Iterator[Record]:
@@ -137,7 +139,7 @@ class Journal:
                 if isinstance(record, Unknown):
                     self.n_unknown += 1
                     continue
-                if isinstance(record, Lost):
+                if isinstance(record, LostRecord):
                     self.lost.append(record)
                 yield record
             if after is not None and after.number != file.number + 1:
@@ -207,7 +209,7 @@ class Journal:
             f"{end.seq - 1}: {cut}what it had not written, and all until the next writer began, is "
             "missing"
         )
-        self._interruptions.append(Gap("interruption", sentence))
+        self._interruptions.append(JournalGap("interruption", sentence))
 
     def _unpacked(
         self, file: SegmentFile, framer: Framer, found: Found

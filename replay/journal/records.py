@@ -60,7 +60,7 @@ class Stream(_Record, frozen=True, array_like=True, gc=False, tag="stream"):
     entries: list[Entry]
 
 
-class Told(_Record, frozen=True, array_like=True, gc=False, tag="told"):
+class ToldRecord(_Record, frozen=True, array_like=True, gc=False, tag="told"):
     """What the router told the recorder itself."""
 
     entries: list[Entry]
@@ -78,7 +78,7 @@ class Router(_Record, frozen=True, array_like=True, gc=False, tag="router"):
     """Where it publishes what it routes; empty: nowhere."""
 
 
-class Turn(_Record, frozen=True, array_like=True, gc=False, tag="turn"):
+class TurnRecord(_Record, frozen=True, array_like=True, gc=False, tag="turn"):
     """What a router's core was told once, and what it wanted."""
 
     n: Natural
@@ -87,7 +87,7 @@ class Turn(_Record, frozen=True, array_like=True, gc=False, tag="turn"):
     outcome: Outcome
 
 
-class Lost(_Record, frozen=True, array_like=True, gc=False, tag="lost"):
+class LostRecord(_Record, frozen=True, array_like=True, gc=False, tag="lost"):
     """Something crossed the bus and is not here."""
 
     source: LostSource
@@ -121,7 +121,7 @@ class Unknown(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at_ns: Natural
 
 
-Record = Head | Tap | Stream | Told | Router | Turn | Lost | End | Packed
+Record = Head | Tap | Stream | ToldRecord | Router | TurnRecord | LostRecord | End | Packed
 KINDS: frozenset[str] = frozenset(str(each.__struct_config__.tag) for each in get_args(Record))
 
 _encoder = msgspec.msgpack.Encoder()

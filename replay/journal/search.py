@@ -24,7 +24,7 @@ ANY_VERSION = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class JournalQuery:
     """What to look for. Of several things, records that speak of any of them."""
 
     rids: frozenset[str] = frozenset()
@@ -54,11 +54,11 @@ class Wanted:
         return False
 
 
-def find(directory: Path, wanted: Wanted) -> Iterator[Record]:
+def find(directory: Path, wanted: JournalQuery) -> Iterator[Record]:
     """The records of a journal that are wanted, in order; what is damaged is left out."""
     if wanted.session:
         rids = wanted.rids | _rids_of(directory, wanted.session)
-        wanted = Wanted(rids, "", wanted.version, wanted.since_ns, wanted.until_ns)
+        wanted = JournalQuery(rids, "", wanted.version, wanted.since_ns, wanted.until_ns)
         if wanted.is_everything:
             return
     for file in segments_in(directory):
@@ -71,7 +71,7 @@ def find(directory: Path, wanted: Wanted) -> Iterator[Record]:
                     yield record
 
 
-def _of_segment(path: Path, content: Content, wanted: Wanted) -> Iterator[Record | Unknown]:
+def _of_segment(path: Path, content: Content, wanted: JournalQuery) -> Iterator[Record | Unknown]:
     framer = framer_of(content)
     if framer is None:
         return

@@ -17,12 +17,12 @@ from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.replay.journal.core import (
     Begin,
     Effect,
-    Finish,
+    FinishSegment,
     JournalCore,
     JournalIdentity,
     Write,
 )
-from rolloutbus.replay.journal.files import SegmentWriter, lock, pack, retain, unusable
+from rolloutbus.replay.journal.files import JournalSegment, lock, pack, retain, unusable
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.records import Record
 from rolloutbus.replay.journal.recovery import Recovered, recover
@@ -51,7 +51,7 @@ class JournalWriter:
         self._filter = filter_text
         self._on_problem = on_problem
         self._lock: int | None = None
-        self._file = SegmentWriter(directory)
+        self._file = JournalSegment(directory)
         self._disk = ThreadPoolExecutor(1, "journal")
         self._packer = ThreadPoolExecutor(1, "journal-packer")
         self._timer: asyncio.TimerHandle | None = None
@@ -214,7 +214,7 @@ class JournalWriter:
                     self._file.begin(segment)
                 case Write(content):
                     self._file.write(content)
-                case Finish(segment):
+                case FinishSegment(segment):
                     self._file.close()
                     self._packer.submit(self._pack, segment)
 

@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.messages.membership import Member
-from rolloutbus.replay.journal.records import Record, Stream, Tap, Told
+from rolloutbus.replay.journal.records import Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.playing.cut import cut
 from rolloutbus.replay.playing.pace import Pace
 from rolloutbus.replay.playing.played import Played
@@ -45,7 +45,7 @@ class Message(NamedTuple):
     entries: list[Entry]
 
 
-class Step(NamedTuple):
+class PlayStep(NamedTuple):
     """What one record leads to."""
 
     at_s: float
@@ -67,7 +67,7 @@ class PlayerCore:
         self.n_malformed = 0
         """Entries whose bodies break their type: played like all others, and never repaired."""
 
-    def step(self, record: Record) -> Step:
+    def step(self, record: Record) -> PlayStep:
         """The next record."""
         at_s = self._pace.at_s(record)
         message: Message | None = None
@@ -77,12 +77,12 @@ class PlayerCore:
         elif isinstance(record, Tap):
             self._follow(record)
             message = self._tap(record)
-        elif isinstance(record, Told):
+        elif isinstance(record, ToldRecord):
             told = members_in(record.entries)
             if told is not None:
                 members = as_of(self._programme.members, told)
                 effects = [] if members == self.router.members else self.router.told(members)
-        return Step(at_s, message, effects)
+        return PlayStep(at_s, message, effects)
 
     def published(self, message: Message) -> None:
         """The publisher has taken it: from now on it can be repaired."""

@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.actor.effects import Forget, SendAll
+from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack
 from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry
@@ -24,7 +24,7 @@ from rolloutbus.bus.wire.messages.control import (
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Aborted, DetachedList, Repair
 from rolloutbus.bus.wire.messages.membership import (
-    ClientBeat,
+    ClientHeartbeat,
     Dismissed,
     Hello,
     Lease,
@@ -34,7 +34,7 @@ from rolloutbus.bus.wire.messages.membership import (
 )
 from rolloutbus.replay.playing.played import Played
 
-Effect = SendAll | Forget
+Effect = SendAll | ForgetPeer
 
 SILENT_S = 30.0
 """A client that said nothing for so long is gone."""
@@ -99,7 +99,7 @@ class StandIn:
         gone = [peer for peer, at in self._heard_at.items() if now - at > SILENT_S]
         for peer in gone:
             del self._heard_at[peer]
-        return [Forget(peer) for peer in gone]
+        return [ForgetPeer(peer) for peer in gone]
 
     def told(self, members: Iterable[Member]) -> list[Effect]:
         """The list of workers has changed."""
@@ -130,7 +130,7 @@ class StandIn:
     def _answer(self, peer: Peer, entry: Entry) -> None:
         match entry.kind:
             case "client_beat":
-                seq = cast("ClientBeat", unpack(entry)).seq
+                seq = cast("ClientHeartbeat", unpack(entry)).seq
                 lease = Lease(self._epoch, self._instance, seq)
                 self._say(peer, Entry("lease", body=pack(lease)))
             case "goodbye":

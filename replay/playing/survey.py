@@ -12,13 +12,13 @@ from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
-from rolloutbus.replay.journal.records import Record, Stream, Tap, Told
+from rolloutbus.replay.journal.records import Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.playing.pace import Pace
 
 UNKNOWN_POLICY = "default"
 
 
-class Survey:
+class JournalSurvey:
     """Taken before anything is played: a listener must know of all publishers at once."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Survey:
                 self._heard[name] = Member(name, epoch, "", "ready", 0, UNKNOWN_POLICY)
         elif isinstance(record, Tap):
             self.n_tapped += 1
-        elif isinstance(record, Told):
+        elif isinstance(record, ToldRecord):
             for member in members_in(record.entries) or ():
                 self._told.setdefault(member.name, member)
 

@@ -20,7 +20,7 @@ LAST_ROW_NS = 3_000_000_000
 """After its result the last row of a stream is waited for as long as this."""
 
 
-class Gap(NamedTuple):
+class RecordingGap(NamedTuple):
     """What is missing."""
 
     source: LostSource
@@ -60,13 +60,13 @@ class StreamGaps:
         attempts = (self._attempts.get(key) for key in self._ended)
         return any(each is not None and not each.has_ended for each in attempts)
 
-    def published(self, entry: Entry) -> list[Gap]:
+    def published(self, entry: Entry) -> list[RecordingGap]:
         """What a worker has published.
 
         Raises:
             RemoteProtocolError: its body breaks its type.
         """
-        found: list[Gap] = []
+        found: list[RecordingGap] = []
         if entry.kind == "deltas":
             deltas = cast("Deltas", unpack(entry))
             last = {row for row, _ in deltas.finishes}
@@ -81,7 +81,7 @@ class StreamGaps:
                     found += self._row((rid, attempt), n, 0, is_last=False)
         return found
 
-    def sent(self, entry: Entry) -> list[Gap]:
+    def sent(self, entry: Entry) -> list[RecordingGap]:
         """A `generate` on its way to a worker: says where its rows begin.
 
         Raises:
@@ -115,9 +115,9 @@ class StreamGaps:
         progress.n_result, progress.due_ns = n_result, now_ns + LAST_ROW_NS
         self._ended[key] = None
 
-    def tick(self, now_ns: int) -> list[Gap]:
+    def tick(self, now_ns: int) -> list[RecordingGap]:
         """Streams whose last rows are overdue."""
-        found: list[Gap] = []
+        found: list[RecordingGap] = []
         while self._ended:
             key = next(iter(self._ended))
             progress = self._attempts.get(key)
@@ -132,7 +132,9 @@ class StreamGaps:
                     found += _gaps(key, span)
         return found
 
-    def _row(self, key: tuple[str, Attempt], seq: int, count: int, *, is_last: bool) -> list[Gap]:
+    def _row(
+        self, key: tuple[str, Attempt], seq: int, count: int, *, is_last: bool
+    ) -> list[RecordingGap]:
         progress = self._of(key)
         progress.has_ended |= is_last
         if progress.first is None:
@@ -151,8 +153,10 @@ class StreamGaps:
         return progress
 
 
-def _gaps(key: tuple[str, Attempt], span: Span | None) -> list[Gap]:
-    return [] if span is None else [Gap("stream", *key, span.start, span.stop - span.start)]
+def _gaps(key: tuple[str, Attempt], span: Span | None) -> list[RecordingGap]:
+    return (
+        [] if span is None else [RecordingGap("stream", *key, span.start, span.stop - span.start)]
+    )
 
 
 def is_generate_to_worker(event: str, entry: Entry) -> bool:

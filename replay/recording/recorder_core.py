@@ -14,9 +14,9 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.ids import NO_ATTEMPT
 from rolloutbus.bus.wire.kinds import ENDINGS
-from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap, Told
+from rolloutbus.replay.journal.records import LostRecord, Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.recording.choice import Choice, Filter
-from rolloutbus.replay.recording.gaps import Gap, StreamGaps, is_generate_to_worker
+from rolloutbus.replay.recording.gaps import RecordingGap, StreamGaps, is_generate_to_worker
 
 Build = Callable[[int, int], Record]
 """A record, from its number and its time in nanoseconds."""
@@ -68,7 +68,11 @@ class RecorderCore:
         if self._tap is None or mark.n < self._tap.next:
             self._tap = GapTracker(mark.n)
         span = self._tap.pass_over(mark.n, mark.n + 1)
-        missed = [Gap("tap", "", NO_ATTEMPT, span.start, span.stop - span.start)] if span else []
+        missed = (
+            [RecordingGap("tap", "", NO_ATTEMPT, span.start, span.stop - span.start)]
+            if span
+            else []
+        )
         built = [self._lost(gap) for gap in missed]
         built += self._followed(mark, entries, now_ns)
         if self._wanted.is_everything:
@@ -96,7 +100,7 @@ class RecorderCore:
         if not kept:
             return []
         self.heard.told += 1
-        return [lambda seq, now_ns: Told(seq, now_ns, kept)]
+        return [lambda seq, now_ns: ToldRecord(seq, now_ns, kept)]
 
     def another_router(self) -> None:
         """The tap that comes next is that of another router process."""
@@ -108,7 +112,7 @@ class RecorderCore:
         return [*overdue, *self._decide(now_ns)]
 
     def _followed(self, mark: TapMark, entries: Iterable[Entry], now_ns: int) -> list[Build]:
-        gaps: list[Gap] = []
+        gaps: list[RecordingGap] = []
         try:
             for entry in entries:
                 if is_generate_to_worker(mark.event, entry):
@@ -120,7 +124,7 @@ class RecorderCore:
         return [self._lost(gap) for gap in gaps]
 
     def _missed(self, entries: Iterable[Entry]) -> list[Build]:
-        gaps: list[Gap] = []
+        gaps: list[RecordingGap] = []
         try:
             for entry in entries:
                 gaps += self._streams.published(entry)
@@ -139,12 +143,12 @@ class RecorderCore:
                 self._undecided.append((heard_ns, topic, entries))
         return built
 
-    def _lost(self, gap: Gap) -> Build:
+    def _lost(self, gap: RecordingGap) -> Build:
         if gap.source == "tap":
             self.heard.lost_tap += gap.n_missing
         else:
             self.heard.lost_tokens += gap.n_missing
-        return lambda seq, now_ns: Lost(seq, now_ns, *gap)
+        return lambda seq, now_ns: LostRecord(seq, now_ns, *gap)
 
 
 def _tap(mark: TapMark, entries: list[Entry]) -> Build:

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 import msgspec
 
 from rolloutbus.replay.timeline.lanes import Execution, Span
-from rolloutbus.replay.timeline.requests import RequestBook, Running
+from rolloutbus.replay.timeline.requests import RequestStories, RunningAttempt
 
 
-def executions_of(book: RequestBook, end_s: float) -> dict[str, list[Execution]]:
+def executions_of(book: RequestStories, end_s: float) -> dict[str, list[Execution]]:
     """By worker, in order of their starts; what is still under way lasts until `end_s`."""
-    by_worker: dict[str, list[tuple[float, float, Running]]] = {}
+    by_worker: dict[str, list[tuple[float, float, RunningAttempt]]] = {}
     for running in [*book.before, *book.running.values()]:
         start_s, stop_s = _extent(running, end_s)
         by_worker.setdefault(running.worker, []).append((start_s, stop_s, running))
@@ -26,7 +26,7 @@ def spans_in_order(spans: Iterable[Span]) -> list[Span]:
     return sorted(spans, key=lambda each: (each.start_s, -each.end_s))
 
 
-def _in_rows(found: list[tuple[float, float, Running]]) -> list[Execution]:
+def _in_rows(found: list[tuple[float, float, RunningAttempt]]) -> list[Execution]:
     """The lowest row that is free, for one after the other."""
     found.sort(key=lambda each: (each[0], each[2].key))
     busy: list[tuple[float, int]] = []
@@ -41,7 +41,7 @@ def _in_rows(found: list[tuple[float, float, Running]]) -> list[Execution]:
     return placed
 
 
-def _extent(running: Running, end_s: float) -> tuple[float, float]:
+def _extent(running: RunningAttempt, end_s: float) -> tuple[float, float]:
     firsts = (running.given_s, running.accepted_s, running.first_row_s, running.heard_s)
     start_s = min(each for each in firsts if each is not None)
     last_s = max(running.heard_s, running.parts[-1].end_s if running.parts else start_s)
@@ -50,7 +50,7 @@ def _extent(running: Running, end_s: float) -> tuple[float, float]:
     return start_s, max(last_s, end_s) if running.given_s is not None else last_s
 
 
-def _execution(running: Running, row: int, start_s: float, stop_s: float) -> Execution:
+def _execution(running: RunningAttempt, row: int, start_s: float, stop_s: float) -> Execution:
     asked = running.asked
     waited_s = 0.0 if running.given_s is None else running.given_s - running.waiting_since_s
     return Execution(
@@ -70,7 +70,7 @@ def _execution(running: Running, row: int, start_s: float, stop_s: float) -> Exe
     )
 
 
-def _spans(running: Running, stop_s: float) -> list[Span]:
+def _spans(running: RunningAttempt, stop_s: float) -> list[Span]:
     """Prefill, decode by version, and how long it was not known that all was lost."""
     spans = [*_before_decode(running, stop_s), *_decode(running)]
     if running.outcome == "lost":
@@ -79,7 +79,7 @@ def _spans(running: Running, stop_s: float) -> list[Span]:
     return [each for each in spans if each.end_s > each.start_s or each.n_tokens]
 
 
-def _before_decode(running: Running, stop_s: float) -> list[Span]:
+def _before_decode(running: RunningAttempt, stop_s: float) -> list[Span]:
     begin_s = _begin_s(running)
     if begin_s is None:  # only the stream was heard
         return []
@@ -96,7 +96,7 @@ def _before_decode(running: Running, stop_s: float) -> list[Span]:
     return [Span("prefill", min(begin_s, first_s), first_s)]
 
 
-def _begin_s(running: Running) -> float | None:
+def _begin_s(running: RunningAttempt) -> float | None:
     """When its worker took it up, or was given it: streams and tap may overtake one another."""
     accepted_s, first_s = running.accepted_s, running.first_row_s
     if accepted_s is not None and (first_s is None or accepted_s <= first_s):
@@ -104,7 +104,7 @@ def _begin_s(running: Running) -> float | None:
     return running.given_s
 
 
-def _first_token_s(running: Running) -> float | None:
+def _first_token_s(running: RunningAttempt) -> float | None:
     """When the first token was sampled; None if nothing tells.
 
     What nobody streams is published in larger portions: the end of such a rollout, less the time
@@ -120,7 +120,7 @@ def _first_token_s(running: Running) -> float | None:
     return min(max(begin_s, running.ended_s - running.run_s), running.first_row_s)
 
 
-def _decode(running: Running) -> list[Span]:
+def _decode(running: RunningAttempt) -> list[Span]:
     """What came first is spread over the time since the first token, if that is known."""
     first_s, shown_s = _first_token_s(running), running.first_row_s
     if first_s is None or shown_s is None or first_s == shown_s:

@@ -45,7 +45,7 @@ def notes_of(
         )
     if chosen:
         notes.append(
-            f"Recorded with the filter {chosen}: other requests, and the beats that tell states, "
+            f"Recorded with the filter {chosen}: other requests, and heartbeats with states, "
             "are not in it."
         )
     executions = [each for lane in lanes for each in lane.executions]

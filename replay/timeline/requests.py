@@ -32,7 +32,7 @@ class Asked:
         self.group = entry.place.group if entry.place else ""
 
 
-class Running:
+class RunningAttempt:
     """One attempt at a request, while its story is heard."""
 
     def __init__(self, key: Key, worker: str, asked: Asked | None) -> None:
@@ -94,13 +94,13 @@ class Running:
             self.ended_s, self.outcome, self.note = at_s, outcome, note
 
 
-class RequestBook:
+class RequestStories:
     """Follows every execution that a recording speaks of."""
 
     def __init__(self) -> None:
-        self.running: dict[Key, Running] = {}
+        self.running: dict[Key, RunningAttempt] = {}
         """Ended ones too: a last row may be heard after the ending."""
-        self.before: list[Running] = []
+        self.before: list[RunningAttempt] = []
         """Those that were heard of before the recording was interrupted."""
         self.tokens: dict[str, Sums] = {}
         """By worker."""
@@ -194,10 +194,10 @@ class RequestBook:
         self._waiting.clear()
         self.waiting.note(at_s, 0)
 
-    def _at(self, key: Key, worker: str, at_s: float) -> Running:
+    def _at(self, key: Key, worker: str, at_s: float) -> RunningAttempt:
         running = self.running.get(key)
         if running is None:
-            running = self.running[key] = Running(key, worker, self._asked.get(key[0]))
+            running = self.running[key] = RunningAttempt(key, worker, self._asked.get(key[0]))
             running.heard_s = at_s
             self._open.setdefault(key[0], set()).add(key)
         return running

@@ -13,11 +13,11 @@ from rolloutbus.bus.wire.ids import NO_ATTEMPT
 from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.membership import Goodbye, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import PublishVersion
-from rolloutbus.replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told
+from rolloutbus.replay.journal.records import End, Head, LostRecord, Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.timeline.lanes import Span, Timeline, WorkerLane
 from rolloutbus.replay.timeline.layout import executions_of, spans_in_order
 from rolloutbus.replay.timeline.notes import notes_of
-from rolloutbus.replay.timeline.requests import RequestBook
+from rolloutbus.replay.timeline.requests import RequestStories
 from rolloutbus.replay.timeline.tracks import FINE_S, Sums, bins_of
 from rolloutbus.replay.timeline.workers import WorkerBook, WorkerTrack
 
@@ -42,7 +42,7 @@ class TimelineReader:
     """Reads records one by one."""
 
     def __init__(self) -> None:
-        self._requests = RequestBook()
+        self._requests = RequestStories()
         self._workers = WorkerBook()
         self._publishing: dict[str, tuple[PublishVersion, float]] = {}
         self._updates: list[Span] = []
@@ -69,10 +69,10 @@ class TimelineReader:
                 self._has_tap = True
                 for entry in record.entries:
                     self._guarded(record, entry)
-            case Stream() | Told():
+            case Stream() | ToldRecord():
                 for entry in record.entries:
                     self._guarded(record, entry)
-            case Lost():
+            case LostRecord():
                 self._lost[record.source] = self._lost.get(record.source, 0) + record.count
             case End():
                 self._is_interrupted = record.reason != "rotated"
@@ -139,12 +139,12 @@ class TimelineReader:
             self._publishing.clear()
         self._is_interrupted = False
 
-    def _guarded(self, record: Tap | Stream | Told, entry: Entry) -> None:
+    def _guarded(self, record: Tap | Stream | ToldRecord, entry: Entry) -> None:
         """What a peer made up must not end the reading."""
         try:
             if isinstance(record, Tap):
                 self._tapped(record, entry)
-            elif isinstance(record, Told):
+            elif isinstance(record, ToldRecord):
                 self._membership(entry)
             else:
                 self._workers.heard(entry.route, self._now_s)
@@ -171,7 +171,7 @@ class TimelineReader:
             case "hello":
                 workers.hello(entry, now_s)
             case "beat":
-                workers.beat(name, entry, now_s)
+                workers.heartbeat(name, entry, now_s)
             case "goodbye":
                 reason = cast("Goodbye", unpack(entry)).reason
                 workers.goodbye(name, reason, now_s)

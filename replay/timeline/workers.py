@@ -8,7 +8,7 @@ from typing import cast, get_args
 
 from rolloutbus.bus.wire.codec import unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.membership import Beat, Hello, Member
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member
 from rolloutbus.bus.wire.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
 from rolloutbus.replay.timeline.lanes import Span, SpanKind
 from rolloutbus.replay.timeline.tracks import Track
@@ -16,7 +16,7 @@ from rolloutbus.replay.timeline.tracks import Track
 SHOWN: frozenset[str] = frozenset(get_args(SpanKind))
 MIB = 1024 * 1024
 _AFTER: dict[str, SpanKind | None] = {"pause": "paused", "resume": None, "sleep": "asleep"}
-"""The state that a finished command leaves its worker in; beats tell it too, but later."""
+"""The state that a finished command leaves its worker in; heartbeats tell it too, but later."""
 _FOLLOWED = {*_AFTER, "prepare_update", "commit_update"}
 
 
@@ -57,7 +57,7 @@ class WorkerTrack:
             self.leave(at_s, "another process has taken its place")
         self.boot = boot
 
-    def beat(self, state: str, version: int, at_s: float) -> None:
+    def heartbeat(self, state: str, version: int, at_s: float) -> None:
         """It says how it is, or the router does."""
         self.heard_s = at_s
         self.versions.change("version", at_s, version)
@@ -87,12 +87,12 @@ class WorkerBook:
         worker.policy, worker.engine = body.worker.policy, body.worker.engine
         worker.slots = body.worker.slots
 
-    def beat(self, name: str, entry: Entry, at_s: float) -> None:
-        """A member beats; those that nobody called a worker are none."""
+    def heartbeat(self, name: str, entry: Entry, at_s: float) -> None:
+        """A member heartbeats; those that nobody called a worker are none."""
         worker = self.workers.get(name)
         if worker is not None:
-            body = cast("Beat", unpack(entry))
-            worker.beat(body.state, body.version, at_s)
+            body = cast("Heartbeat", unpack(entry))
+            worker.heartbeat(body.state, body.version, at_s)
 
     def members(self, found: Iterable[Member], at_s: float, *, tells_all: bool) -> None:
         """The router says who is there. `tells_all`: nothing else does."""
@@ -103,7 +103,7 @@ class WorkerBook:
             worker.is_process(member.epoch.partition(".")[0], at_s)
             worker.policy = member.policy
             if tells_all or worker.is_gone:
-                worker.beat(member.state, member.version, at_s)
+                worker.heartbeat(member.state, member.version, at_s)
         for name, worker in self.workers.items():
             if name not in names:
                 worker.leave(at_s, "the router has taken it off its list")

@@ -10,7 +10,7 @@ from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.membership import Hello
-from rolloutbus.replay.journal.records import Head, Record, Router, Turn
+from rolloutbus.replay.journal.records import Head, Record, Router, TurnRecord
 
 Repeat = Callable[[Stimulus], Outcome]
 """Tells a core what another one was told."""
@@ -23,7 +23,7 @@ class Divergence(NamedTuple):
 
     router: int
     """Which one in the journal, from 1."""
-    turn: Turn
+    turn: TurnRecord
     got: Outcome
     since_s: float
     """Since the first turn of its router, by that one's clock."""
@@ -70,10 +70,10 @@ class CorePlayer:
             self.n_routers += 1
             self._next = 0
             self._repeat = self._begin(record)
-        elif isinstance(record, Turn):
+        elif isinstance(record, TurnRecord):
             self._turn(record)
 
-    def _turn(self, turn: Turn) -> None:
+    def _turn(self, turn: TurnRecord) -> None:
         self._note_names(turn.stimulus)
         if turn.outcome.crash:
             self.crashes.append(turn.outcome.crash)

@@ -14,7 +14,7 @@ from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.ids import NO_ATTEMPT
 from rolloutbus.replay.journal.format import JournalFull
-from rolloutbus.replay.journal.records import Lost, Record, Router, Turn
+from rolloutbus.replay.journal.records import LostRecord, Record, Router, TurnRecord
 from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.journal.writer import JournalWriter
 
@@ -84,7 +84,7 @@ class TurnWriter:
     def turn(self, stimulus: Stimulus, outcome: Outcome) -> None:
         """One turn of that core."""
         n, self._n = self._n, self._n + 1
-        self._append(lambda seq, at: Turn(seq, at, n, stimulus, outcome))
+        self._append(lambda seq, at: TurnRecord(seq, at, n, stimulus, outcome))
 
     def _append(self, build: Callable[[int, int], Record]) -> None:
         if self._journal is None:
@@ -127,6 +127,6 @@ class TurnWriter:
                 continue
             break
         n, self._n_missing = self._n_missing, 0
-        journal.append(lambda seq, at: Lost(seq, at, "memory", "", NO_ATTEMPT, 0, n))
+        journal.append(lambda seq, at: LostRecord(seq, at, "memory", "", NO_ATTEMPT, 0, n))
         self._journal, self._is_slow = journal, False
         self._on_news(f"the router's journal goes on; {n:,} turns before that are missing")

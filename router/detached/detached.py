@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Detached requests".
 from collections import OrderedDict
 from typing import NamedTuple
 
-from rolloutbus.bus.membership.over import OverRids
+from rolloutbus.bus.membership.settled import OverRids
 from rolloutbus.bus.membership.tombstones import Tombstones
 from rolloutbus.bus.wire.ids import Attempt, Peer
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -15,13 +15,13 @@ from rolloutbus.router.detached.followers import Followers
 from rolloutbus.router.requests.record import Request
 
 MAX_DETACHED = 10_000
-"""Held at once, for all clients together; workers list theirs in every beat."""
+"""Held at once, for all clients together; workers list theirs in every heartbeat."""
 UNHEARD_S = 3600.0
 """What nobody was told is kept this long, like the endings in a worker's outbox."""
 MAX_OVER = 100_000
 """Those that are over are remembered for all clients together."""
 COLLECTED_S = 60.0
-"""A beat that left its worker before the acknowledgement came names the request once more."""
+"""A heartbeat that left its worker before the acknowledgement came names the request once more."""
 
 _SHOWN: dict[str, DetachedState] = {"running": "running", "ended": "ended"}
 

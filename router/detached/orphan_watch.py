@@ -26,7 +26,7 @@ class _Told(NamedTuple):
     """When that process had been heard of by then."""
 
 
-class Doubts:
+class OrphanWatch:
     """What is kept until its client sends it again, or says that it is over."""
 
     def __init__(self, context: Context, table: RequestTable) -> None:

@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.generation import DetachedList
 from rolloutbus.router.context import Context, refusal
 from rolloutbus.router.detached.detached import in_order
-from rolloutbus.router.detached.orphan_watch import Doubts
+from rolloutbus.router.detached.orphan_watch import OrphanWatch
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.requests.record import Request
 
@@ -17,7 +17,7 @@ from rolloutbus.router.requests.record import Request
 class Reattachment:
     """Answers `list_detached` and `attach`."""
 
-    def __init__(self, context: Context, doubts: Doubts) -> None:
+    def __init__(self, context: Context, doubts: OrphanWatch) -> None:
         self._context = context
         self._doubts = doubts
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 
 BreakerState = Literal["closed", "open", "trying"]
 
@@ -107,4 +107,4 @@ class Breaker:
             self._failed_at.popleft()
 
     def _advance(self, event: str) -> None:
-        self.state = following(BREAKER_LIFE, self.state, event, f"breaker of {self.name}")
+        self.state = next_state(BREAKER_LIFE, self.state, event, f"breaker of {self.name}")

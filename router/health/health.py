@@ -89,7 +89,7 @@ class Health:
 
     def reported(self, worker: MemberRecord, now: float) -> None:
         """A worker says what ran when its engine died, maybe before this router began."""
-        for rid, n_crashes, n_alone in worker.beat.suspects:
+        for rid, n_crashes, n_alone in worker.heartbeat.suspects:
             self.is_watching = True
             self._suspicions.reported(rid, worker.name, (n_crashes, n_alone), now)
             request = self._table.get(rid)

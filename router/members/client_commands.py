@@ -21,7 +21,7 @@ from rolloutbus.bus.wire.validation import check_name, check_rid
 from rolloutbus.router.context import Context, check_deadline, refusal
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
-from rolloutbus.router.members.member_commands import Fleet
+from rolloutbus.router.members.member_commands import MemberCommands
 from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.requests.dispatch import Dispatcher
 from rolloutbus.router.requests.table import RequestTable
@@ -52,7 +52,7 @@ class _Awaiting(NamedTuple):
     until: float
 
 
-class Desk:
+class ClientCommands:
     """Everything a client may ask for besides generation."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Desk:
         context: Context,
         table: RequestTable,
         dispatcher: Dispatcher,
-        fleet: Fleet,
+        fleet: MemberCommands,
         publications: Publications,
         sessions: Sessions,
         *,
@@ -235,9 +235,9 @@ class Desk:
             facts.engine if facts else "",
             facts.slots if facts else 0,
             len(worker.requests),
-            worker.beat.n_tokens,
-            int((now - worker.beat_at) * 1000),
-            worker.beat.stalled_ms,
+            worker.heartbeat.n_tokens,
+            int((now - worker.heartbeat_at) * 1000),
+            worker.heartbeat.stalled_ms,
             facts.pid if facts else 0,
             self._context.quarantine_of(worker),
             len(worker.marks) - len(worker.marks_expected),

@@ -17,8 +17,8 @@ class ClientRecord:
     """One client process; survives its connections."""
 
     __slots__ = (
-        "beat_seq",
         "boot",
+        "heartbeat_seq",
         "match_rid",
         "name",
         "peer",
@@ -39,8 +39,8 @@ class ClientRecord:
         """Whose share it takes: all names of one key have one together. Without keys, its own."""
         self.priorities = ANY_PRIORITY if principal is None else principal.priorities
         """Lowest and highest that its requests may have."""
-        self.beat_seq = 0
-        """The highest on this connection: a copy of an older beat is no sign of life."""
+        self.heartbeat_seq = 0
+        """The highest on this connection: a copy of an older heartbeat is no sign of life."""
         self.rid_prefix = f"{name}/"
         """What the rids of its own commands begin with."""
         self.match_rid = re.compile(re.escape(self.rid_prefix) + RID_NUMBER).fullmatch

@@ -11,9 +11,9 @@ import msgspec
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.limits import MAX_MEMBERS
 from rolloutbus.bus.wire.messages.control import Pause, Paused, Resume
-from rolloutbus.bus.wire.messages.membership import Beat, Hello, Intent
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Intent
 from rolloutbus.router.context import Context
-from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results
+from rolloutbus.router.members.member_commands import MemberCommand, MemberCommands, Results
 from rolloutbus.router.members.records import MemberRecord, Reason
 
 Origin = Literal["", "router", "worker", "store"]
@@ -32,7 +32,7 @@ without the store of its fleet, started by mistake, names none before it is foun
 class Intents:
     """Keeps `Context.intent`, and workers to it."""
 
-    def __init__(self, context: Context, fleet: Fleet) -> None:
+    def __init__(self, context: Context, fleet: MemberCommands) -> None:
         self._context = context
         self._fleet = fleet
         self._origin: Origin = ""
@@ -89,9 +89,9 @@ class Intents:
         if self._context.intent.stamp > Intent().stamp:
             self._context.to_member(member, "intent", pack(self._context.intent))
 
-    def heard(self, member: MemberRecord, beat: Beat) -> None:
+    def heard(self, member: MemberRecord, heartbeat: Heartbeat) -> None:
         """A member lives; what it was told last may have been lost."""
-        if beat.intent != self._context.intent.stamp:
+        if heartbeat.intent != self._context.intent.stamp:
             self.tell(member)
 
     def outranked(self) -> None:
@@ -146,7 +146,7 @@ class Intents:
     def _is_new_fleet(self, now: float) -> bool:
         """Whether all who knew another router would have come by now, and nobody has."""
         settings = self._context.settings.leases
-        wait_s = settings.reconnect_max_s + settings.beat_s
+        wait_s = settings.reconnect_max_s + settings.heartbeat_s
         return not self._has_predecessor and self._age_s(now) >= wait_s
 
     def _age_s(self, now: float) -> float:
@@ -155,7 +155,7 @@ class Intents:
         return 0.0 if started_at is None else now - started_at
 
     def _keep_to_it(self, worker: MemberRecord, now: float) -> None:
-        wanted, state = self._context.intent.pause_of(worker.name), worker.beat.state
+        wanted, state = self._context.intent.pause_of(worker.name), worker.heartbeat.state
         is_done = bool(wanted) == (state == "paused")
         if is_done or state not in ("ready", "paused") or worker.name in self._under_way:
             return
@@ -172,7 +172,7 @@ class Intents:
 
         def done(_results: Results, _silent: list[str], at: float) -> None:
             self._under_way.pop(worker.name, None)
-            worker.retry_pause_at = at + RETRY_S  # its next beat says what came of it
+            worker.retry_pause_at = at + RETRY_S  # its next heartbeat says what came of it
 
         self._fleet.start(MemberCommand(rid, kind, body, now + PAUSE_S, done), [worker], now)
 

@@ -69,7 +69,7 @@ class _Part:
     sent_at: float = 0.0
 
 
-class Fleet:
+class MemberCommands:
     """All member commands under way."""
 
     def __init__(self, context: Context, on_silent: OnSilent) -> None:

@@ -1,4 +1,4 @@
-"""Who is on the bus: hellos, beats, leases, farewells, for members and clients alike.
+"""Who is on the bus: hellos, heartbeats, leases, farewells, for members and clients alike.
 
 Spec: docs/protocol.md, "Membership".
 """
@@ -12,10 +12,10 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.limits import MAX_ROUTER_EPOCH
 from rolloutbus.bus.wire.messages.membership import (
-    Beat,
-    ClientBeat,
+    ClientHeartbeat,
     Dismissed,
     Goodbye,
+    Heartbeat,
     Hello,
     Lease,
     Member,
@@ -45,7 +45,7 @@ RENEWED = "replaced by a new lease"
 """Why a lease ended whose member, the same process, is here with the next one."""
 
 OnLost = Callable[[MemberRecord, str, float], None]
-OnBeat = Callable[[MemberRecord, bool, float], None]
+OnHeartbeat = Callable[[MemberRecord, bool, float], None]
 """(member, whether its state or version changed, now)."""
 
 
@@ -53,11 +53,11 @@ class Membership:
     """Keeps the tables of members and clients true."""
 
     def __init__(
-        self, context: Context, intents: Intents, on_beat: OnBeat, on_lost: OnLost
+        self, context: Context, intents: Intents, on_heartbeat: OnHeartbeat, on_lost: OnLost
     ) -> None:
         self._context = context
         self._intents = intents
-        self._on_beat = on_beat
+        self._on_heartbeat = on_heartbeat
         self._on_lost = on_lost
         self._last_tick_at: float | None = None
         self._told_at = -TELL_EVERY_S
@@ -94,47 +94,47 @@ class Membership:
             else:
                 self._member_hello(peer, hello, now)
 
-    def beat(self, member: MemberRecord, entry: Entry, now: float) -> None:
+    def heartbeat(self, member: MemberRecord, entry: Entry, now: float) -> None:
         """A member lives: renew its lease, take what it says about itself."""
         context = self._context
-        beat = unpack_as(Beat, entry)
-        if entry.epoch != member.epoch or beat.seq <= member.beat.seq:
-            context.count("stale_beats")
+        heartbeat = unpack_as(Heartbeat, entry)
+        if entry.epoch != member.epoch or heartbeat.seq <= member.heartbeat.seq:
+            context.count("stale_heartbeats")
             return
         if member.is_foreign:
-            if beat.version:
+            if heartbeat.version:
                 self._turn_away(member, now)
                 return
             member.fleet, member.is_foreign = "", False
-        self._intents.heard(member, beat)
+        self._intents.heard(member, heartbeat)
         has_changed = (
-            member.version != beat.version
-            or member.beat.state != beat.state
+            member.version != heartbeat.version
+            or member.heartbeat.state != heartbeat.state
             or member.state != "live"
             or Reason.CUT_OFF in member.blocked_by
         )
-        member.note_outbox(beat, before=member.beat.seq)
-        member.beat, member.beat_at = beat, now
+        member.note_outbox(heartbeat, before=member.heartbeat.seq)
+        member.heartbeat, member.heartbeat_at = heartbeat, now
         if has_changed:
             member.advance("beat")
             self._judge(member)
         member.expires_at = now + context.settings.leases.lease_s
         is_behind = not member.knows_outbox
-        lease = Lease(context.router_epoch, context.instance, beat.seq, is_behind)
+        lease = Lease(context.router_epoch, context.instance, heartbeat.seq, is_behind)
         context.to_member(member, "lease", pack(lease))
         if member.role == "worker":
-            self._on_beat(member, has_changed, now)
+            self._on_heartbeat(member, has_changed, now)
             if has_changed:
                 self._tell_members(now)
 
     def _judge(self, member: MemberRecord) -> None:
-        """What a beat tells of a worker: its state and weights, and that it can be reached."""
+        """What a heartbeat tells of a worker: its state and weights, and that it can be reached."""
         if member.role != "worker":
-            member.version = member.beat.version
+            member.version = member.heartbeat.version
             return
-        eligibility, is_unready = self._context.eligibility, member.beat.state not in SERVING
+        eligibility, is_unready = self._context.eligibility, member.heartbeat.state not in SERVING
         eligibility.note(member, Reason.NOT_READY, is_blocking=is_unready)
-        self._context.note_version(member, member.beat.version)
+        self._context.note_version(member, member.heartbeat.version)
         eligibility.unblock(member, Reason.CUT_OFF)
         eligibility.unblock(member, Reason.JOINING)
 
@@ -145,11 +145,11 @@ class Membership:
         self._lose(member, "goodbye", why, now)
         self.dismiss(member.peer, "other-fleet", f"{why}; start it anew")
 
-    def client_beat(self, client: ClientRecord, entry: Entry, now: float) -> None:
+    def client_heartbeat(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """A client lives."""
-        seq = unpack_as(ClientBeat, entry).seq
-        if seq > client.beat_seq:
-            client.beat_seq, client.seen_at = seq, now
+        seq = unpack_as(ClientHeartbeat, entry).seq
+        if seq > client.heartbeat_seq:
+            client.heartbeat_seq, client.seen_at = seq, now
         lease = Lease(self._context.router_epoch, self._context.instance, seq)
         self._context.out.send(client.peer, Entry("lease", body=pack(lease)))
 

@@ -4,15 +4,15 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Literal, Self
 
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 from rolloutbus.bus.membership.outbox import MAX_NEWS
 from rolloutbus.bus.wire.ids import AttemptKey, Peer, RequestId
-from rolloutbus.bus.wire.messages.membership import Beat, Hello, Member
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member
 
 MemberState = Literal["joining", "live", "gone"]
 
 MEMBER_LIFE: dict[MemberState, dict[str, MemberState]] = {
-    # said hello; its first beat tells what it runs and which weights it attests
+    # said hello; its first heartbeat tells what it runs and which weights it attests
     "joining": {"hello": "joining", "beat": "live", "goodbye": "gone", "expired": "gone"},
     "live": {"hello": "live", "beat": "live", "goodbye": "gone", "expired": "gone"},
     "gone": {},
@@ -20,7 +20,7 @@ MEMBER_LIFE: dict[MemberState, dict[str, MemberState]] = {
 """state -> event -> state. A new epoch is a new record; `gone` leaves the table."""
 
 SERVING = frozenset({"ready", "updating"})
-"""Beat states in which a worker takes new requests (an update swaps between two steps)."""
+"""Heartbeat states in which a worker takes new requests (an update swaps between two steps)."""
 
 
 @enum.unique
@@ -36,7 +36,7 @@ class Reason(enum.StrEnum):
         reason.sentence = sentence
         return reason
 
-    JOINING = "joining", "It has said hello, and its first beat has not come."
+    JOINING = "joining", "It has said hello, and its first heartbeat has not come."
     GONE = "gone", "Its lease is over."
     NOT_READY = "not_ready", "Its own state is none in which it takes requests."
     BEHIND = "behind", "Its weights are older than the version that is committed."
@@ -44,7 +44,7 @@ class Reason(enum.StrEnum):
     INTENT_UNKNOWN = "intent_unknown", "The router has yet to learn whether it is to be paused."
     ADAPTERS = "adapters", "Adapters that the store keeps are being brought to it."
     TRIPPED = "tripped", "It failed too often; it is tried again after a while."
-    CUT_OFF = "cut_off", "Something could not be sent to it; its next beat clears that."
+    CUT_OFF = "cut_off", "Something could not be sent to it; its next heartbeat clears that."
     SET_ASIDE = "set_aside", "It is kept for a request that must run alone."
 
 
@@ -58,8 +58,6 @@ class MemberRecord:
     __slots__ = (
         "adapters",
         "backlog",
-        "beat",
-        "beat_at",
         "blocked_by",
         "boot",
         "capacity",
@@ -68,6 +66,8 @@ class MemberRecord:
         "expires_at",
         "fleet",
         "free_index",
+        "heartbeat",
+        "heartbeat_at",
         "hello",
         "is_catching_up",
         "is_foreign",
@@ -105,8 +105,8 @@ class MemberRecord:
         self.expires_at = expires_at
         self.blocked_by = {Reason.JOINING}
         """Why it gets no requests; empty if it does. `router.members.eligibility` writes it."""
-        self.beat = Beat(seq=-1, state="starting")
-        self.beat_at = expires_at
+        self.heartbeat = Heartbeat(seq=-1, state="starting")
+        self.heartbeat_at = expires_at
         self.version = 0
         slots = hello.worker.slots if hello.worker else 0
         self.capacity = slots + slots // 4 + 1 if slots else 0
@@ -118,11 +118,11 @@ class MemberRecord:
         self.commands: set[str] = set()
         """Member commands (sub-rids) sent and not ended."""
         self.outbox: dict[AttemptKey, str] = {}
-        """(rid, attempt) -> client: endings that wait here for their client, as its beats say."""
+        """(rid, attempt) -> client: endings that wait there for their client, by its heartbeats."""
         self.kept: dict[AttemptKey, str] = {}
         """(rid, attempt) -> group: those of `outbox` that are detached."""
         self.knows_outbox = True
-        """No beat that told of it was missed."""
+        """No heartbeat that told of it was missed."""
         self.backlog: dict[str, int] = {}
         """Client -> bytes of its endings here, for those who have much."""
         self.free_index = -1
@@ -153,36 +153,39 @@ class MemberRecord:
         Raises:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
-        self.state = following(MEMBER_LIFE, self.state, event, f"member {self.name}")
+        self.state = next_state(MEMBER_LIFE, self.state, event, f"member {self.name}")
         return self.state
 
     @property
     def has_whole_outbox(self) -> bool:
         """Whether an ending that is not in `outbox` does not wait here."""
-        n_outbox = self.beat.n_outbox
+        n_outbox = self.heartbeat.n_outbox
         return self.knows_outbox and n_outbox in (None, len(self.outbox))
 
-    def note_outbox(self, beat: Beat, before: int) -> None:
-        """Take the news of a beat; `before` is the number of the one that was heard last."""
-        if beat.follows == 0:
+    def note_outbox(self, heartbeat: Heartbeat, before: int) -> None:
+        """Take the news of a heartbeat; `before` is the number of the one that was heard last."""
+        if heartbeat.follows == 0:
             self.outbox, self.kept, self.knows_outbox = {}, {}, True
-        elif beat.follows != before:
+        elif heartbeat.follows != before:
             self.knows_outbox = False
         if not self.knows_outbox:
             return
-        for rid, attempt in beat.acked:
+        for rid, attempt in heartbeat.acked:
             key = (RequestId(rid), attempt)
             self.outbox.pop(key, None)
             self.kept.pop(key, None)
-        groups = dict(beat.detached) if beat.detached else {}
-        for rid, attempt, client in beat.outbox:
+        groups = dict(heartbeat.detached) if heartbeat.detached else {}
+        for rid, attempt, client in heartbeat.outbox:
             key = (RequestId(rid), attempt)
             self.outbox[key] = client
             if rid in groups:
                 self.kept[key] = groups[rid]
-        if beat.n_outbox is not None and len(beat.outbox) + len(beat.acked) < MAX_NEWS:
-            self.knows_outbox = beat.n_outbox == len(self.outbox)
-        self.backlog = {client: n_bytes for client, _, n_bytes in beat.backlog}
+        if (
+            heartbeat.n_outbox is not None
+            and len(heartbeat.outbox) + len(heartbeat.acked) < MAX_NEWS
+        ):
+            self.knows_outbox = heartbeat.n_outbox == len(self.outbox)
+        self.backlog = {client: n_bytes for client, _, n_bytes in heartbeat.backlog}
 
     @property
     def is_fit(self) -> bool:
@@ -207,12 +210,12 @@ class MemberRecord:
         if self.state == "joining":
             return "joining"
         if Reason.NOT_READY in self.blocked_by:
-            return self.beat.state
+            return self.heartbeat.state
         words = (word for reason, word in SHOWN.items() if reason in self.blocked_by)
-        return next(words, self.beat.state)
+        return next(words, self.heartbeat.state)
 
 
-class Members:
+class MemberTable:
     """All live members, by name and by connection."""
 
     def __init__(self) -> None:

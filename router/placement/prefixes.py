@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Prefix affinity".
 from collections.abc import Iterable, Iterator, Sequence
 
 from rolloutbus.bus.backoff import Chance
-from rolloutbus.bus.prefix_marks import MARKED_TOKENS, unpacked
+from rolloutbus.bus.prefix_hashes import MARKED_TOKENS, unpacked
 from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.prefixes import Prefixes

@@ -10,7 +10,7 @@ from rolloutbus.router.placement.placement import Rest
 from rolloutbus.router.placement.prefixes import PrefixIndex
 from rolloutbus.router.requests.queue import WaitingRoom
 from rolloutbus.router.requests.record import Request
-from rolloutbus.router.sessions.record import Session
+from rolloutbus.router.sessions.record import SessionRecord
 from rolloutbus.router.sessions.session_slots import LEAVING
 from rolloutbus.router.sessions.sessions import Sessions
 
@@ -55,7 +55,7 @@ class SessionTurns:
         return worker
 
     def _worker_for_turn(
-        self, request: Request, session: Session, now: float
+        self, request: Request, session: SessionRecord, now: float
     ) -> MemberRecord | None:
         eligibility = self._context.eligibility
         home = eligibility.named(session.policy, session.worker)
@@ -82,21 +82,21 @@ class SessionTurns:
                 self._waiting.overtaken_by(request)
         return worker
 
-    def _is_patient_with(self, session: Session, now: float) -> bool:
+    def _is_patient_with(self, session: SessionRecord, now: float) -> bool:
         if session.waits_since is None:
             session.waits_since = now
         is_patient = now - session.waits_since < PATIENCE_S
         self._sessions.is_patient |= is_patient
         return is_patient
 
-    def _may_return(self, session: Session) -> bool:
+    def _may_return(self, session: SessionRecord) -> bool:
         """Whether its worker may serve it again in a moment, with its cache."""
         worker = self._context.members.named(session.worker)
         if session.has_lost_worker or worker is None:
             return worker is None and self._context.is_recovering
-        return worker.beat.state not in LEAVING and Reason.TRIPPED not in worker.blocked_by
+        return worker.heartbeat.state not in LEAVING and Reason.TRIPPED not in worker.blocked_by
 
-    def _reason(self, request: Request, session: Session) -> str:
+    def _reason(self, request: Request, session: SessionRecord) -> str:
         """Why its worker could not take a request of it."""
         context = self._context
         worker = context.members.named(session.worker)

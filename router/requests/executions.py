@@ -12,8 +12,8 @@ from rolloutbus.bus.wire.ids import RequestId
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, AttemptList
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.router.context import Context
-from rolloutbus.router.detached.orphan_watch import Doubts
-from rolloutbus.router.detached.over import REASON, Over
+from rolloutbus.router.detached.orphan_watch import OrphanWatch
+from rolloutbus.router.detached.settled import REASON, SettledDetached
 from rolloutbus.router.health.health import Health
 from rolloutbus.router.members.member_commands import is_share
 from rolloutbus.router.members.membership import RENEWED
@@ -30,12 +30,14 @@ FORGOTTEN = "forgotten by its worker"
 class Executions:
     """The worker side of the request table."""
 
-    def __init__(self, context: Context, table: RequestTable, health: Health, over: Over) -> None:
+    def __init__(
+        self, context: Context, table: RequestTable, health: Health, over: SettledDetached
+    ) -> None:
         self._context = context
         self._table = table
         self._health = health
         self._over = over
-        self.doubts = Doubts(context, table)
+        self.doubts = OrphanWatch(context, table)
 
     def accepted(self, worker: MemberRecord, body: Accepted) -> None:
         """A worker has begun these."""
@@ -113,18 +115,20 @@ class Executions:
         return len(entries)
 
     def reconcile(self, worker: MemberRecord) -> None:
-        """Compare the table with what a worker's beat says it runs."""
-        beat = worker.beat
-        if beat.over:
-            self._over.said(beat.over)
-        if not (beat.running or worker.kept or worker.requests or self._context.detached.requests):
+        """Compare the table with what a worker's heartbeat says it runs."""
+        heartbeat = worker.heartbeat
+        if heartbeat.over:
+            self._over.said(heartbeat.over)
+        if not (
+            heartbeat.running or worker.kept or worker.requests or self._context.detached.requests
+        ):
             return
         held: set[str] = set()
-        groups = dict(beat.detached) if beat.detached else {}
+        groups = dict(heartbeat.detached) if heartbeat.detached else {}
         groups.update((rid, group) for (rid, _), group in worker.kept.items())
         begun: AttemptList = []
         fenced: AttemptList = []
-        for rid, attempt, client in beat.running:
+        for rid, attempt, client in heartbeat.running:
             if is_share(rid):
                 continue  # member commands answer for themselves
             held.add(rid)
@@ -135,7 +139,7 @@ class Executions:
             if request is None:
                 request = self._found(worker, rid, client, groups)
                 self._table.add(request)
-                self._context.clients.miss(client, worker.beat_at)
+                self._context.clients.miss(client, worker.heartbeat_at)
             is_unplaced = request.n_sent == 0 or (rid in groups and not request.worker)
             if is_unplaced and request.state in {"queued", "parked"}:
                 self._table.adopt(request, worker, attempt)
@@ -165,7 +169,7 @@ class Executions:
     def member_lost(self, worker: MemberRecord, reason: str) -> None:
         """A lease is over: unconfirmed requests wait for another worker, the rest are `lost`."""
         mine = [r for r in self._table if r.worker == worker.name]
-        if reason == RENEWED:  # detached ones may go on there: its first beat tells
+        if reason == RENEWED:  # detached ones may go on there: its first heartbeat tells
             mine = [r for r in mine if r.state == "sent" or not r.place.outlives_client]
         unconfirmed = [r for r in mine if r.state == "sent"]
         self._lose([r for r in mine if r.state in {"running", "ended"}], worker, reason)

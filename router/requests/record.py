@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Raw
 
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 from rolloutbus.bus.wire.entry import NO_BODY, Placement
 from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
 from rolloutbus.bus.wire.versions import VersionRule
 
 if TYPE_CHECKING:
-    from rolloutbus.router.sessions.record import Session
+    from rolloutbus.router.sessions.record import SessionRecord
 
 RequestState = Literal["parked", "queued", "sent", "running", "ended", "gone"]
 
@@ -138,7 +138,7 @@ class Request:
         """Engines died under it: it runs alone, and its body is kept as evidence."""
         self.is_reported = False
         """The client has been told `queued`."""
-        self.session: Session | None = None
+        self.session: SessionRecord | None = None
         """The open session that it belongs to."""
 
     def __lt__(self, other: "Request") -> bool:
@@ -164,7 +164,7 @@ class Request:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
         # Several times for each request: the table is looked up here, and `following` raises.
-        self.state = REQUEST_LIFE[self.state].get(event) or following(
+        self.state = REQUEST_LIFE[self.state].get(event) or next_state(
             REQUEST_LIFE, self.state, event, f"request {self.rid}"
         )
         return self.state

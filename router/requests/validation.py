@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.validation import MAX_COST, MAX_PRIORITY, check_placeme
 from rolloutbus.bus.wire.versions import VersionRule, parse_versions
 from rolloutbus.router.context import check_deadline
 from rolloutbus.router.members.clients import ClientRecord
-from rolloutbus.router.requests.backlogs import Backlogs
+from rolloutbus.router.requests.backpressure import Backlogs
 
 REMEMBERED = 10_000
 """The texts come from peers: after this many the memory starts afresh."""

@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Sessions".
 
 from typing import Literal
 
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 
 SessionState = Literal["held", "active", "resting", "gone"]
 
@@ -28,7 +28,7 @@ SESSION_LIFE: dict[SessionState, dict[str, SessionState]] = {
 """state -> event -> state. `gone` leaves the table."""
 
 
-class Session:
+class SessionRecord:
     """One open session; mutable, owned by `router.sessions`."""
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Session:
         Raises:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
-        self.state = following(SESSION_LIFE, self.state, event, f"session {self.name}")
+        self.state = next_state(SESSION_LIFE, self.state, event, f"session {self.name}")
         return self.state
 
     def begin(self, rid: str) -> None:

@@ -7,27 +7,27 @@ from collections.abc import Iterable
 
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.sessions.record import Session
+from rolloutbus.router.sessions.record import SessionRecord
 
 LEAVING = frozenset({"draining", "broken"})
-"""Beat states of a worker that will not come back as it is."""
+"""Heartbeat states of a worker that will not come back as it is."""
 
 
-class Places:
+class SessionSlots:
     """The sessions at each worker; never more than `sessions_per_slot` lets in, unless moved."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._per_slot = context.settings.sessions_per_slot
-        self._at: dict[str, dict[str, Session]] = {}
+        self._at: dict[str, dict[str, SessionRecord]] = {}
 
-    def settle(self, session: Session, worker: str) -> None:
+    def settle(self, session: SessionRecord, worker: str) -> None:
         """The session has its place at this worker from now on."""
         self.leave(session)
         session.worker = worker
         self._at.setdefault(worker, {})[session.name] = session
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: SessionRecord) -> None:
         """The session's place is free."""
         there = self._at.get(session.worker)
         if there is not None:
@@ -35,7 +35,7 @@ class Places:
             if not there:
                 del self._at[session.worker]
 
-    def at(self, worker: str) -> list[Session]:
+    def at(self, worker: str) -> list[SessionRecord]:
         """The sessions that this worker holds; a copy."""
         return list(self._at.get(worker, {}).values())
 
@@ -48,7 +48,7 @@ class Places:
         workers = self._context.members.workers(policy)
         serving = [each for each in workers if not each.blocked_by]
         return serving or [
-            each for each in workers if each.state == "live" and each.beat.state not in LEAVING
+            each for each in workers if each.state == "live" and each.heartbeat.state not in LEAVING
         ]
 
     def has_room(self, worker: MemberRecord) -> bool:

@@ -13,8 +13,8 @@ from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.placement.affinity import Affinity
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
-from rolloutbus.router.sessions.record import Session
-from rolloutbus.router.sessions.session_slots import Places
+from rolloutbus.router.sessions.record import SessionRecord
+from rolloutbus.router.sessions.session_slots import SessionSlots
 
 SESSION_LIMIT = 100_000
 """Open at once; the places at workers bound them long before, except while recovering."""
@@ -32,8 +32,8 @@ class Sessions:
         self._table = table
         self._affinity = affinity
         self._chance = chance
-        self.places = Places(context)
-        self._sessions: dict[str, Session] = {}
+        self.places = SessionSlots(context)
+        self._sessions: dict[str, SessionRecord] = {}
         self.is_patient = False
         """A turn waits for its worker: it is to be tried again with the next tick."""
         self.is_used = False
@@ -84,7 +84,7 @@ class Sessions:
 
     def worker_lost(self, worker: MemberRecord) -> None:
         """Its sessions live elsewhere now, or nowhere until somebody can take them."""
-        reason = "draining" if worker.beat.state == "draining" else "lost"
+        reason = "draining" if worker.heartbeat.state == "draining" else "lost"
         for session in self.places.at(worker.name):
             heir = self.places.least_filled(self.places.candidates(session.policy))
             if heir is None:
@@ -112,11 +112,11 @@ class Sessions:
         """Worker -> open sessions, for those that hold any."""
         return self.places.counts()
 
-    def _admit(self, client: str, body: OpenSession) -> Session | Problem:
+    def _admit(self, client: str, body: OpenSession) -> SessionRecord | Problem:
         worker = self._place_for(body)
         if isinstance(worker, Problem):
             return worker
-        session = Session(body.session, client, body.policy)
+        session = SessionRecord(body.session, client, body.policy)
         self._sessions[session.name] = session
         self.is_used = True
         self._context.count("sessions_opened")
@@ -152,7 +152,7 @@ class Sessions:
     def _retry_ms(self) -> int:
         return RETRY_MS + int(RETRY_MS * self._chance.random())
 
-    def move(self, session: Session, worker: str, reason: str) -> None:
+    def move(self, session: SessionRecord, worker: str, reason: str) -> None:
         """The session lives at this worker from now on; its client hears why."""
         context = self._context
         body = pack(SessionMoved(session.name, session.worker, worker, reason))
@@ -162,7 +162,7 @@ class Sessions:
         context.count("places_moved")
         context.to_client(session.client, Entry("session_moved", body=body))
 
-    def _end(self, session: Session, event: str) -> None:
+    def _end(self, session: SessionRecord, event: str) -> None:
         session.leave(event)
         self.places.leave(session)
         del self._sessions[session.name]

@@ -13,7 +13,7 @@ from rolloutbus.bus.wire.messages.engine import Adapters as LoadedAdapters
 from rolloutbus.bus.wire.messages.engine import LoadLora, UnloadLora
 from rolloutbus.bus.wire.messages.weights import RecordCommit
 from rolloutbus.router.context import Context
-from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results
+from rolloutbus.router.members.member_commands import MemberCommand, MemberCommands, Results
 from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.updates.commit_record import CommitRecord, Decision
 from rolloutbus.router.updates.store_record import lacking, store_facts
@@ -24,13 +24,13 @@ RECORD_S = 60.0
 RETRY_S = 30.0
 """Before an adapter that could not be loaded is tried there again."""
 ABLE = frozenset({"ready", "paused"})
-"""Beat states in which a worker can load one."""
+"""Heartbeat states in which a worker can load one."""
 
 
-class Adapters:
+class AdapterReloads:
     """Learns from clients' commands what workers are to have, and has the store remember it."""
 
-    def __init__(self, context: Context, fleet: Fleet) -> None:
+    def __init__(self, context: Context, fleet: MemberCommands) -> None:
         self._context = context
         self._fleet = fleet
         self._records = CommitRecord(context, fleet)
@@ -48,7 +48,7 @@ class Adapters:
             if worker.state != "live" or worker.retry_adapters_at > now:
                 continue
             missing = lacking(context, worker)
-            if missing and worker.beat.state in ABLE:
+            if missing and worker.heartbeat.state in ABLE:
                 name, version = min(missing, key=lambda each: each in worker.refused_adapters)
                 self._load(worker, LoadLora(name, version, bulk=store.bulk), now)
 

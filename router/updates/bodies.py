@@ -10,16 +10,16 @@ from rolloutbus.bus.wire.messages.membership import StoreFacts
 from rolloutbus.bus.wire.messages.weights import Prepared, PrepareUpdate
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.updates.record import Update
+from rolloutbus.router.updates.record import UpdateRecord
 from rolloutbus.router.updates.store_record import store_facts
 from rolloutbus.router.updates.transport_plan import DELTA_SHARE, Target, Way, plan_ways
 
 TAKES_UPDATES = frozenset({"ready", "paused", "updating", "torn"})
-"""Beat states in which a worker can begin an update."""
+"""Heartbeat states in which a worker can begin an update."""
 
 
 def prepare_bodies(
-    context: Context, update: Update, targets: Iterable[MemberRecord]
+    context: Context, update: UpdateRecord, targets: Iterable[MemberRecord]
 ) -> dict[str, Raw]:
     """By name; the ways are noted in the update."""
     body = update.body
@@ -61,7 +61,7 @@ def note_delta(context: Context, policy: str, way: Way | None, prepared: Prepare
 
 def _as_targets(members: Iterable[MemberRecord]) -> Iterator[Target]:
     for member in members:
-        facts, state = member.hello.worker, member.beat.state
+        facts, state = member.hello.worker, member.heartbeat.state
         if facts is not None:
             has_base = member.version > 0 and state != "torn"
             yield Target(member.name, facts, has_base, is_able=state in TAKES_UPDATES)

@@ -5,8 +5,8 @@ Spec: docs/protocol.md, "Weights", 3.
 """
 
 from rolloutbus.router.context import Context
-from rolloutbus.router.members.member_commands import Fleet
-from rolloutbus.router.updates.adapters import Adapters
+from rolloutbus.router.members.member_commands import MemberCommands
+from rolloutbus.router.updates.adapters import AdapterReloads
 from rolloutbus.router.updates.bodies import TAKES_UPDATES
 from rolloutbus.router.updates.updates import Updates
 
@@ -19,10 +19,10 @@ RETRY_S = 2.0
 class CatchUps:
     """Looks for workers that are behind."""
 
-    def __init__(self, context: Context, updates: Updates, fleet: Fleet) -> None:
+    def __init__(self, context: Context, updates: Updates, fleet: MemberCommands) -> None:
         self._context = context
         self._updates = updates
-        self._adapters = Adapters(context, fleet)
+        self._adapters = AdapterReloads(context, fleet)
 
     def tick(self, now: float) -> None:
         """Begin with whoever can begin, unless a version is on its way to all of them."""
@@ -36,7 +36,7 @@ class CatchUps:
             for worker in context.members.workers()
             if worker.version < committed.get(worker.policy, 0)
             # Before the first publication there is nothing that could mend it.
-            or (worker.beat.state == "torn" and worker.policy in committed)
+            or (worker.heartbeat.state == "torn" and worker.policy in committed)
         ]
         if not behind or context.members.store() is None:
             return
@@ -44,7 +44,7 @@ class CatchUps:
         for worker in behind:
             if worker.state != "live" or worker.policy in busy:
                 continue
-            is_free = not worker.is_catching_up and worker.beat.state in TAKES_UPDATES
+            is_free = not worker.is_catching_up and worker.heartbeat.state in TAKES_UPDATES
             if is_free and worker.retry_update_at <= now:
                 worker.retry_update_at = now + RETRY_S
                 context.count("catch_ups")

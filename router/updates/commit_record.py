@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import WorkerOutcome
 from rolloutbus.bus.wire.messages.weights import RecordCommit, Settled, SettleVersion
 from rolloutbus.router.context import Context, Waves
-from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results
+from rolloutbus.router.members.member_commands import MemberCommand, MemberCommands, Results
 from rolloutbus.router.members.records import MemberRecord
 
 OnWritten = Callable[[bool | None, float], None]
@@ -36,7 +36,7 @@ class Decision(NamedTuple):
 class CommitRecord:
     """Decisions under way to the store; those that it could not take yet are kept."""
 
-    def __init__(self, context: Context, fleet: Fleet) -> None:
+    def __init__(self, context: Context, fleet: MemberCommands) -> None:
         self._context = context
         self._fleet = fleet
         self._waiting: dict[str, Decision] = {}

@@ -11,14 +11,14 @@ from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.bus.wire.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import (
-    Published,
     PublishVersion,
     UpdateStatus,
+    VersionPublished,
     WorkerUpdate,
 )
 from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.router.context import Context, refusal
-from rolloutbus.router.updates.record import Update, Watcher
+from rolloutbus.router.updates.record import UpdateRecord, Watcher
 from rolloutbus.router.updates.store_record import is_recorded
 from rolloutbus.router.updates.success_rule import COUNTS_ALL, RULES, n_needed
 from rolloutbus.router.updates.transport_plan import without_groups
@@ -44,7 +44,7 @@ class _Publication:
         self.rid = rid
         self.body = body
         self.deadline_at = deadline_at
-        self.update: Update | None = None
+        self.update: UpdateRecord | None = None
         """The try under way."""
         self.is_called_off = False
         self.lost: dict[str, str] = {}
@@ -156,17 +156,17 @@ class Publications:
         return self._context.is_recovering or policy in self._updates.busy_policies()
 
     def _begin(self, publication: _Publication, now: float) -> None:
-        def progressed(update: Update) -> None:
+        def progressed(update: UpdateRecord) -> None:
             self._tell(publication, update)
 
-        def ended(update: Update, at: float) -> None:
+        def ended(update: UpdateRecord, at: float) -> None:
             self._ended(publication, update, at)
 
         watcher = Watcher(progressed, ended)
         deadline_at = publication.deadline_at
         publication.update = self._updates.start(publication.body, deadline_at, watcher, now)
 
-    def _tell(self, publication: _Publication, update: Update) -> None:
+    def _tell(self, publication: _Publication, update: UpdateRecord) -> None:
         """How far it has come."""
         entry = Entry("update_progress", publication.rid, body=pack(update.progress))
         self._context.to_client(publication.client, entry)
@@ -206,9 +206,11 @@ class Publications:
             publication.is_called_off = False
         return publication.is_called_off
 
-    def _ended(self, publication: _Publication, update: Update, now: float) -> None:
+    def _ended(self, publication: _Publication, update: UpdateRecord, now: float) -> None:
         if update.state == "committed":
-            published = Published(update.body.version, self._how_it_went(publication, update))
+            published = VersionPublished(
+                update.body.version, self._how_it_went(publication, update)
+            )
             self._answer(publication, "finished", published, now)
         elif publication.is_called_off:
             self._answer(publication, "cancelled", None, now)
@@ -227,7 +229,7 @@ class Publications:
             problem = Problem("update_failed", message[:MAX_SENTENCE_CHARS], "failed")
             self._answer(publication, "failed", problem, now)
 
-    def _how_it_went(self, publication: _Publication, update: Update) -> list[WorkerUpdate]:
+    def _how_it_went(self, publication: _Publication, update: UpdateRecord) -> list[WorkerUpdate]:
         """Of every worker that was told, was missing, was lost or has come meanwhile."""
         went = {name: _worker_update(update, name) for name in update.targets}
         for name, why in {**publication.lost, **update.absent}.items():
@@ -240,7 +242,11 @@ class Publications:
         return list(went.values())[:MAX_MEMBERS]
 
     def _answer(
-        self, publication: _Publication, kind: str, body: Problem | Published | None, now: float
+        self,
+        publication: _Publication,
+        kind: str,
+        body: Problem | VersionPublished | None,
+        now: float,
     ) -> None:
         raw = NO_BODY if body is None else pack(body)
         answer = Entry(kind, publication.rid, body=raw)
@@ -256,7 +262,7 @@ def _unknown(version: int) -> Problem:
     return Problem("update_unknown", message, "unknown")
 
 
-def _worker_update(update: Update, name: str) -> WorkerUpdate:
+def _worker_update(update: UpdateRecord, name: str) -> WorkerUpdate:
     """How it went on one worker."""
     problem, way, prepared = (
         update.problems.get(name, ""),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 from rolloutbus.bus.wire.messages.weights import (
     Prepared,
     PublishVersion,
@@ -38,14 +38,14 @@ SILENT = "silent"
 class Watcher(NamedTuple):
     """Who wants to know of an update."""
 
-    on_progress: "Callable[[Update], None]"
+    on_progress: "Callable[[UpdateRecord], None]"
     """It has come further: a new state, or one more worker."""
-    on_end: "Callable[[Update, float], None]"
+    on_end: "Callable[[UpdateRecord, float], None]"
     """(update, now): it is committed or aborted; called once."""
 
 
 @dataclass(slots=True)
-class Update:
+class UpdateRecord:
     """One transaction."""
 
     name: str
@@ -85,7 +85,7 @@ class Update:
         Raises:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
-        self.state = following(UPDATE_LIFE, self.state, event, f"update {self.name}")
+        self.state = next_state(UPDATE_LIFE, self.state, event, f"update {self.name}")
 
     def next_rid(self, step: str) -> str:
         """Of the command that workers get now instead of an earlier one."""

@@ -10,12 +10,12 @@ from rolloutbus.bus.wire.messages.control import WorkerOutcome
 from rolloutbus.bus.wire.messages.weights import (
     Reserved,
     ReserveVersion,
-    Restored,
     RestoreVersion,
     SettleVersion,
+    VersionRestored,
 )
 from rolloutbus.router.context import Context
-from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results
+from rolloutbus.router.members.member_commands import MemberCommand, MemberCommands, Results
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.updates.publications import Publications
 
@@ -31,7 +31,7 @@ Key = tuple[str, int]
 class Reservations:
     """Who has which versions that are not committed yet."""
 
-    def __init__(self, context: Context, fleet: Fleet, publications: Publications) -> None:
+    def __init__(self, context: Context, fleet: MemberCommands, publications: Publications) -> None:
         self._context = context
         self._fleet = fleet
         self._publications = publications
@@ -84,7 +84,7 @@ class Reservations:
             return
         match asked, found:
             case (ReserveVersion(policy=policy) | RestoreVersion(policy=policy), _) if isinstance(
-                found, Reserved | Restored
+                found, Reserved | VersionRestored
             ):
                 if self._context.clients.named(client) is None:
                     self._abandoned[(policy, found.version)] = None

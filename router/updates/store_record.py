@@ -19,7 +19,7 @@ def why_no_store(context: Context, now: float) -> str:
     store = context.members.store()
     if store is None:
         return "no weight store is connected; start one with `rolloutbus store` and publish again"
-    silent_s = now - store.beat_at
+    silent_s = now - store.heartbeat_at
     silence_s = context.settings.leases.silence_s
     return f"it has said nothing for {silent_s:.1f} s" if silent_s > silence_s else ""
 

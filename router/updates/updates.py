@@ -22,12 +22,17 @@ from rolloutbus.bus.wire.messages.weights import (
     UpdateStatus,
 )
 from rolloutbus.router.context import Context, Waves
-from rolloutbus.router.members.member_commands import Fleet, MemberCommand, Results, problem_of
+from rolloutbus.router.members.member_commands import (
+    MemberCommand,
+    MemberCommands,
+    Results,
+    problem_of,
+)
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.updates.bodies import note_delta, prepare_bodies
 from rolloutbus.router.updates.commit_record import CommitRecord, Decision
 from rolloutbus.router.updates.commit_waves import next_wave
-from rolloutbus.router.updates.record import SILENT, Update, Watcher
+from rolloutbus.router.updates.record import SILENT, UpdateRecord, Watcher
 from rolloutbus.router.updates.store_record import is_recorded, store_facts, why_no_store
 from rolloutbus.router.updates.transport_plan import without_groups
 
@@ -38,19 +43,19 @@ ABORT_S = 2.0
 class Updates:
     """All updates under way."""
 
-    def __init__(self, context: Context, fleet: Fleet) -> None:
+    def __init__(self, context: Context, fleet: MemberCommands) -> None:
         self._context = context
         self._fleet = fleet
-        self._open: dict[str, Update] = {}
+        self._open: dict[str, UpdateRecord] = {}
         """By name."""
         self._records = CommitRecord(context, fleet)
         self._n = 0
 
     def start(
         self, body: PublishVersion, deadline_at: float, watcher: Watcher, now: float
-    ) -> Update:
+    ) -> UpdateRecord:
         """Bring a sealed version to every worker of its policy."""
-        update = Update(self._name(), body, deadline_at, watcher, now)
+        update = UpdateRecord(self._name(), body, deadline_at, watcher, now)
         # By an earlier router: there is no way back, whatever workers say to this one.
         update.is_decided = is_recorded(self._context, body.policy, body.version)
         update.absent = self._context.expected.missing(body.policy)
@@ -61,20 +66,20 @@ class Updates:
         """Bring one worker to a version that was committed before."""
         worker.is_catching_up = True
         # What is torn has nothing left to keep beside the new weights.
-        mode = "overwrite" if worker.beat.state == "torn" else "staged"
+        mode = "overwrite" if worker.heartbeat.state == "torn" else "staged"
         body = PublishVersion(worker.policy, version, mode=mode)
         nobody = Watcher(_ignore_progress, _ignore_end)
-        update = Update(self._name(), body, now + timeout_s, nobody, now, is_catch_up=True)
+        update = UpdateRecord(self._name(), body, now + timeout_s, nobody, now, is_catch_up=True)
         self._prepare(update, [worker], now)
 
     def resume(self, policy: str, waves: Waves, timeout_s: float, now: float) -> None:
         """Go on with waves that an earlier router began: those who have swapped have it active."""
         body = PublishVersion(policy, waves.version, floor=waves.floor)
         nobody = Watcher(_ignore_progress, _ignore_end)
-        update = Update(self._name(), body, now + timeout_s, nobody, now, is_decided=True)
+        update = UpdateRecord(self._name(), body, now + timeout_s, nobody, now, is_decided=True)
         self._prepare(update, self._context.members.workers(policy), now)
 
-    def call_off(self, update: Update, now: float) -> bool:
+    def call_off(self, update: UpdateRecord, now: float) -> bool:
         """Its publisher has changed its mind. False: it is too late for that."""
         if update.name not in self._open or update.is_decided:
             return False
@@ -109,17 +114,19 @@ class Updates:
         self._n += 1
         return f"update-{self._context.instance[:8]}-{self._n}"
 
-    def _advance(self, update: Update, event: str) -> None:
+    def _advance(self, update: UpdateRecord, event: str) -> None:
         update.advance(event)
         update.watcher.on_progress(update)
 
-    def _prepare(self, update: Update, targets: list[MemberRecord], now: float) -> None:
+    def _prepare(self, update: UpdateRecord, targets: list[MemberRecord], now: float) -> None:
         self._open[update.name] = update
         update.targets = [member.name for member in targets]
         update.watcher.on_progress(update)
         self._tell_to_prepare(update, targets, now)
 
-    def _tell_to_prepare(self, update: Update, targets: list[MemberRecord], now: float) -> None:
+    def _tell_to_prepare(
+        self, update: UpdateRecord, targets: list[MemberRecord], now: float
+    ) -> None:
         bodies = prepare_bodies(self._context, update, targets)
 
         def one(member: MemberRecord, outcome: WorkerOutcome, _at: float) -> None:
@@ -137,7 +144,7 @@ class Updates:
         command = MemberCommand(name, kind, Raw(), update.deadline_at, done, one, bodies)
         self._fleet.start(command, targets, now)
 
-    def _prepare_anew(self, update: Update, now: float) -> None:
+    def _prepare_anew(self, update: UpdateRecord, now: float) -> None:
         """Whoever waits for the store is told where it is now, once it waits no more."""
 
         def stopped(_results: Results, _silent: list[str], at: float) -> None:
@@ -152,7 +159,9 @@ class Updates:
         command = MemberCommand(name, "abort_update", packed, update.deadline_at, stopped)
         self._fleet.start(command, self._still_here(update, waiting), now)
 
-    def _prepared(self, update: Update, results: Results, silent: list[str], now: float) -> None:
+    def _prepared(
+        self, update: UpdateRecord, results: Results, silent: list[str], now: float
+    ) -> None:
         _note_problems(update, "prepare_update", results, silent)
         away = why_no_store(self._context, now) if silent else ""
         if away:
@@ -169,7 +178,7 @@ class Updates:
         else:
             self._record(update, now)
 
-    def _record(self, update: Update, now: float) -> None:
+    def _record(self, update: UpdateRecord, now: float) -> None:
         """Have the store write that the version counts; how many are to serve meanwhile, too."""
 
         def asked() -> None:
@@ -187,11 +196,11 @@ class Updates:
         decision = Decision(f"{update.name}.r", record, update.deadline_at, asked, written)
         self._records.write(decision, now)
 
-    def _commit(self, update: Update, now: float) -> None:
+    def _commit(self, update: UpdateRecord, now: float) -> None:
         update.left = update.ready
         self._commit_wave(update, now)
 
-    def _commit_wave(self, update: Update, now: float) -> None:
+    def _commit_wave(self, update: UpdateRecord, now: float) -> None:
         """Let the next workers swap; whoever left meanwhile is noted."""
         body = update.body
         here = {member.name: member for member in self._still_here(update, update.left)}
@@ -216,7 +225,7 @@ class Updates:
         command = MemberCommand(name, "commit_update", packed, update.deadline_at, done, one)
         self._fleet.start(command, [here[name] for name in wave], now)
 
-    def _end_waves(self, update: Update, now: float) -> None:
+    def _end_waves(self, update: UpdateRecord, now: float) -> None:
         """Nobody may hear that the version counts before a later router knows that all have it."""
 
         def asked() -> None:
@@ -231,7 +240,7 @@ class Updates:
         decision = Decision(f"{update.name}.w", record, until, asked, written)
         self._records.write(decision, now)
 
-    def _still_here(self, update: Update, names: Iterable[str]) -> list[MemberRecord]:
+    def _still_here(self, update: UpdateRecord, names: Iterable[str]) -> list[MemberRecord]:
         """Those of them that are on the bus; who left since it was prepared is noted."""
         here: list[MemberRecord] = []
         for name in names:
@@ -242,7 +251,9 @@ class Updates:
                 here.append(member)
         return here
 
-    def _committed_one(self, update: Update, member: MemberRecord, outcome: WorkerOutcome) -> None:
+    def _committed_one(
+        self, update: UpdateRecord, member: MemberRecord, outcome: WorkerOutcome
+    ) -> None:
         """Each worker serves with the new version as soon as it has it."""
         committed = _result("commit_update", outcome)
         if isinstance(committed, Committed):
@@ -250,7 +261,7 @@ class Updates:
             self._context.note_version(member, max(member.version, committed.version))
             update.watcher.on_progress(update)
 
-    def _committed_all(self, update: Update, now: float) -> None:
+    def _committed_all(self, update: UpdateRecord, now: float) -> None:
         for name in update.left:
             update.problems[name] = "its turn to commit did not come before the deadline"
         self._context.note_commit(update.body.policy, update.body.version)
@@ -258,7 +269,7 @@ class Updates:
         self._advance(update, "done")
         self._close(update, now)
 
-    def _abort(self, update: Update, event: str, now: float) -> None:
+    def _abort(self, update: UpdateRecord, event: str, now: float) -> None:
         """Drop what was staged; a worker that misses this drops it at the next update."""
         here = self._still_here(update, update.targets)
         self._advance(update, event)
@@ -273,7 +284,7 @@ class Updates:
         )
         self._close(update, now)
 
-    def _close(self, update: Update, now: float) -> None:
+    def _close(self, update: UpdateRecord, now: float) -> None:
         del self._open[update.name]
         for name in update.targets:
             member = self._context.members.named(name)
@@ -283,7 +294,7 @@ class Updates:
         update.watcher.on_end(update, now)
 
 
-def _note_problems(update: Update, kind: str, results: Results, silent: list[str]) -> None:
+def _note_problems(update: UpdateRecord, kind: str, results: Results, silent: list[str]) -> None:
     for name in silent:
         update.problems[name] = f"{SILENT} during {kind}"
     for name, outcome in results.items():
@@ -304,9 +315,9 @@ def _ignore_done(_results: Results, _silent: list[str], _now: float) -> None:
     """Nobody waits for it."""
 
 
-def _ignore_progress(_update: Update) -> None:
+def _ignore_progress(_update: UpdateRecord) -> None:
     """Nobody is told."""
 
 
-def _ignore_end(_update: Update, _now: float) -> None:
+def _ignore_end(_update: UpdateRecord, _now: float) -> None:
     """A catch-up shows in the worker's version."""

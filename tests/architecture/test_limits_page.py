@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rolloutbus.bus.security.zmq_turnstile import MAX_ASKED
+from rolloutbus.bus.security.zmq_subscription_gate import MAX_ASKED
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import MAX_BATCH_BYTES
 from rolloutbus.bus.wire.limits import (
@@ -60,10 +60,10 @@ def test_what_the_protocol_says_of_times_is_what_its_table_says() -> None:
         f"{lease.resend_factor:g} up to {lease.resend_max_s:g} s"
     )
     for sentence in (
-        f"A member beats every {lease.beat_s:g} s with a growing `seq`",
+        f"A member heartbeats every {lease.heartbeat_s:g} s with a growing `seq`",
         f"The member's lease runs for {lease.holder_s:g} s **from",
         f"view of it runs for {lease.lease_s:g} s from receipt",
-        f"no answer to its beats for {lease.silence_s:g} s, or whose link",
+        f"no answer to its heartbeats for {lease.silence_s:g} s, or whose link",
         f"doubles from {lease.reconnect_first_s:g} s to {lease.reconnect_max_s:g} s. 6.",
         f"itself stopped for more than {lease.late_tick_s:g} s",
         f"nothing was heard for {MUTE_S:g} s is sent again",

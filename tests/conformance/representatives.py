@@ -114,7 +114,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "members": membership.Members([MEMBER], BULK, marks=True, fleet=INSTANCE),
     "prefixes": prefixes.Prefixes(7, MARKS, struct.pack("<Q", 2**64 - 2)),
     "dismissed": membership.Dismissed("unknown-peer", "say hello again"),
-    "beat": membership.Beat(
+    "beat": membership.Heartbeat(
         seq=900,
         version=VERSION,
         state="paused",
@@ -133,7 +133,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         n_outbox=1,
         backlog=[("trainer", 300, 30 << 20)],
     ),
-    "client_beat": membership.ClientBeat(900),
+    "client_beat": membership.ClientHeartbeat(900),
     "lease": membership.Lease(3, INSTANCE, 900, is_behind=True),
     "goodbye": membership.Goodbye("engine_crashed"),
     "rejected": membership.Rejected(3, INSTANCE),
@@ -162,7 +162,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         *(POLICY, VERSION, "host-1", "rb-5f", 8192128, TENSORS, [OFFER]), allow_zeros=True
     ),
     "pull_delta": weights.PullDelta(POLICY, VERSION, VERSION - 1),
-    "delta": weights.Delta(
+    "delta": weights.WeightDelta(
         POLICY, VERSION, VERSION - 1, 4104, [weights.DeltaPart(1, "sparse", 0, 4104)]
     ),
     "pull_chunk": weights.PullChunk(POLICY, VERSION, 4096, 8, VERSION - 1),
@@ -175,8 +175,8 @@ _EVENTS: dict[str, msgspec.Struct] = {
         {"seed": "sglang 9.9.9 cannot carry it: there is no sampling_seed"},
     ),
     "extras": host.Extras(RID, ATTEMPT, {"top_logprobs": SCORES}, "judge@7"),
-    "engine_failed": host.EngineFailed("the model's folder has no config.json"),
-    "engine_beat": host.EngineBeat(12345, 2, 1, 640, VERSION, torn=True),
+    "engine_failed": host.EngineFailure("the model's folder has no config.json"),
+    "engine_beat": host.EngineHeartbeat(12345, 2, 1, 640, VERSION, torn=True),
 }
 
 _COMMANDS: dict[str, msgspec.Struct] = {
@@ -321,9 +321,9 @@ _RESULTS: dict[str, msgspec.Struct] = {
     "status": _FLEET_STATUS,
     "open_session": session.OpenedSession("w0"),
     "reserve_version": weights.Reserved(VERSION, "host-1", "rb-5f", 8192128),
-    "restore_version": weights.Restored(VERSION),
+    "restore_version": weights.VersionRestored(VERSION),
     "settle_version": weights.Settled(is_committed=True),
-    "publish_version": weights.Published(
+    "publish_version": weights.VersionPublished(
         VERSION,
         [
             weights.WorkerUpdate(

@@ -24,10 +24,10 @@ from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.messages.membership import Hello, Member
 from rolloutbus.bus.wire.messages.stream import Deltas
-from rolloutbus.bus.wire.messages.weights import Delta, Manifest, ReserveVersion
+from rolloutbus.bus.wire.messages.weights import Manifest, ReserveVersion, WeightDelta
 from rolloutbus.bus.wire.validation import check_generate, check_name, check_placement, check_rid
 from rolloutbus.engine_worker.host.link import LENGTH_BYTES, HostLink
-from rolloutbus.replay.journal.records import Stream, Tap, Told, payload_of, record_in
+from rolloutbus.replay.journal.records import Stream, Tap, ToldRecord, payload_of, record_in
 from rolloutbus.replay.playing.player_core import PlayerCore, Programme
 from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.recording.recorder_core import RecorderCore
@@ -154,7 +154,7 @@ def _played(topic: bytes, entries: list[Entry]) -> None:
         for record in (
             Tap(1, 1, "sent", 1, 0.0, 1, "w0", entries),
             Stream(2, 2, topic, by_w0),
-            Told(3, 3, entries),
+            ToldRecord(3, 3, entries),
         ):
             message = core.step(record).message
             if message is not None:
@@ -192,7 +192,7 @@ def _look_at_body(entry: Entry, body: msgspec.Struct) -> None:
             list(rows_of(body))
         case ReserveVersion(tensors=tensors) | Manifest(tensors=tensors):
             check_tensors(tensors)
-        case Delta():
+        case WeightDelta():
             check_parts(body.parts, body.size_bytes, LAYOUT)
         case Hello():
             check_name(body.name)

@@ -28,7 +28,7 @@ VICTIMS = ["trainer", "w0", "store", "nobody"]
 
 
 class Rude(SimPeer):
-    """A connection that sends what a hostile peer makes; it never beats."""
+    """A connection that sends what a hostile peer makes; it never heartbeats."""
 
     def __init__(self, bus: Bus, hostile: HostilePeer) -> None:
         super().__init__(bus, "rude")

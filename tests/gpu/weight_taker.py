@@ -24,11 +24,11 @@ from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
 from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 from rolloutbus.engine_worker.weights.transports.collective import Collective
 from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc
-from rolloutbus.engine_worker.weights.transports.landing import GpuLanding
-from rolloutbus.engine_worker.weights.transports.meeting import Meeting
+from rolloutbus.engine_worker.weights.transports.receive_buffer import GpuLanding
+from rolloutbus.engine_worker.weights.transports.rendezvous import WorkerRendezvous
 
 
-class HalfMeeting(Meeting):
+class HalfMeeting(WorkerRendezvous):
     """Receives one bucket, says so, and is not heard of again."""
 
     def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:

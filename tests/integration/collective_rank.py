@@ -24,14 +24,14 @@ from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.staged import CannotFetch
 from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 from rolloutbus.engine_worker.weights.transports.collective import Collective
-from rolloutbus.engine_worker.weights.transports.landing import HostLanding
-from rolloutbus.engine_worker.weights.transports.meeting import Meeting
+from rolloutbus.engine_worker.weights.transports.receive_buffer import HostLanding
+from rolloutbus.engine_worker.weights.transports.rendezvous import WorkerRendezvous
 from tests.integration.drills import n_held
 
 SETTLE_S = 10.0
 
 
-class HalfMeeting(Meeting):
+class HalfMeeting(WorkerRendezvous):
     """Receives one bucket, says so, and is not heard of again."""
 
     def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:

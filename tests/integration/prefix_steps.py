@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
-from rolloutbus.bus.prefix_marks import marks_of, unpacked
+from rolloutbus.bus.prefix_hashes import marks_of, unpacked
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, status_when
 from tests.integration.session_steps import n_cached

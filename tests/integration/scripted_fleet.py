@@ -14,7 +14,13 @@ from rolloutbus.bus.wire.ids import Attempt, Peer
 from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
-from rolloutbus.bus.wire.messages.membership import ClientBeat, Dismissed, Lease, Member, Welcome
+from rolloutbus.bus.wire.messages.membership import (
+    ClientHeartbeat,
+    Dismissed,
+    Lease,
+    Member,
+    Welcome,
+)
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 
 WORKER = "w0"
@@ -82,7 +88,7 @@ class ScriptedFleet:
         self._publish("deltas", rid, last)
         await asyncio.sleep(0)
 
-    async def beat(self) -> None:
+    async def heartbeat(self) -> None:
         """Say what runs."""
         for rid, n_tokens in self.running.items():
             self._publish("idle", rid, Idle([rid], [ATTEMPT], [n_tokens]))
@@ -101,9 +107,9 @@ class ScriptedFleet:
                     body = pack(Welcome(1, "r", 1, [member]))
                     self._port.send(peer, Entry("welcome", body=body))
                 case "client_beat":
-                    beat = unpack(entry)
-                    assert isinstance(beat, ClientBeat)
-                    self._port.send(peer, Entry("lease", body=pack(Lease(1, "r", beat.seq))))
+                    heartbeat = unpack(entry)
+                    assert isinstance(heartbeat, ClientHeartbeat)
+                    self._port.send(peer, Entry("lease", body=pack(Lease(1, "r", heartbeat.seq))))
                 case "repair":
                     repair = unpack(entry)
                     assert isinstance(repair, Repair)

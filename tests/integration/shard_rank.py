@@ -119,7 +119,7 @@ async def publish_all(folder: Path, seed: int) -> Seen:
     seen: Seen = {}
     async with store_harness(folder) as harness:
         for case in CASES:
-            # In a thread: it waits for the other rank, and the store wants its beats answered.
+            # In a thread: it waits for the other rank, and the store wants its heartbeats answered.
             source = await asyncio.to_thread(source_of, case, 0, seed)
             seen[case] = await publish(harness, source, case)
         source = await asyncio.to_thread(source_of, "fsdp", 0, seed)

@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.delivery import Ack
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.membership import Beat, Hello, Lease, Welcome
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
 from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
@@ -129,10 +129,10 @@ class StoreHarness:
                     self.hello, self._peer = hello, peer
                     welcome = Welcome(router_epoch=1, instance="test", protocol=1, members=[])
                     self._port.send(peer, Entry("welcome", body=pack(welcome)))
-                case Beat(seq):
+                case Heartbeat(seq):
                     lease = Lease(router_epoch=1, instance="test", seq=seq)
                     self._port.send(peer, Entry("lease", body=pack(lease)))
-                    # Set by the second beat: then the store has had the answer to its first.
+                    # Set by the second heartbeat: then the store has had the answer to its first.
                     if seq > 1:
                         self._leased.set()
                 case _:

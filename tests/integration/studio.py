@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard
+from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard
 from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
 from rolloutbus.bus.wire.codec import topic_of
 from rolloutbus.bus.wire.entry import Entry
@@ -16,7 +16,7 @@ class Studio:
     """A publisher of rows `1`, `2`, … to the topics of clients, and what came of them."""
 
     def __init__(self, keys: Keyring, endpoint: str) -> None:
-        self.guard = Guard(keys.serves("w0"))
+        self.guard = SocketGuard(keys.serves("w0"))
         self.pub = PubPort(endpoint, Doorway(self.guard, "stream"))
         self.n_published = 0
         self.seen: dict[str, list[tuple[str, int]]] = {}

@@ -31,7 +31,7 @@ from rolloutbus.bus.wire.messages.generation import (
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
 from rolloutbus.bus.wire.messages.session import OpenedSession
 from rolloutbus.bus.wire.messages.stream import Deltas
-from rolloutbus.replay.following.stream_events import Tokens
+from rolloutbus.replay.stream.events import Tokens
 from rolloutbus.replay.subscriber import subscribe
 from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
 from rolloutbus.trainer_adapter.client.rollout import RolloutCancelled

@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
-"""Nobody dies here: a machine that is too busy for a beat must not make it look so."""
+"""Nobody dies here: a machine that is too busy for a heartbeat must not make it look so."""
 FLEET: UpOptions = {**REAL_ENGINES, "store": False, "lease": PATIENT}
 WORKERS = ["w0", "w1"]
 
@@ -64,7 +64,7 @@ async def assert_undisturbed(client: RolloutClient, rollout: Rollout) -> None:
 
 
 async def one_is(client: RolloutClient, worker: str, state: str) -> None:
-    """Wait until a worker's beat says so."""
+    """Wait until a worker's heartbeat says so."""
 
     def is_so(status: FleetStatus) -> bool:
         row = worker_in(status, worker)

@@ -16,7 +16,7 @@ import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.security.topics import claim_of
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard
+from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard
 from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.transport.zmq_topics import ForwardPort, SubPort
 from rolloutbus.bus.wire.codec import encode_batch, topic_of
@@ -138,7 +138,7 @@ class Passage(Studio):
 
     def __init__(self, keys: Keyring) -> None:
         super().__init__(keys, ANY)
-        self.forward_guard = Guard(keys.serves("fwd"))
+        self.forward_guard = SocketGuard(keys.serves("fwd"))
         doorway = Doorway(self.forward_guard, "stream")
         self.forward = ForwardPort(ANY, doorway, dialer=self.dialer("fwd"))
         self.forward.up.connect(self.pub.endpoint)

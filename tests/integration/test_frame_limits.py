@@ -13,7 +13,7 @@ import zmq
 
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard
+from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
 from rolloutbus.bus.transport.zmq_sockets import CURVE_BYTES, SKIP_FRAMES, Reader, new_socket
 from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, encode_batch, pack
@@ -141,7 +141,7 @@ async def test_the_largest_body_passes_encrypted(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     keys.stranger("router")
     keys.add("ann", "client")
-    guard = Guard(keys.serves("router"))
+    guard = SocketGuard(keys.serves("router"))
     async with listening() as (listener, _):
 
         def hear(_: Peer, __: Principal, entries: list[Entry]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.messages.membership import Beat, Goodbye
+from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat
 from tests.integration.worker_bench import ScriptedRouter, generate_body, worker_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -45,7 +45,7 @@ async def _goodbye(router: ScriptedRouter) -> str:
 
 def _states(router: ScriptedRouter) -> list[str]:
     bodies = [unpack(entry) for entry in router.said("beat")]
-    return [body.state for body in bodies if isinstance(body, Beat)]
+    return [body.state for body in bodies if isinstance(body, Heartbeat)]
 
 
 @pytest.mark.parametrize(

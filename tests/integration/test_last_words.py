@@ -16,7 +16,7 @@ from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
 from rolloutbus.bus.wire.codec import decode_batch, pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.messages.membership import ClientBeat
+from rolloutbus.bus.wire.messages.membership import ClientHeartbeat
 from rolloutbus.launcher.plan import environment
 from tests.architecture.source_tree import ROOT
 from tests.integration.drills import DEADLINE_S, PACE_S, STILL_S, n_held
@@ -24,7 +24,7 @@ from tests.integration.drills import DEADLINE_S, PACE_S, STILL_S, n_held
 pytestmark = pytest.mark.integration
 
 ANY = "tcp://127.0.0.1:0"
-BEAT = Entry("client_beat", body=pack(ClientBeat(1)))
+BEAT = Entry("client_beat", body=pack(ClientHeartbeat(1)))
 N_WORDS = 100
 WORD_BYTES = 500_000
 """Together more than the system buffers."""
@@ -38,7 +38,7 @@ from rolloutbus.bus.transport.zmq_ports import DealerPort
 async def main(endpoint, n_words, size_bytes, linger_ms):
     heard = asyncio.Event()
     link = DealerPort(endpoint, lambda _: heard.set())
-    link.send(Entry("client_beat", "hello"))
+    link.send(Entry("client_heartbeat", "hello"))
     await heard.wait()
     body = msgspec.Raw(msgspec.msgpack.encode(bytes(size_bytes)))
     for n in range(n_words):

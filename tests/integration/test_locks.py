@@ -14,7 +14,7 @@ from rolloutbus.bus.security.key_files import read_key_pair, write_public_key
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_curve import dress_client, new_key_pair
 from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
-from rolloutbus.bus.security.zmq_guard import Doorway, Guard, prove
+from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, prove
 from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
 from rolloutbus.bus.transport.zmq_sockets import bind_anywhere, new_socket
@@ -23,14 +23,14 @@ from rolloutbus.bus.wire.codec import encode_batch, pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SecurityError, SettingsError
 from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.messages.membership import ClientBeat
+from rolloutbus.bus.wire.messages.membership import ClientHeartbeat
 from tests.integration.drills import DEADLINE_S, News
 from tests.integration.keyring import Keyring
 
 pytestmark = pytest.mark.integration
 
 ANY = "tcp://127.0.0.1:0"
-BEAT = Entry("client_beat", body=pack(ClientBeat(1)))
+BEAT = Entry("client_beat", body=pack(ClientHeartbeat(1)))
 
 
 class Heard:
@@ -61,8 +61,8 @@ def keys(tmp_path: Path) -> Keyring:
 
 
 @asynccontextmanager
-async def guarded(keys: Keyring, heard: Heard) -> AsyncGenerator[tuple[Guard, RouterPort]]:
-    guard = Guard(keys.serves("router"))
+async def guarded(keys: Keyring, heard: Heard) -> AsyncGenerator[tuple[SocketGuard, RouterPort]]:
+    guard = SocketGuard(keys.serves("router"))
 
     def hear(_: Peer, principal: Principal, entries: list[Entry]) -> None:
         heard.add(principal.name, entries)

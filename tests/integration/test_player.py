@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import Member, Members
 from rolloutbus.bus.wire.messages.stream import Idle
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.journal.records import Stream, Told
+from rolloutbus.replay.journal.records import Stream, ToldRecord
 from rolloutbus.replay.player import SOONER_S, Player, PlayerSettings
 from tests.integration.drills import DEADLINE_S
 from tests.integration.raw_ear import RawEar, messages_in
@@ -32,7 +32,7 @@ LARGE = published(Idle([f"c/{10**15 + n}" for n in range(200)], [(1, 1)] * 200, 
 
 def journal(directory: Path, entries: Iterable[Entry], apart_ms: int = 0) -> Path:
     desk = Desk(directory / "j")
-    desk.append(Told, [Entry("members", body=pack(Members([WORKER])))])
+    desk.append(ToldRecord, [Entry("members", body=pack(Members([WORKER])))])
     for entry in entries:
         desk.append(Stream, TOPIC, [entry])
         desk.now_ns += apart_ms * MS

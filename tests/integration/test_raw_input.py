@@ -150,7 +150,7 @@ def same_router(before: FleetStatus, after: FleetStatus) -> bool:
         "5000 lists deep",
         "another version",
         "a hello without a body",
-        "a beat of nobody",
+        "a heartbeat of nobody",
         "too many frames",
     ],
 )

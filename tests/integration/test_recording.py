@@ -19,8 +19,8 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.index import named_in
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap
-from rolloutbus.replay.journal.search import Wanted, find
+from rolloutbus.replay.journal.records import LostRecord, Record, Stream, Tap
+from rolloutbus.replay.journal.search import JournalQuery, find
 from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.recording.choice import Filter
@@ -94,7 +94,7 @@ async def test_a_recording_is_as_good_as_having_been_there(fleet: Fleet, tmp_pat
     assert journal.is_closed
     assert [each.seq for each in records] == list(range(len(records)))
     # Of the first samples, which were to find out who listens, rows may be missing.
-    losses = [each for each in records if isinstance(each, Lost)]
+    losses = [each for each in records if isinstance(each, LostRecord)]
     assert [each for each in losses if each.source != "stream" or each.name in rids] == []
     asked = [entry for entry in own.sent if entry.rid in rids]
     assert {entry.rid for entry in asked} == rids
@@ -106,7 +106,7 @@ async def test_a_recording_is_as_good_as_having_been_there(fleet: Fleet, tmp_pat
     assert rows
     for worker, expected in rows.items():
         assert encode_batch(published(records, worker, rids)) == encode_batch(expected)
-    of_one = list(find(tmp_path / "j", Wanted(frozenset({rollouts[0].rid}))))
+    of_one = list(find(tmp_path / "j", JournalQuery(frozenset({rollouts[0].rid}))))
     assert {entry.kind for each in of_one for entry in getattr(each, "entries", [])} >= {
         "generate",
         "accepted",

@@ -10,7 +10,6 @@ import pytest_asyncio
 from rolloutbus import Fleet, RolloutClient, subscribe
 from rolloutbus.bus.actor.ref import worker
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
-from rolloutbus.replay.following.stream_events import Finished, GapRepaired, Tokens
 from rolloutbus.replay.journal.index import named_in
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, Tap
@@ -19,6 +18,7 @@ from rolloutbus.replay.playing.pace import Pace
 from rolloutbus.replay.playing.player_core import THE_TAP
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.rollouts.trajectories import Trajectories
+from rolloutbus.replay.stream.events import Finished, GapRepaired, Tokens
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.settings import ClientSettings

@@ -16,7 +16,7 @@ from rolloutbus import RolloutClient
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.journal.records import Router, Turn
+from rolloutbus.replay.journal.records import Router, TurnRecord
 from rolloutbus.replay.turns.writer import TurnWriter
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
@@ -101,7 +101,7 @@ async def test_a_router_that_lost_a_worker_under_load_is_repeated_to_the_letter(
     assert status == 0, (told, errors)
     assert told["crashes"] == []
     assert (told["is_same"], told["routers"], told["unplayable"]) == (True, 1, 0)
-    turns = [each for each in Journal(journal) if isinstance(each, Turn)]
+    turns = [each for each in Journal(journal) if isinstance(each, TurnRecord)]
     assert told["turns"] == len(turns)
     assert any("lost" in sent(each) for each in turns)
 
@@ -115,7 +115,7 @@ async def test_a_router_that_lost_a_worker_under_load_is_repeated_to_the_letter(
     assert first["record"] == at.seq
 
 
-def sent(turn: Turn) -> list[str]:
+def sent(turn: TurnRecord) -> list[str]:
     """Kinds of the entries that a turn led to."""
     return [entry.kind for _, said in turn.outcome.effects for entry in said or []]
 
@@ -158,7 +158,7 @@ async def test_a_guarded_router_is_repeated_too(tmp_path: Path) -> None:
     status, told, errors = await replayed(journal)
     assert status == 0, (told, errors)
     assert any(
-        each.stimulus.event == "signed" for each in Journal(journal) if isinstance(each, Turn)
+        each.stimulus.event == "signed" for each in Journal(journal) if isinstance(each, TurnRecord)
     )
 
 
@@ -176,7 +176,7 @@ async def test_a_router_by_hand_keeps_its_turns_until_it_is_told_to_leave(tmp_pa
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
     source = Journal(journal)
-    assert [each for each in source if isinstance(each, Turn)]
+    assert [each for each in source if isinstance(each, TurnRecord)]
     assert source.is_closed
 
 
@@ -200,5 +200,5 @@ async def test_the_turn_that_ends_a_router_is_the_last_one_in_its_journal(tmp_pa
         async with router:
             with pytest.raises(KeyError):
                 await router.stopped()
-    *_, last = [each for each in Journal(tmp_path / "turns") if isinstance(each, Turn)]
+    *_, last = [each for each in Journal(tmp_path / "turns") if isinstance(each, TurnRecord)]
     assert (last.stimulus.event, last.outcome.crash) == ("tick", "KeyError: True")

@@ -114,7 +114,7 @@ async def ready_at(process: Process) -> dict[str, str]:
 
 
 async def first_router_lives_on(client: RolloutClient) -> None:
-    """Wait until it has had, and answered, beats that were sent since now."""
+    """Wait until it has had, and answered, heartbeats that were sent since now."""
     loop = asyncio.get_running_loop()
     began_at = loop.time()
 

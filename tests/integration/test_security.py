@@ -21,7 +21,7 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import PeerLost, Refused
 from rolloutbus.bus.wire.messages.generation import Abort
-from rolloutbus.bus.wire.messages.membership import Beat, Hello, WorkerFacts
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, WorkerFacts
 from rolloutbus.bus.wire.messages.weights import PullManifest
 from rolloutbus.events import Tokens
 from rolloutbus.launcher.plan import environment
@@ -210,7 +210,7 @@ async def test_client_is_no_worker_and_takes_no_other_name(fleet: Fleet, keys: K
         assert b"forbidden" in bytes((await link.heard("dismissed")).body)
         link.close()
     backend = RawLink(fleet.backend, made)
-    backend.send(Entry("beat", body=pack(Beat(1))))
+    backend.send(Entry("beat", body=pack(Heartbeat(1))))
     assert await backend.is_dropped_unheard()
 
 

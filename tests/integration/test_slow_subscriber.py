@@ -19,7 +19,7 @@ from rolloutbus.bus.transport.zmq_topics import MAX_UNREAD
 from rolloutbus.events import Demoted, Restored, Tokens
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
-from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.stream.settings import SubscriberSettings
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import (
@@ -182,7 +182,7 @@ async def test_a_process_that_reads_no_socket_knows_what_it_missed_and_catches_u
         await fleet.step()
         await meanwhile(
             slow.read_until(lambda: slow.is_restored_after("socket") and slow.has(fleet.running)),
-            fleet.beat,
+            fleet.heartbeat,
         )
         await fleet.step()
         n_tokens = dict(fleet.running)

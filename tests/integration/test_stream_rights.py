@@ -10,7 +10,7 @@ import zmq
 
 from rolloutbus.bus.security.topics import claim_of
 from rolloutbus.bus.security.zmq_dialer import Dialer
-from rolloutbus.bus.security.zmq_turnstile import MAX_ASKED
+from rolloutbus.bus.security.zmq_subscription_gate import MAX_ASKED
 from rolloutbus.bus.transport.zmq_connections import Monitor
 from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.wire.codec import topic_of

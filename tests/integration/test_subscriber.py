@@ -129,7 +129,7 @@ async def test_lost_rows_are_repaired_by_the_worker(
             streams = [Streamed(client, [5, i], fake_sampling(60)) for i in range(6)]
             for streamed in streams:
                 await streamed.reached(30)
-                # A beat tells how far it is.
+                # A heartbeat tells how far it is.
                 await seen.until(lambda s=streamed: len(seen.tokens(s.rid)) == 30)
             lossy.drops = lambda _: False
         for streamed in streams:
@@ -149,7 +149,7 @@ async def test_a_stream_whose_end_was_lost_ends_with_what_can_be_known(
             await seen.until(lambda: len(seen.tokens(streamed.rid)) == 20)
             others = [Streamed(client, [7], fake_sampling(80))]
             await others[0].reached(20)
-            while others[-1].worker != streamed.worker:  # whose beats go on
+            while others[-1].worker != streamed.worker:  # whose heartbeats go on
                 others.append(Streamed(client, [7], fake_sampling(80)))
                 await others[-1].reached(20)
             lossy.drops = lambda entry: entry.kind == "deltas"

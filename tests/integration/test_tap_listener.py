@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_listener import TapListener
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Flushed, Message, framed
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
+    CacheFlushed,
+    Message,
+    framed,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -31,8 +35,10 @@ def test_connected_schedulers_are_heard_after_the_path_is_gone() -> None:
         with pytest.raises(FileNotFoundError):
             late.connect(taps.path)
         for n in range(3):
-            one.sendall(framed(Flushed(n)))
-        assert [heard.get(timeout=DEADLINE_S) for _ in range(3)] == [Flushed(n) for n in range(3)]
+            one.sendall(framed(CacheFlushed(n)))
+        assert [heard.get(timeout=DEADLINE_S) for _ in range(3)] == [
+            CacheFlushed(n) for n in range(3)
+        ]
         assert not gone.is_set()
     assert gone.wait(DEADLINE_S)
     taps.close()

@@ -139,7 +139,7 @@ async def test_one_frame_as_json_has_the_rates_of_the_interval(fleet: Fleet) -> 
 
         async with asyncio.TaskGroup() as tasks:
             load = tasks.create_task(sample())
-            # Until a frame has seen two beats with tokens in between.
+            # Until a frame has seen two heartbeats with tokens in between.
             async with asyncio.timeout(DEADLINE_S):
                 while True:
                     told = await printed_by(

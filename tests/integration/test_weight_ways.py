@@ -23,10 +23,10 @@ from rolloutbus.bus.wire.messages.weights import (
     RecordCommit,
     Reserved,
     ReserveVersion,
-    Restored,
     RestoreVersion,
     SealVersion,
     Transport,
+    VersionRestored,
 )
 from rolloutbus.engine_worker.engine import RawTensor, TensorRange, TensorSpec
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
@@ -138,7 +138,7 @@ async def restore(harness: StoreHarness, version: int) -> int:
     store = harness.ref(STORE)
     ask = RestoreVersion("default", version)
     result = await store.ask_for(FleetResult, ask, deadline_s=DEADLINE_S)
-    restored = result.only(Restored).version
+    restored = result.only(VersionRestored).version
     await store.ask(RecordCommit("default", restored), deadline_s=DEADLINE_S)
     return restored
 

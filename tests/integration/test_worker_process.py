@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.messages.control import Pause, Resume, ServerFacts, Ser
 from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generated
-from rolloutbus.bus.wire.messages.membership import Beat, Goodbye
+from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat
 from rolloutbus.bus.wire.messages.stream import Deltas
 from tests.integration.drills import DEADLINE_S, process_ends
 from tests.integration.hold import Hold
@@ -118,10 +118,10 @@ async def test_engine_host_crash_is_survived_and_endings_are_kept(tmp_path: Path
         last = await router.until(
             lambda: [b for b in router.said("beat") if b.epoch != first_epoch]
         )
-        beat = unpack(last[0])
-        assert isinstance(beat, Beat)
-        assert beat.running == []
-        assert [rid for rid, _, _ in beat.outbox] == ["c/1"]
+        heartbeat = unpack(last[0])
+        assert isinstance(heartbeat, Heartbeat)
+        assert heartbeat.running == []
+        assert [rid for rid, _, _ in heartbeat.outbox] == ["c/1"]
         router.generate("c/3", generate_body(3))
         assert (await router.ending("c/3")).kind == "finished"
 

@@ -8,10 +8,10 @@ from rolloutbus.bus.wire.errors import RequestCancelled
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.bus.wire.messages.weights import (
-    Published,
     PublishVersion,
     RecordCommit,
     UpdateProgress,
+    VersionPublished,
 )
 from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
@@ -87,7 +87,7 @@ class UpdateDesk:
         commit = RecordCommit(body.policy, body.version)
         await self._ref(STORE).ask(commit, deadline_s=deadline_s)
         self.committed.append(body.version)
-        return Published(version=body.version, workers=[])
+        return VersionPublished(version=body.version, workers=[])
 
     async def _ending_of(self, rid: str) -> Result:
         update = self._updates[rid]

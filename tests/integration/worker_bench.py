@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.codec import pack, topic_of, unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
-from rolloutbus.bus.wire.messages.membership import Beat, Hello, Lease, Welcome
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
 from tests.integration.drills import News
 
 CLIENT = "client"
@@ -94,9 +94,9 @@ class ScriptedRouter:
                 self.hello, self.peer, self.epoch = hello, peer, hello.epoch
                 self.port.send(peer, Entry("welcome", body=pack(Welcome(1, "r", 1, []))))
             elif entry.kind == "beat" and not self.is_silent:
-                beat = unpack(entry)
-                assert isinstance(beat, Beat)
-                self.port.send(peer, Entry("lease", body=pack(Lease(1, "r", beat.seq))))
+                heartbeat = unpack(entry)
+                assert isinstance(heartbeat, Heartbeat)
+                self.port.send(peer, Entry("lease", body=pack(Lease(1, "r", heartbeat.seq))))
         self._news.come()
 
     def _streamed(self, topic: bytes, entries: list[Entry]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
-from rolloutbus.replay.journal.records import Record, Router, Turn, payload_of, record_in
+from rolloutbus.replay.journal.records import Record, Router, TurnRecord, payload_of, record_in
 from rolloutbus.replay.turns.core_player import Begin, CorePlayer, Repeat
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.recording import recorded, repeat
@@ -35,12 +35,12 @@ class Scribe:
 
     def turn(self, stimulus: Stimulus, outcome: Outcome) -> None:
         n = len(self.payloads) - 1
-        self.payloads.append(payload_of(Turn(n + 1, 0, n, stimulus, outcome)))
+        self.payloads.append(payload_of(TurnRecord(n + 1, 0, n, stimulus, outcome)))
 
     @property
     def records(self) -> list[Record]:
         found = [record_in(each) for each in self.payloads]
-        return [each for each in found if isinstance(each, Router | Turn)]
+        return [each for each in found if isinstance(each, Router | TurnRecord)]
 
 
 def run(seed: int) -> tuple[World, list[Scribe]]:

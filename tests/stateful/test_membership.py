@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rolloutbus.bus.actor.effects import Connect, Forget, Send, SendAll
+from rolloutbus.bus.actor.effects import Connect, ForgetPeer, Send, SendAll
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
 from rolloutbus.bus.membership.effects import MemberEffect
 from rolloutbus.bus.settings import LeaseSettings
@@ -127,7 +127,7 @@ class Membership(RuleBasedStateMachine):
             if isinstance(effect, SendAll):
                 self.to_member.append((effect.peer, encode_batch(effect.entries)))
             else:
-                assert isinstance(effect, Forget)
+                assert isinstance(effect, ForgetPeer)
 
     def _apply_member(self, effects: list[MemberEffect]) -> None:
         entries: list[Entry] = []

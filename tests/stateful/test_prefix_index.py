@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rolloutbus.bus.prefix_marks import packed
+from rolloutbus.bus.prefix_hashes import packed
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
@@ -45,7 +45,7 @@ class Index(RuleBasedStateMachine):
         worker.lease_no += 1
         worker.connect()
         worker.hello()
-        worker.beat()
+        worker.heartbeat()
         self.seqs[which] = 0
 
     @rule(which=WHICH)
@@ -53,7 +53,7 @@ class Index(RuleBasedStateMachine):
         worker = self.workers[which]
         worker.connect()
         worker.hello()
-        worker.beat()
+        worker.heartbeat()
 
     @rule(which=WHICH)
     def be_replaced(self, which: int) -> None:

@@ -167,7 +167,7 @@ class WorkerHealth(RuleBasedStateMachine):
         self.begun[name].clear()
         worker.lease_no += 1
         worker.hello()
-        worker.beat()
+        worker.heartbeat()
         self._client_reads()
 
     def _client_reads(self) -> None:

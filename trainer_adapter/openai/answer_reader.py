@@ -17,7 +17,7 @@ REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """More text."""
 
     kind: Literal["content", "reasoning"]
@@ -61,7 +61,7 @@ class AnswerReader:
         self._unread = ""
         """Of a call that has not ended yet."""
 
-    def feed(self, text: str) -> list[Piece | Call]:
+    def feed(self, text: str) -> list[AnswerPiece | Call]:
         """The text goes on."""
         if self._parser is None:
             return _content(text)
@@ -70,7 +70,7 @@ class AnswerReader:
         except (ValueError, KeyError):
             return self._gave_up(text)
 
-    def end(self) -> list[Piece | Call]:
+    def end(self) -> list[AnswerPiece | Call]:
         """There is no more text."""
         if self._parser is None:
             return []
@@ -79,12 +79,12 @@ class AnswerReader:
         except (ValueError, KeyError):
             return self._gave_up("")
 
-    def _gave_up(self, text: str) -> list[Piece | Call]:
+    def _gave_up(self, text: str) -> list[AnswerPiece | Call]:
         """A call that its template cannot read, and all after it, is content."""
         self._parser = None
         return _content(self._unread + text)
 
-    def _read(self, events: Sequence[Json]) -> Iterator[Piece | Call]:
+    def _read(self, events: Sequence[Json]) -> Iterator[AnswerPiece | Call]:
         for event in events:
             field, kind = str(event["field"]), event["type"]
             if field == "tool_calls":
@@ -94,16 +94,16 @@ class AnswerReader:
                     written, self._unread = self._unread, ""
                     yield from _calls(event["value"], written)
             elif kind == "region_chunk" and field == "content":
-                yield Piece("content", event["text"])
+                yield AnswerPiece("content", event["text"])
             elif kind == "region_chunk" and field in REASONING:
-                yield Piece("reasoning", event["text"])
+                yield AnswerPiece("reasoning", event["text"])
 
 
-def _content(text: str) -> list[Piece | Call]:
-    return [Piece("content", text)] if text else []
+def _content(text: str) -> list[AnswerPiece | Call]:
+    return [AnswerPiece("content", text)] if text else []
 
 
-def _calls(value: Any, written: str) -> list[Piece | Call]:  # noqa: ANN401 - what a template makes
+def _calls(value: Any, written: str) -> list[AnswerPiece | Call]:  # noqa: ANN401 - what a template makes
     """The calls that a region holds; its text as content if it holds none."""
     try:
         parsed: Any = json.loads(value) if isinstance(value, str) else value

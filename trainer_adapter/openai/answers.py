@@ -7,7 +7,7 @@ from typing import Protocol
 from rolloutbus.trainer_adapter.client.rollout import Rollout
 from rolloutbus.trainer_adapter.client.text import Tokenizer
 from rolloutbus.trainer_adapter.client.text_pieces import TextPieces, without_stop
-from rolloutbus.trainer_adapter.openai.answer_reader import AnswerReader, Call, Piece
+from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, AnswerReader, Call
 from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, CompletionBody, Json, texts_in
 from rolloutbus.trainer_adapter.openai.choices import (
     call_of,
@@ -93,7 +93,7 @@ class ChatAnswers:
         """See `Answers`."""
         text = without_stop(self.texts.of(rollout.tokens.tolist()), self.stop)
         reader = self.new_reader()
-        read: Iterable[Piece | Call] = [Piece("content", text)]
+        read: Iterable[AnswerPiece | Call] = [AnswerPiece("content", text)]
         if reader is not None:
             read = [*reader.feed(text), *reader.end()]
         message = message_of(read)
@@ -141,8 +141,8 @@ class _ChatStream:
         calls_tools = self._n_calls > 0
         return {**self._choice({}), **self._answers.end_of(rollout, calls_tools=calls_tools)}
 
-    def _delta(self, read: Piece | Call) -> Json:
-        if isinstance(read, Piece):
+    def _delta(self, read: AnswerPiece | Call) -> Json:
+        if isinstance(read, AnswerPiece):
             return {"content" if read.kind == "content" else "reasoning_content": read.text}
         self._n_calls += 1
         return {"tool_calls": [{"index": self._n_calls - 1, **call_of(read)}]}

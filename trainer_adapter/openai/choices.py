@@ -8,7 +8,7 @@ import numpy as np
 
 from rolloutbus.bus.wire.arrays import AnyArray
 from rolloutbus.trainer_adapter.client.rollout import Rollout
-from rolloutbus.trainer_adapter.openai.answer_reader import Call, Piece
+from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call
 from rolloutbus.trainer_adapter.openai.bodies import Json
 
 TokenText = Callable[[int], str]
@@ -17,7 +17,7 @@ NEVER = -9999.0
 """OpenAI's logprob of what cannot be sampled."""
 
 
-def message_of(read: Iterable[Piece | Call]) -> Json:
+def message_of(read: Iterable[AnswerPiece | Call]) -> Json:
     """An assistant's message."""
     content = reasoning = ""
     calls: list[Json] = []

@@ -35,15 +35,15 @@ from rolloutbus.bus.wire.messages.weights import (
     PublishVersion,
     Reserved,
     ReserveVersion,
-    Restored,
     RestoreVersion,
     SealVersion,
     Settled,
     SettleVersion,
     Tensor,
     UpdateProgress,
+    VersionRestored,
 )
-from rolloutbus.bus.wire.messages.weights import Published as PublishedByRouter
+from rolloutbus.bus.wire.messages.weights import VersionPublished as PublishedByRouter
 from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.endings import UPDATE_UNKNOWN
@@ -77,7 +77,7 @@ POLL_S = 0.05
 """Between two looks for what nobody tells of unasked: the store's place, an update's end."""
 
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
-TakenT = TypeVar("TakenT", Reserved, Restored)
+TakenT = TypeVar("TakenT", Reserved, VersionRestored)
 
 
 UpdateOutcome = Literal["committed", "not_committed"]
@@ -204,7 +204,7 @@ class Publication:
         self._offers: list[Offer] = []
         self._fleet = ""
         """Whose store gave it its number, which is another version's in any other fleet."""
-        self._taking: asyncio.Future[Reserved | Restored] | None = None
+        self._taking: asyncio.Future[Reserved | VersionRestored] | None = None
         """The store's answer that gives it its number."""
         self._is_over = False
         """It is committed, or the store has been told that it never will be."""
@@ -252,7 +252,7 @@ class Publication:
             RequestError: it does not.
         """
         body = RestoreVersion(policy=self._policy.name, version=version)
-        self.version = (await self._take(Restored, body)).version
+        self.version = (await self._take(VersionRestored, body)).version
         self._on_commit = self._policy.soundness.restored
         self._log.enter("sealing", version=self.version)
         self._log.copied.set()
@@ -300,7 +300,7 @@ class Publication:
             return taken
 
         taking = asyncio.ensure_future(numbered())
-        self._taking = cast("asyncio.Future[Reserved | Restored]", taking)
+        self._taking = cast("asyncio.Future[Reserved | VersionRestored]", taking)
         return await asyncio.shield(taking)
 
     async def _judged(self, error: BusError, *, is_sure: bool) -> BusError:

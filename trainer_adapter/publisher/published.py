@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.messages.weights import (
     TransportChoice,
     UpdateMode,
 )
-from rolloutbus.bus.wire.messages.weights import Published as PublishedByRouter
+from rolloutbus.bus.wire.messages.weights import VersionPublished as PublishedByRouter
 
 UPDATE_DEADLINE_S = 120.0
 _RULE = re.compile(r"all|quorum|any|at-least:[1-9][0-9]{0,8}")

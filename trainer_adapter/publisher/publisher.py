@@ -70,7 +70,7 @@ def give_up_sources(arguments: Iterable[object]) -> None:
 
 
 @strict()
-class Update:
+class PublisherUpdate:
     """One version under way; see `WeightPublisher.begin`."""
 
     def __init__(self, publication: Publication, rename: Rename | None) -> None:
@@ -376,7 +376,7 @@ class WeightPublisher:
         floor: int = 0,
         allow_zeros: bool = False,
         deadline_s: float = UPDATE_DEADLINE_S,
-    ) -> AsyncGenerator[Update]:
+    ) -> AsyncGenerator[PublisherUpdate]:
         """An update in two steps: `await update.put_all(tensors)` inside, published at the end.
 
         Leaving the block by an error publishes nothing. Arguments as of `publish`.
@@ -391,7 +391,7 @@ class WeightPublisher:
             deadline_s=deadline_s,
         )
         publication = Publication(self._policy, options, TransferLog())
-        update = Update(publication, self._rename)
+        update = PublisherUpdate(publication, self._rename)
         async with self._turn, publication:
             yield update
             if update.version:

@@ -14,13 +14,13 @@ from rolloutbus.bus.actor.process import (
 from rolloutbus.bus.allocator import keep_freed_memory
 from rolloutbus.trainer_adapter.store.actor import StoreActor
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
-from rolloutbus.trainer_adapter.store.startup import Shelf
+from rolloutbus.trainer_adapter.store.startup import StoreStartup
 
 
 async def serve(settings: StoreSettings) -> ActorExit:
     """Run a store until SIGTERM or SIGINT; its shared memory is given back at the end."""
     keep_freed_memory()
-    shelf = Shelf(Path(settings.directory), disk=settings.disk)
+    shelf = StoreStartup(Path(settings.directory), disk=settings.disk)
     try:
         actor = StoreActor(
             settings, shelf, BootClock(), on_joined=lambda bulk: announce_ready(bulk=bulk)

@@ -33,7 +33,7 @@ from rolloutbus.trainer_adapter.store.askers import Asker, BulkAsker, MemberAske
 from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effect_runner import EffectRunner
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
-from rolloutbus.trainer_adapter.store.startup import Shelf
+from rolloutbus.trainer_adapter.store.startup import StoreStartup
 
 TICK_S = 0.1
 UPKEEP_S = 1.0
@@ -48,7 +48,7 @@ class StoreActor:
     def __init__(
         self,
         settings: StoreSettings,
-        shelf: Shelf,
+        shelf: StoreStartup,
         clock: Clock,
         on_joined: Callable[[str], None] | None = None,
     ) -> None:

@@ -6,11 +6,11 @@ Spec: docs/protocol.md, "Weights", 3 and 10; "More of an engine", 2.
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import RecordCommit
 from rolloutbus.trainer_adapter.store import problems
-from rolloutbus.trainer_adapter.store.records import Committed
+from rolloutbus.trainer_adapter.store.records import CommitRecord
 from rolloutbus.trainer_adapter.store.versions import StoredVersion, VersionTable
 
 
-def record(table: VersionTable, ask: RecordCommit) -> list[Committed] | Problem:
+def record(table: VersionTable, ask: RecordCommit) -> list[CommitRecord] | Problem:
     """Change the table; returns what must be written down before it is answered, or why not."""
     stored = table.by_key.get((ask.policy, ask.version))
     is_there = stored is not None and stored.is_pullable
@@ -29,19 +29,19 @@ def record(table: VersionTable, ask: RecordCommit) -> list[Committed] | Problem:
     table.note_history(ask.policy, ask.version)
     if not (is_new or are_over):
         return []
-    written = Committed(*stored.key, last if ask.floor else 0, ask.floor)
+    written = CommitRecord(*stored.key, last if ask.floor else 0, ask.floor)
     table.note_waves(written)
     return [written]
 
 
 def _record_adapter(
     table: VersionTable, ask: RecordCommit, stored: StoredVersion | None
-) -> list[Committed]:
+) -> list[CommitRecord]:
     if table.adapters.get(ask.policy, 0) == ask.version:
         return []
     if stored is not None:
         stored.on("commit")
         stored.is_adapter = True
-    written = Committed(ask.policy, ask.version, is_adapter=True)
+    written = CommitRecord(ask.policy, ask.version, is_adapter=True)
     table.note_adapter(written)
     return [written]

@@ -21,11 +21,11 @@ from rolloutbus.bus.wire.messages.weights import (
     RecordCommit,
     Reserved,
     ReserveVersion,
-    Restored,
     RestoreVersion,
     SealVersion,
     Settled,
     SettleVersion,
+    VersionRestored,
 )
 from rolloutbus.trainer_adapter.store import commits, problems
 from rolloutbus.trainer_adapter.store.askers import Asker
@@ -33,12 +33,12 @@ from rolloutbus.trainer_adapter.store.deltas import DeltaTable
 from rolloutbus.trainer_adapter.store.disk_copies import DiskCopies
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
-    Answer,
     AnswerKind,
     Freeze,
     Persist,
     Release,
-    SendChunk,
+    SendSegmentChunk,
+    StoreAnswer,
     StoreEffect,
     Verify,
     WriteChunk,
@@ -185,7 +185,7 @@ class StoreCore:
     def _reserve(self, asker: Asker, ask: ReserveVersion, now: float) -> list[StoreEffect]:
         problem = problems.bad_policy(ask.policy) or check_tensors(ask.tensors)
         if problem is not None:
-            return [Answer(asker, "refused", problem)]
+            return [StoreAnswer(asker, "refused", problem)]
         stored = self._table.assign(ask.policy, ask.tensors)
         stored.used_at = now
         stored.askers.append(asker)
@@ -194,10 +194,10 @@ class StoreCore:
     def _seal(self, asker: Asker, ask: SealVersion, now: float) -> list[StoreEffect]:
         stored = self._table.by_key.get((ask.policy, ask.version))
         if stored is None or stored.state == "reserving":
-            return [Answer(asker, "refused", problems.unavailable(ask.policy, ask.version))]
+            return [StoreAnswer(asker, "refused", problems.unavailable(ask.policy, ask.version))]
         if len(ask.digests) != len(stored.tensors):
             message = f"{len(ask.digests)} digests for {len(stored.tensors)} tensors"
-            return [Answer(asker, "refused", problems.bad_request("digests", message))]
+            return [StoreAnswer(asker, "refused", problems.bad_request("digests", message))]
         if stored.state == "reserved":
             stored.on("seal")
             stored.used_at = now
@@ -207,18 +207,18 @@ class StoreCore:
             stored.askers.append(asker)
             return [Verify(stored.key, stored.segment, stored.tensors)]
         if ask.digests != [each.digest for each in stored.tensors]:
-            return [Answer(asker, "failed", problems.other_digests())]
+            return [StoreAnswer(asker, "failed", problems.other_digests())]
         if stored.state == "verifying":
             stored.askers.append(asker)
             return []
-        return [Answer(asker, "finished", Done(note="sealed before"))]
+        return [StoreAnswer(asker, "finished", Done(note="sealed before"))]
 
     def _restore(self, asker: Asker, ask: RestoreVersion, now: float) -> list[StoreEffect]:
         old = self._pullable(ask.policy, ask.version)
         if old is None:
             mine = (each for each in self._table.pullable() if each.policy == ask.policy)
             kept = sorted(each.number for each in mine)
-            return [Answer(asker, "failed", problems.not_kept(ask.policy, ask.version, kept))]
+            return [StoreAnswer(asker, "failed", problems.not_kept(ask.policy, ask.version, kept))]
         stored = self._table.assign(old.policy, old.tensors)
         stored.on("restored")
         stored.segment = old.segment
@@ -226,7 +226,7 @@ class StoreCore:
         return [
             Persist(Assigned(*stored.key)),
             Persist(stored.sealed()),
-            Answer(asker, "finished", Restored(stored.number)),
+            StoreAnswer(asker, "finished", VersionRestored(stored.number)),
             *self._copies.sealed(stored),
             *self._retire_outdated(stored.policy, now),
         ]
@@ -239,7 +239,7 @@ class StoreCore:
             return self._settle_all(stored, now)
         was_committed = self._table.was_committed(ask.policy, ask.version)
         if was_committed is None or ask.version > self._table.assigned.get(ask.policy, 0):
-            return [Answer(asker, "refused", problems.unavailable(ask.policy, ask.version))]
+            return [StoreAnswer(asker, "refused", problems.unavailable(ask.policy, ask.version))]
         return self._settled([asker], is_committed=was_committed)
 
     def _settle_all(self, stored: StoredVersion, now: float) -> list[StoreEffect]:
@@ -267,7 +267,7 @@ class StoreCore:
 
     def _settled(self, settlers: Sequence[Asker], *, is_committed: bool) -> list[StoreEffect]:
         return list[StoreEffect](
-            Answer(each, "finished", Settled(is_committed)) for each in settlers
+            StoreAnswer(each, "finished", Settled(is_committed)) for each in settlers
         )
 
     def _drop_withdrawn(self, stored: StoredVersion, now: float) -> list[StoreEffect]:
@@ -293,15 +293,15 @@ class StoreCore:
     def _commit(self, asker: Asker, ask: RecordCommit, now: float) -> list[StoreEffect]:
         written = commits.record(self._table, ask)
         if isinstance(written, Problem):
-            return [Answer(asker, "failed", written)]
+            return [StoreAnswer(asker, "failed", written)]
         effects: list[StoreEffect] = [Persist(each) for each in written]
-        effects.append(Answer(asker, "finished", Done()))
+        effects.append(StoreAnswer(asker, "finished", Done()))
         return effects + self._retire_outdated(ask.policy, now)
 
     def _pull_manifest(self, asker: Asker, ask: PullManifest) -> list[StoreEffect]:
         stored = self._pullable(ask.policy, ask.version)
         if stored is None:
-            return [Answer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
+            return [StoreAnswer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
         manifest = Manifest(
             policy=stored.policy,
             version=stored.number,
@@ -312,7 +312,7 @@ class StoreCore:
             offers=stored.offers,
             allow_zeros=stored.allows_zeros,
         )
-        return [Answer(asker, "manifest", manifest)]
+        return [StoreAnswer(asker, "manifest", manifest)]
 
     def _pull_delta(self, asker: Asker, ask: PullDelta, now: float) -> list[StoreEffect]:
         key = (ask.policy, ask.version, ask.base)
@@ -321,7 +321,7 @@ class StoreCore:
         stored, base = (self._pullable(ask.policy, each) for each in (ask.version, ask.base))
         if stored is None or base is None or stored is base:
             missing = ask.version if stored is None else ask.base
-            return [Answer(asker, "failed", problems.unavailable(ask.policy, missing))]
+            return [StoreAnswer(asker, "failed", problems.unavailable(ask.policy, missing))]
         return self._deltas.make(asker, stored, base, now)
 
     def _pull_chunk(self, asker: Asker, ask: PullChunk, now: float) -> list[StoreEffect]:
@@ -329,20 +329,20 @@ class StoreCore:
             return self._deltas.chunk(asker, ask, now)
         stored = self._pullable(ask.policy, ask.version)
         if stored is None:
-            return [Answer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
+            return [StoreAnswer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
         problem = problems.bad_range(stored.size_bytes, ask.offset, ask.size_bytes)
         if problem is not None:
-            return [Answer(asker, "failed", problem)]
+            return [StoreAnswer(asker, "failed", problem)]
         stored.pulled_until = now + self._settings.pull_grace_s
-        return [SendChunk(asker, stored.segment, ask.offset, ask.size_bytes)]
+        return [SendSegmentChunk(asker, stored.segment, ask.offset, ask.size_bytes)]
 
     def _push_chunk(self, asker: Asker, ask: PushChunk, now: float) -> list[StoreEffect]:
         stored = self._table.by_key.get((ask.policy, ask.version))
         if stored is None or stored.state != "reserved":
-            return [Answer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
+            return [StoreAnswer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
         problem = problems.bad_range(stored.size_bytes, ask.offset, len(ask.content))
         if problem is not None:
-            return [Answer(asker, "failed", problem)]
+            return [StoreAnswer(asker, "failed", problem)]
         stored.used_at = now
         return [WriteChunk(asker, stored.segment, ask.offset, ask.content)]
 
@@ -365,4 +365,4 @@ class StoreCore:
 
 def _answer_all(stored: StoredVersion, kind: AnswerKind, body: msgspec.Struct) -> list[StoreEffect]:
     askers, stored.askers = stored.askers, []
-    return list[StoreEffect](Answer(asker, kind, body) for asker in askers)
+    return list[StoreEffect](StoreAnswer(asker, kind, body) for asker in askers)

@@ -6,14 +6,14 @@ Pure; the bytes are the shell's. Spec: docs/protocol.md, "Deltas".
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rolloutbus.bus.wire.messages.weights import Delta, DeltaPart, PullChunk
+from rolloutbus.bus.wire.messages.weights import DeltaPart, PullChunk, WeightDelta
 from rolloutbus.trainer_adapter.store import problems
 from rolloutbus.trainer_adapter.store.askers import Asker
 from rolloutbus.trainer_adapter.store.effects import (
-    Answer,
     ForgetDelta,
     MakeDelta,
     SendDeltaChunk,
+    StoreAnswer,
     StoreEffect,
 )
 from rolloutbus.trainer_adapter.store.versions import DeltaKey, StoredVersion, VersionKey
@@ -31,7 +31,7 @@ class _MadeDelta:
     askers: list[Asker] = field(default_factory=list[Asker])
     """Who waits until it is made."""
     is_made: bool = False
-    answer: Delta | None = None
+    answer: WeightDelta | None = None
     """None once it is made: it would be no smaller than the version."""
 
     @property
@@ -68,7 +68,7 @@ class DeltaTable:
         """Begin a delta between two versions whose bytes are whole."""
         key = (stored.policy, stored.number, base.number)
         if len([each for each in self._by_key.values() if not each.is_made]) >= MAX_IN_THE_MAKING:
-            return [Answer(asker, "failed", problems.busy("other deltas are being made"))]
+            return [StoreAnswer(asker, "failed", problems.busy("other deltas are being made"))]
         self._by_key[key] = _MadeDelta((stored, base), now, [asker])
         for each in (stored, base):
             each.n_readers += 1
@@ -83,7 +83,7 @@ class DeltaTable:
             each.n_readers -= 1
         made.used_at, made.is_made = now, True
         if parts is not None:
-            made.answer = Delta(*key, size_bytes, list(parts))
+            made.answer = WeightDelta(*key, size_bytes, list(parts))
         askers, made.askers = made.askers, []
         answers = [_answer(each, key, made) for each in askers]
         return [*self._make_room(key, made.versions[0].size_bytes), *answers]
@@ -93,10 +93,10 @@ class DeltaTable:
         key = (ask.policy, ask.version, ask.base)
         made = self._by_key.get(key)
         if made is None or made.answer is None:
-            return [Answer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
+            return [StoreAnswer(asker, "failed", problems.unavailable(ask.policy, ask.version))]
         problem = problems.bad_range(made.answer.size_bytes, ask.offset, ask.size_bytes)
         if problem is not None:
-            return [Answer(asker, "failed", problem)]
+            return [StoreAnswer(asker, "failed", problem)]
         made.used_at = now
         return [SendDeltaChunk(asker, key, ask.offset, ask.size_bytes)]
 
@@ -127,7 +127,7 @@ class DeltaTable:
         return list[StoreEffect](ForgetDelta(key) for key in gone)
 
 
-def _answer(asker: Asker, key: DeltaKey, made: _MadeDelta) -> Answer:
+def _answer(asker: Asker, key: DeltaKey, made: _MadeDelta) -> StoreAnswer:
     if made.answer is None:
-        return Answer(asker, "failed", problems.no_delta(*key[1:]))
-    return Answer(asker, "delta", made.answer)
+        return StoreAnswer(asker, "failed", problems.no_delta(*key[1:]))
+    return StoreAnswer(asker, "delta", made.answer)

@@ -20,15 +20,15 @@ from rolloutbus.trainer_adapter.store.askers import Asker
 from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
-    Answer,
     ForgetDelta,
     Freeze,
     MakeDelta,
     Persist,
     Release,
     RemoveFiles,
-    SendChunk,
     SendDeltaChunk,
+    SendSegmentChunk,
+    StoreAnswer,
     StoreEffect,
     Verify,
     WriteChunk,
@@ -36,7 +36,7 @@ from rolloutbus.trainer_adapter.store.effects import (
 )
 from rolloutbus.trainer_adapter.store.records import Record, Retired
 from rolloutbus.trainer_adapter.store.segments import StoreFull
-from rolloutbus.trainer_adapter.store.startup import Shelf
+from rolloutbus.trainer_adapter.store.startup import StoreStartup
 from rolloutbus.trainer_adapter.store.versions import DeltaKey
 
 _IN_ORDER = (Persist, Allocate, Verify, Release)
@@ -59,7 +59,7 @@ class Tell(Protocol):
 class EffectRunner:
     """Lives on one event loop; use `close` at the end."""
 
-    def __init__(self, core: StoreCore, shelf: Shelf, clock: Clock, tell: Tell) -> None:
+    def __init__(self, core: StoreCore, shelf: StoreStartup, clock: Clock, tell: Tell) -> None:
         self._core = core
         self._shelf = shelf
         self._clock = clock
@@ -135,11 +135,11 @@ class EffectRunner:
     def _run_now(self, effect: StoreEffect) -> None:
         pool = self._shelf.pool
         match effect:
-            case Answer(asker, kind, body):
+            case StoreAnswer(asker, kind, body):
                 self._tell(asker, kind, body)
             case Freeze(segment):
                 pool.freeze(segment)
-            case SendChunk(asker, segment, offset, size_bytes):
+            case SendSegmentChunk(asker, segment, offset, size_bytes):
                 self._send_chunk(asker, pool.content(segment), offset, size_bytes)
             case SendDeltaChunk(asker, key, offset, size_bytes):
                 self._send_chunk(asker, self._deltas[key], offset, size_bytes)

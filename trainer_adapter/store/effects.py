@@ -13,7 +13,7 @@ from rolloutbus.trainer_adapter.store.versions import DeltaKey, VersionKey
 AnswerKind = Literal["finished", "failed", "refused", "manifest", "delta"]
 
 
-class Answer(NamedTuple):
+class StoreAnswer(NamedTuple):
     """Tell the asker."""
 
     asker: Asker
@@ -57,7 +57,7 @@ class Release(NamedTuple):
     """False: somebody may still be writing to it."""
 
 
-class SendChunk(NamedTuple):
+class SendSegmentChunk(NamedTuple):
     """Answer with these bytes of the segment."""
 
     asker: Asker
@@ -117,13 +117,13 @@ class RemoveFiles(NamedTuple):
 
 
 StoreEffect = (
-    Answer
+    StoreAnswer
     | Persist
     | Allocate
     | Verify
     | Freeze
     | Release
-    | SendChunk
+    | SendSegmentChunk
     | WriteChunk
     | MakeDelta
     | SendDeltaChunk

@@ -32,7 +32,7 @@ class Sealed(msgspec.Struct, frozen=True, tag="sealed"):
     """Tensors of zeros in it are not to be judged."""
 
 
-class Committed(msgspec.Struct, frozen=True, tag="committed"):
+class CommitRecord(msgspec.Struct, frozen=True, tag="committed"):
     """The router decided: this is the version that the policy is served with."""
 
     policy: str
@@ -58,4 +58,4 @@ class Intended(msgspec.Struct, frozen=True, tag="intended"):
     intent: Intent
 
 
-Record = Opened | Assigned | Sealed | Committed | Retired | Intended
+Record = Opened | Assigned | Sealed | CommitRecord | Retired | Intended

@@ -27,7 +27,7 @@ _DIGEST_BYTES = 32
 """More, of each tensor, once its bytes are known."""
 
 
-class Shelf:
+class StoreStartup:
     """The ledger, the segments and the versions in them, consistent with one another."""
 
     def __init__(self, directory: Path, shm_dir: Path = SHM_DIR, disk: str = "") -> None:

@@ -6,14 +6,14 @@ from typing import Literal
 
 import msgspec
 
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 from rolloutbus.bus.weights.manifest import total_bytes
 from rolloutbus.bus.wire.messages.membership import Intent
 from rolloutbus.bus.wire.messages.weights import Offer, Tensor
 from rolloutbus.trainer_adapter.store.askers import Asker
 from rolloutbus.trainer_adapter.store.records import (
     Assigned,
-    Committed,
+    CommitRecord,
     Intended,
     Opened,
     Record,
@@ -122,7 +122,7 @@ class StoredVersion:
             LocalProtocolError: the event has no meaning in this state, which stays.
         """
         subject = f"version {self.number} of {self.policy!r}"
-        self.state = following(VERSION_LIFE, self.state, event, subject)
+        self.state = next_state(VERSION_LIFE, self.state, event, subject)
 
     def take_digests(self, digests: list[int]) -> None:
         """What the trainer says the bytes are."""
@@ -165,7 +165,7 @@ class VersionTable:
                     stored.segment = record.segment
                     stored.may_hold_zeros = record.allow_zeros
                     self.by_key[stored.key] = stored
-                case Committed():
+                case CommitRecord():
                     if record.is_adapter:
                         self.note_adapter(record)
                     else:
@@ -188,16 +188,16 @@ class VersionTable:
         for stored in self.pullable():
             records.append(stored.sealed())
             if stored.state == "committed":
-                records.append(Committed(*stored.key, is_adapter=stored.is_adapter))
+                records.append(CommitRecord(*stored.key, is_adapter=stored.is_adapter))
         kept = {stored.key for stored in self.pullable()}
         for policy, versions in self.history.items():
             past = [each for each in versions if (policy, each) not in kept]
-            records += [Committed(policy, each) for each in past]
+            records += [CommitRecord(policy, each) for each in past]
         for policy, version in self.committed.items():
-            records.append(Committed(policy, version, *self.waves.get(policy, (0, 0))))
+            records.append(CommitRecord(policy, version, *self.waves.get(policy, (0, 0))))
         forgotten = {each.policy: 0 for each in self.pullable() if each.is_adapter}
         for policy, version in {**forgotten, **self.adapters}.items():
-            records.append(Committed(policy, version, is_adapter=True))
+            records.append(CommitRecord(policy, version, is_adapter=True))
         if self.intent is not None:
             records.append(Intended(self.intent))
         return records
@@ -221,14 +221,14 @@ class VersionTable:
         # Of adapters no history is kept.
         return None if is_forgotten or (not history and "." in policy) else False
 
-    def note_adapter(self, record: Committed) -> None:
+    def note_adapter(self, record: CommitRecord) -> None:
         """Which version of an adapter all workers are to have, if any."""
         if record.version:
             self.adapters[record.policy] = record.version
         else:
             self.adapters.pop(record.policy, None)
 
-    def note_waves(self, record: Committed) -> None:
+    def note_waves(self, record: CommitRecord) -> None:
         """Whether the commit that was recorded now goes on in waves."""
         if record.floor:
             self.waves[record.policy] = (record.before, record.floor)

@@ -47,13 +47,13 @@ class EngineReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Features that what is installed cannot carry, and why. `processor:*`: all processors."""
 
 
-class EngineFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EngineFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The engine could not be built or has broken; the host exits next."""
 
     message: Sentence
 
 
-class EngineBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EngineHeartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every 0.25 s: counters, read by the loop that answers commands."""
 
     steps: Natural

@@ -1,4 +1,4 @@
-"""Joining the bus and staying on it: hello, welcome, beats, leases, goodbye.
+"""Joining the bus and staying on it: hello, welcome, heartbeats, leases, goodbye.
 
 Spec: docs/protocol.md, "Membership".
 """
@@ -175,7 +175,7 @@ class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: Sentence
 
 
-class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Every 0.5 s from a worker or store: renews the lease, corrects the router's table."""
 
     seq: Natural
@@ -192,7 +192,7 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """(rid, attempt, client) of everything started and not ended."""
     outbox: Claims = msgspec.field(default_factory=list[tuple[str, tuple[int, int], str]])
     """(rid, attempt, client) of endings not yet acknowledged by their client: those that came
-    since the beat `follows`; all of them if that is 0."""
+    since the heartbeat `follows`; all of them if that is 0."""
     n_tokens: Natural = 0
     """Tokens sampled since the process started."""
     stalled_ms: float = 0.0
@@ -207,31 +207,31 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     intent: tuple[RouterEpoch, Natural] = (0, 0)
     """Stamp of the intent that it knows."""
     follows: Natural = 0
-    """Number of the beat whose news `outbox` and `acked` continue; 0: what was told before is
+    """Number of the heartbeat whose news `outbox` and `acked` continue; 0: what was told before is
     void."""
     acked: AttemptList = msgspec.field(default_factory=list[tuple[str, tuple[int, int]]])
     """Endings that were told of and wait no more."""
     n_outbox: Natural | None = None
-    """Endings that wait in all; more than was told of if there are too many for one beat. None:
-    `outbox` has them all."""
+    """Endings that wait in all; more than was told of if there are too many for one heartbeat.
+    None: `outbox` has them all."""
     backlog: Backlogs = msgspec.field(default_factory=list[tuple[str, int, int]])
     """(client, endings, bytes) of clients that have not acknowledged much."""
 
 
-class ClientBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClientHeartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every 0.5 s from a client: keeps its requests alive."""
 
     seq: Natural
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Answer to a beat: the sender's lease runs on from the moment it SENT beat `seq`."""
+    """Answer to a heartbeat: the sender's lease runs on from the moment it SENT heartbeat `seq`."""
 
     router_epoch: Natural
     instance: Short
     seq: Natural
     is_behind: bool = False
-    """To a member: beats were missed; tell of all endings again."""
+    """To a member: heartbeats were missed; tell of all endings again."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""The stream plane: columns of one engine step, and the idle beat that reveals lost tails.
+"""The stream plane: columns of one engine step, and the idle heartbeat that reveals lost tails.
 
 Spec: docs/protocol.md, "Streams".
 """

@@ -110,7 +110,7 @@ class SealVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RestoreVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Trainer to store: a new version with the content of an old one that is still kept.
 
-    The way back: numbers never fall. Ends with `Restored`.
+    The way back: numbers never fall. Ends with `VersionRestored`.
     """
 
     policy: Short
@@ -118,7 +118,7 @@ class RestoreVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whose content is wanted again."""
 
 
-class Restored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VersionRestored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The new version is sealed and can be published."""
 
     version: Natural
@@ -198,7 +198,7 @@ class UpdateStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     is_catch_up: bool = False
 
 
-class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VersionPublished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of `publish_version`: committed; workers not active are quarantined."""
 
     version: Natural
@@ -317,7 +317,7 @@ class DeltaPart(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_u
     size_bytes: Natural
 
 
-class Delta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WeightDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The parts of a delta; its bytes are pulled in chunks that name the base."""
 
     policy: Short

@@ -41,7 +41,7 @@ from rolloutbus.engine_worker.engines.fake.tokens import (
     token_after,
 )
 from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights
-from rolloutbus.engine_worker.engines.shared.request import Request, open_request
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_request
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
@@ -85,7 +85,7 @@ class FakeWeights:
 class _Row:
     """A running request."""
 
-    request: Request
+    request: EngineRequest
     digest: bytes
     n_to_prefill: int
 
@@ -130,7 +130,7 @@ class FakeBatch:
         self._cached.clear()
         return n_tokens
 
-    def admit(self, waiting: deque[Request]) -> None:
+    def admit(self, waiting: deque[EngineRequest]) -> None:
         """See `Stepper`."""
         while waiting and len(self._rows) < self._settings.slots:
             request = waiting.popleft()
@@ -191,7 +191,7 @@ class FakeBatch:
         for key in keys:
             self._rows.pop(key, None)
 
-    def retract(self, *, without_tokens_only: bool = False) -> list[Request]:
+    def retract(self, *, without_tokens_only: bool = False) -> list[EngineRequest]:
         """See `Stepper`. A fake prefill is never half done."""
         if without_tokens_only:
             return []

@@ -9,7 +9,7 @@ from rolloutbus.engine_worker.engine import EngineBusy
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.guard import KV_CACHE
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Flushed
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import CacheFlushed
 from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
 
 FLUSH_S = 5.0
@@ -45,9 +45,9 @@ class Caches:
         self._pausing = pausing
         self._timeout_s = timeout_s
         self.tiers = tiers
-        self._flushed: SimpleQueue[Flushed] = SimpleQueue()
+        self._flushed: SimpleQueue[CacheFlushed] = SimpleQueue()
 
-    def heard(self, flushed: Flushed) -> None:
+    def heard(self, flushed: CacheFlushed) -> None:
         """A scheduler has flushed."""
         self._flushed.put(flushed)
 

@@ -31,7 +31,7 @@ from rolloutbus.engine_worker.engines.sglang.caches import Caches, tiers_of
 from rolloutbus.engine_worker.engines.sglang.devices import Devices
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.facts import abilities_of, facts_of
-from rolloutbus.engine_worker.engines.sglang.guard import Guard
+from rolloutbus.engine_worker.engines.sglang.guard import StateGuard
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler import run_scheduler
 from rolloutbus.engine_worker.engines.sglang.live import (
     LiveRequest,
@@ -41,7 +41,7 @@ from rolloutbus.engine_worker.engines.sglang.live import (
 )
 from rolloutbus.engine_worker.engines.sglang.load import SchedulerMeter
 from rolloutbus.engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits, full_name
-from rolloutbus.engine_worker.engines.sglang.memory import Memory
+from rolloutbus.engine_worker.engines.sglang.memory import SglangMemory
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
 from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed
 from rolloutbus.engine_worker.engines.sglang.profiler import Profiling
@@ -59,15 +59,15 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,
-    Flushed,
+    CacheFlushed,
     LastWords,
     Looked,
     Message,
     Pulse,
     Rows,
-    Staged,
     Swapped,
     VersionsChecked,
+    VersionStaged,
 )
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks, presence
@@ -160,7 +160,7 @@ class SglangEngine:
         self._terms = _terms(self._thread.engine, settings, processors, lacks)
         self._labels = SessionLabels(self._thread, PER_SLOT * self._terms.facts.slots)
         resolved = upstream.resolved_arguments(self._thread.engine)
-        guard = Guard(abilities_of(resolved))
+        guard = StateGuard(abilities_of(resolved))
         self._pausing = Pausing(self._thread, self._manager, self._live, guard, self._timeout_s)
         self._schedulers = Schedulers(self._thread, self._manager, self._timeout_s)
         is_whole = not {"load_format", "quantization"} & settings.arguments.keys()
@@ -178,7 +178,7 @@ class SglangEngine:
         devices, self.memory = Devices(resolved), None
         if resolved.get("enable_memory_saver"):
             shut = (self._pausing, self.cache, devices)
-            self.memory = Memory(*base, *shut, self._timeout_s)
+            self.memory = SglangMemory(*base, *shut, self._timeout_s)
         self.profiler = Profiling(*base, self._timeout_s, has_gpu=devices.are_there)
         self.meter = SchedulerMeter(self._thread, self._timeout_s, self._version_checks)
         limits = LoraLimits.of(resolved)
@@ -333,9 +333,9 @@ class SglangEngine:
                 self._checked = message
             case Looked(lacks):
                 self._looked.put(lacks)
-            case Staged() | Swapped():
+            case VersionStaged() | Swapped():
                 self._schedulers.hear(message)
-            case Flushed():
+            case CacheFlushed():
                 self.cache.heard(message)
             case LastWords(text):
                 self._last_words = text

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.engine_worker.engine import EngineBusy
@@ -51,7 +51,7 @@ class Abilities:
 
 
 @dataclass(slots=True)
-class Guard:
+class StateGuard:
     """One engine's state; the caller serialises the calls."""
 
     can: Abilities = Abilities()
@@ -72,7 +72,7 @@ class Guard:
 
     def moved(self, event: GateEvent) -> None:
         """SGLang has done it. LocalProtocolError: it was never asked whether it may."""
-        self.state = following(GATE_LIFE, self.state, event, "SGLang")
+        self.state = next_state(GATE_LIFE, self.state, event, "SGLang")
 
     def check_stop(self) -> None:
         """Whether requests can be stopped on their way.

@@ -17,7 +17,7 @@ from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.engine_worker.engine import Float32s, Int32s, Step, StepSink, Work, began_with
 from rolloutbus.engine_worker.engines.sglang.requests import engine_rid
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Finish, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import RowFinish, Rows
 from rolloutbus.engine_worker.engines.shared.row_rules import (
     BROKEN_ADAPTER,
     BROKEN_WEIGHTS,
@@ -241,7 +241,7 @@ def _column(raw: bytes, dtype: str, parts: Sequence[slice] | None) -> Any:  # no
 
 
 def _note_end(
-    end: Finish,
+    end: RowFinish,
     row: int,
     finishes: list[tuple[int, FinishReason]],
     problems: list[tuple[int, Problem]],

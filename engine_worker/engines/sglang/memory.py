@@ -16,7 +16,7 @@ from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
 
 
-class Memory:
+class SglangMemory:
     """Implements `MemoryTiers`; calls come from any thread but the engine's."""
 
     def __init__(

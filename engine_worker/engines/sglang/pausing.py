@@ -10,7 +10,7 @@ from typing import get_args
 
 from rolloutbus.engine_worker.engine import EngineBusy, PauseMode
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
-from rolloutbus.engine_worker.engines.sglang.guard import PAUSED, Guard, Stop
+from rolloutbus.engine_worker.engines.sglang.guard import PAUSED, StateGuard, Stop
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequest, LiveRequests
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
@@ -28,13 +28,13 @@ class Pausing:
         thread: EngineThread,
         manager: TokenizerManager,
         live: LiveRequests,
-        guard: Guard,
+        guard: StateGuard,
         timeout_s: float,
     ) -> None:
         self.lock = threading.RLock()
         """Held by whoever changes what the guard knows, for as long as it takes."""
         self.guard = guard
-        """See `Guard`; under the lock."""
+        """See `StateGuard`; under the lock."""
         self.n_calls = 0
         """Pauses that wait."""
         self._thread = thread
@@ -109,7 +109,7 @@ class Pausing:
         """A change of weights begins; not under the lock, which it may outlast.
 
         Raises:
-            EngineFailed, EngineBusy: as of `Guard.begin_update`.
+            EngineFailed, EngineBusy: as of `StateGuard.begin_update`.
         """
         with self.lock:
             self.guard.begin_update()

@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.engine import SaveKind
 from rolloutbus.engine_worker.engine import WeightSink
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
-from rolloutbus.engine_worker.engines.sglang.guard import Guard
+from rolloutbus.engine_worker.engines.sglang.guard import StateGuard
 from rolloutbus.engine_worker.engines.shared.checkpoint_writer import (
     copy_description,
     write_checkpoint,
@@ -20,7 +20,7 @@ class Saving:
     """Implements `Checkpointer`; calls come from any thread but the engine's."""
 
     def __init__(
-        self, thread: EngineThread, guard: Guard, weights: WeightSink, model: Path
+        self, thread: EngineThread, guard: StateGuard, weights: WeightSink, model: Path
     ) -> None:
         self._thread = thread
         self._guard = guard

@@ -28,16 +28,16 @@ from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
 from rolloutbus.engine_worker.engines.sglang.schedulers.calls import Schedulers
 from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     CheckpointTensor,
+    FindTensors,
     Install,
     Lent,
     Placed,
     Read,
-    Rows,
     Stage,
-    Survey,
+    TensorRows,
     Unstage,
 )
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Staged, Swapped
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Swapped, VersionStaged
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.fit import require_bytes
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
@@ -68,7 +68,7 @@ def tensors_of(model: Path) -> Sequence[CheckpointTensor]:
 class _Piece(NamedTuple):
     """Part of an answer that some bytes asked for are in."""
 
-    rows: Rows
+    rows: TensorRows
     skip_bytes: int
     """In the first row, before what was asked for."""
 
@@ -102,7 +102,7 @@ class SglangWeights:
         self.n_calls = 0
         """Updates that wait, or are being made."""
         tensors = tensors_of(model)
-        survey = schedulers.ask(Survey(list(tensors)))
+        survey = schedulers.ask(FindTensors(list(tensors)))
         if is_whole and survey.unfilled:
             n, first = len(survey.unfilled), survey.unfilled[0]
             raise ValueError(f"model: the checkpoint lacks {n} parameters of the model: {first}, …")
@@ -133,11 +133,11 @@ class SglangWeights:
         require_bytes(self._specs, tensors)
         with self._staging:
             self.unstage(version)
-            told = self._schedulers.expect(Staged, version)
+            told = self._schedulers.expect(VersionStaged, version)
             self._staged[version], order = self._placed(version, tensors)
             self._schedulers.ask(order)
             word = self._schedulers.wait(told, is_patient=False)
-        assert isinstance(word, Staged)
+        assert isinstance(word, VersionStaged)
         if word.problem:
             self.unstage(version)
             raise EngineFailed(_failed(version, word.problem))
@@ -278,7 +278,7 @@ class SglangWeights:
         row_bytes = self._row_bytes(name)
         first = start // row_bytes if row_bytes else 0
         stop = -(-(start + size_bytes) // row_bytes) if row_bytes else 0
-        return _Piece(Rows(name, first, stop - first, offset), start - first * row_bytes)
+        return _Piece(TensorRows(name, first, stop - first, offset), start - first * row_bytes)
 
     def _row_bytes(self, name: str) -> int:
         spec = self._specs[name]

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from rolloutbus.bus.prefix_marks import ROOT, Link
+from rolloutbus.bus.prefix_hashes import ROOT, ChainLink
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
-from rolloutbus.engine_worker.mark_book import MarkBook
+from rolloutbus.engine_worker.prefix_hash_set import PrefixHashSet
 
 
 @dataclass(slots=True)
 class _Block:
-    end: Link
+    end: ChainLink
     marks: tuple[int, ...]
     """Of beginnings that end in this block."""
     tiers: int
@@ -28,7 +28,7 @@ class CachedPrefixes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: dict[Hashable, _Block] = {}
-        self._book = MarkBook()
+        self._book = PrefixHashSet()
 
     def stored(self, key: Hashable, parent: Hashable | None, tokens: bytes, tier: int = 1) -> None:
         """A block of int32 [n] tokens is kept, after the block `parent`; None: it is the first."""

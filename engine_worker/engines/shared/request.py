@@ -22,7 +22,7 @@ EndsText = Callable[[Sequence[int]], bool]
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class EngineRequest:
     """One request inside an engine; lives until the step that carries its finish."""
 
     key: AttemptKey
@@ -75,7 +75,7 @@ class Request:
         return self.ends_text is not None and self.ends_text(self.tokens)
 
 
-def open_request(work: Work, facts: EngineFacts, seed: int) -> Request:
+def open_request(work: Work, facts: EngineFacts, seed: int) -> EngineRequest:
     """The state of `work` before its first step.
 
     Args:
@@ -89,7 +89,7 @@ def open_request(work: Work, facts: EngineFacts, seed: int) -> Request:
     sampling = work.sampling
     eos = () if sampling.ignore_eos else facts.eos_token_ids
     prefix = b"" if work.prefix is None else work.prefix.tokens
-    request = Request(
+    request = EngineRequest(
         key=work.key,
         prompt=np.ascontiguousarray(work.prompt, dtype=np.int32),
         sampling=sampling,

@@ -9,8 +9,8 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Want
 from rolloutbus.engine_worker.engine import Int32s
 from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor, apply
-from rolloutbus.engine_worker.engines.shared.request import Request
-from rolloutbus.engine_worker.engines.shared.wanted import NO_FLOATS, NO_IDS, Wanted
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest
+from rolloutbus.engine_worker.engines.shared.wanted import NO_FLOATS, NO_IDS, TokenDetails
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 NOTHING_LEFT = "its processors leave no token to sample"
@@ -28,7 +28,7 @@ class RowRules:
         """Slots whose rules can leave no token."""
         self._greedy: set[int] = set()
 
-    def enter(self, slot: int, request: Request) -> None:
+    def enter(self, slot: int, request: EngineRequest) -> None:
         """Set `slot` up for `request`."""
         self._leave(slot)
         if bias := request.sampling.logit_bias:
@@ -77,7 +77,7 @@ class RowRules:
 
     def wanted(
         self, logprobs: torch.Tensor, probs: torch.Tensor | None, tokens: Int32s, slots: Slots
-    ) -> Mapping[int, Wanted]:
+    ) -> Mapping[int, TokenDetails]:
         """What the rows that want it are told of their token.
 
         Args:
@@ -86,7 +86,7 @@ class RowRules:
             tokens: int32 [n].
             slots: int64 [n].
         """
-        found: dict[int, Wanted] = {}
+        found: dict[int, TokenDetails] = {}
         for row in _rows_in(self._wants, slots):
             slot = int(slots[row])
             support = None if probs is None or slot in self._greedy else probs[row]
@@ -125,7 +125,9 @@ def _rows_in(rules: "Mapping[int, object] | set[int]", slots: Slots) -> list[int
     return [row for row, slot in enumerate(slots.tolist()) if slot in rules] if rules else []
 
 
-def _wanted(want: Want, logprobs: torch.Tensor, support: torch.Tensor | None, token: int) -> Wanted:
+def _wanted(
+    want: Want, logprobs: torch.Tensor, support: torch.Tensor | None, token: int
+) -> TokenDetails:
     top, ids, of, kept = NO_FLOATS, NO_IDS, NO_FLOATS, NO_IDS
     if want.top_logprobs:
         best = logprobs.topk(want.top_logprobs)
@@ -136,4 +138,4 @@ def _wanted(want: Want, logprobs: torch.Tensor, support: torch.Tensor | None, to
         kept = np.array([token], np.int32)
         if support is not None:
             kept = support.nonzero()[:, 0].cpu().numpy().astype(np.int32)
-    return Wanted(top, ids, of, kept)
+    return TokenDetails(top, ids, of, kept)

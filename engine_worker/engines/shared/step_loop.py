@@ -25,7 +25,7 @@ from rolloutbus.engine_worker.engine import (
     Step,
     StepSink,
 )
-from rolloutbus.engine_worker.engines.shared.request import Request
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest
 from rolloutbus.engine_worker.engines.shared.stepper import Stepper
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class _Control:
 class _Intake:
     """What other threads left since the last step."""
 
-    requests: list[Request]
+    requests: list[EngineRequest]
     aborted: list[AttemptKey]
     controls: list[_Control]
 
@@ -79,7 +79,7 @@ class StepLoop:
         self._sink = sink
         self._changed = threading.Condition()
         # Shared, under `_changed`.
-        self._inbox: list[Request] = []
+        self._inbox: list[EngineRequest] = []
         self._aborted: dict[AttemptKey, None] = {}
         self._controls: list[_Control] = []
         self._live: set[AttemptKey] = set()
@@ -87,14 +87,14 @@ class StepLoop:
         self._is_closing = False
         self._n_steps = 0
         # The thread's own.
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[EngineRequest] = deque()
         self._due: deque[_Control] = deque()
         self._when_idle: list[_Control] = []
         self._halts: set[str] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests, all or none.
 
         Raises:

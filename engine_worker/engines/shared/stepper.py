@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rolloutbus.bus.wire.ids import AttemptKey
 from rolloutbus.engine_worker.engine import Step
-from rolloutbus.engine_worker.engines.shared.request import Request
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest
 
 
 class Stepper(Protocol):
@@ -32,7 +32,7 @@ class Stepper(Protocol):
         """Set up what belongs to the thread that steps."""
         ...
 
-    def admit(self, waiting: deque[Request]) -> None:
+    def admit(self, waiting: deque[EngineRequest]) -> None:
         """Move from the left of `waiting` what can run now; with none running, at least one."""
         ...
 
@@ -51,7 +51,7 @@ class Stepper(Protocol):
         """Forget those of `keys` that run."""
         ...
 
-    def retract(self, *, without_tokens_only: bool = False) -> list[Request]:
+    def retract(self, *, without_tokens_only: bool = False) -> list[EngineRequest]:
         """Drop the KV of running requests and hand them back, oldest first, their tokens kept.
 
         Args:

@@ -16,7 +16,7 @@ NO_IDS: Int32s = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TokenDetails:
     """Of one token."""
 
     top_logprobs: Float32s
@@ -34,7 +34,7 @@ class WantedTokens:
     """Of all tokens that one execution samples."""
 
     want: Want
-    rows: list[Wanted] = field(default_factory=list[Wanted])
+    rows: list[TokenDetails] = field(default_factory=list[TokenDetails])
     n_cached: int | None = None
     """Tokens found in the prefix cache when it began; None: it has not."""
 

@@ -17,9 +17,9 @@ from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.engine_worker.engine import Int32s, Step
-from rolloutbus.engine_worker.engines.shared.request import Request
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest
 from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
-from rolloutbus.engine_worker.engines.shared.wanted import Wanted
+from rolloutbus.engine_worker.engines.shared.wanted import TokenDetails
 from rolloutbus.engine_worker.engines.transformers.forward import PADDING, Forward
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import (
     BLANK_BLOCK,
@@ -45,7 +45,7 @@ class BatchLimits:
 class _Row:
     """A running request and its KV."""
 
-    request: Request
+    request: EngineRequest
     slot: int
     blocks: list[int]
     known: Int32s
@@ -113,7 +113,7 @@ class Batch:
         self._epoch += 1
         self._blocks.forget()
 
-    def admit(self, waiting: deque[Request]) -> None:
+    def admit(self, waiting: deque[EngineRequest]) -> None:
         """See `Stepper`."""
         self._plan_prefill()
         fresh: list[int] = []
@@ -198,14 +198,14 @@ class Batch:
             if (row := self._rows.get(key)) is not None:
                 self._close(row)
 
-    def retract(self, *, without_tokens_only: bool = False) -> list[Request]:
+    def retract(self, *, without_tokens_only: bool = False) -> list[EngineRequest]:
         """See `Stepper`."""
         rows = list((self._prefilling if without_tokens_only else self._rows).values())
         for row in rows:
             self._close(row)
         return [row.request for row in rows]
 
-    def _open(self, request: Request) -> _Row | None:
+    def _open(self, request: EngineRequest) -> _Row | None:
         """Give `request` a slot and all blocks it may need; None when there are not enough."""
         size = self._limits.block_size
         known = request.all_tokens()
@@ -311,7 +311,7 @@ def _slots(rows: list[_Row]) -> Slots:
     return np.array([row.slot for row in rows], np.int64)
 
 
-def _told(problem: Problem, request: Request) -> Problem:
+def _told(problem: Problem, request: EngineRequest) -> Problem:
     """What a request is told of its row: the sampler knows of no adapters."""
     is_broken = problem is BROKEN_WEIGHTS and request.adapter is not None
     return BROKEN_ADAPTER if is_broken else problem
@@ -323,7 +323,7 @@ def _adapters(rows: list[_Row]) -> Rows:
     return adapters if any(adapters) else ()
 
 
-def _give(request: Request, token: int, wanted: Wanted | None) -> FinishReason | None:
+def _give(request: EngineRequest, token: int, wanted: TokenDetails | None) -> FinishReason | None:
     """Give a request its next token; why it is complete, None while it is not."""
     request.tokens.append(token)
     if request.wanted is not None and wanted is not None:

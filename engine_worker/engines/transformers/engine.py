@@ -41,7 +41,7 @@ from rolloutbus.engine_worker.engines.shared.checkpoint_writer import Checkpoint
 from rolloutbus.engine_worker.engines.shared.live_weights import LiveWeights
 from rolloutbus.engine_worker.engines.shared.lora_adapter import read_adapter
 from rolloutbus.engine_worker.engines.shared.processors import Processors
-from rolloutbus.engine_worker.engines.shared.request import Request, open_request, refusal
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_request, refusal
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
 from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
 from rolloutbus.engine_worker.engines.transformers.causal_lm import kv_tokens, load_causal_lm
@@ -283,7 +283,7 @@ class TransformersEngine:
         One whose adapter is not loaded, or whose processors' parameters do not fit, ends with a
         problem. A request whose prefix is already complete ends with an empty row.
         """
-        requests: list[Request] = []
+        requests: list[EngineRequest] = []
         for each in work:
             request = open_request(each, self._facts, self._chance.getrandbits(64))
             problem = self._furnish(request, each)
@@ -315,7 +315,7 @@ class TransformersEngine:
         """See `Engine`."""
         self._loop.close()
 
-    def _furnish(self, request: Request, work: Work) -> Problem | None:
+    def _furnish(self, request: EngineRequest, work: Work) -> Problem | None:
         """Give it what it names; why that cannot be had, None if it can."""
         if texts := work.sampling.stop:
             assert self._decode is not None, "a feature that is not there"

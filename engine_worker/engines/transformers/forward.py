@@ -13,7 +13,7 @@ import torch
 from rolloutbus.engine_worker.engines.transformers.causal_lm import CausalLm
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import N_SPECIAL_BLOCKS, TRASH_BLOCK
 from rolloutbus.engine_worker.engines.transformers.lora_layers import LoraLayers, Rows
-from rolloutbus.engine_worker.engines.transformers.paged_kv import PagedKv, Places
+from rolloutbus.engine_worker.engines.transformers.paged_kv import KvSlots, PagedKv
 
 Grid = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 PADDING = -1
@@ -69,7 +69,9 @@ class Forward:
         blocks = np.take_along_axis(tables, real // self._block_size, axis=1)
         write = blocks * self._block_size + real % self._block_size
         write[positions == PADDING] = TRASH_BLOCK
-        self._kv.prepare(Places(write=self._send(write).view(-1), read=self._send(tables).view(-1)))
+        self._kv.prepare(
+            KvSlots(write=self._send(write).view(-1), read=self._send(tables).view(-1))
+        )
         at = self._send(real)
         with self.lora.of_rows(adapters, self._lm.device) if adapters else nullcontext():
             output = self._lm.model(

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class KvSlots:
     """Where one forward pass of n rows, q tokens each, writes and reads."""
 
     write: torch.Tensor
@@ -37,14 +37,14 @@ class PagedKv(Cache):
         self._block_size = block_size
         self._keys: list[torch.Tensor | None] = [None] * n_layers
         self._values: list[torch.Tensor | None] = [None] * n_layers
-        self._places: Places | None = None
+        self._places: KvSlots | None = None
 
     @property
     def size_bytes(self) -> int:
         """Memory held now."""
         return sum(t.nbytes for t in [*self._keys, *self._values] if t is not None)
 
-    def prepare(self, places: Places) -> None:
+    def prepare(self, places: KvSlots) -> None:
         """Say where the next forward pass writes and reads."""
         self._places = places
 

@@ -20,9 +20,9 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.option_checks import truncates
 from rolloutbus.engine_worker.engine import Float32s, Int32s
 from rolloutbus.engine_worker.engines.shared.penalties import penalised
-from rolloutbus.engine_worker.engines.shared.request import Request
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest
 from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_WEIGHTS, RowRules
-from rolloutbus.engine_worker.engines.shared.wanted import Wanted
+from rolloutbus.engine_worker.engines.shared.wanted import TokenDetails
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 Float64s = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -38,7 +38,7 @@ class Draw:
     """float32 [n]."""
     behaviour_logprobs: Float32s | None
     """float32 [n]; None: no row truncates."""
-    wanted: Mapping[int, Wanted] = field(default_factory=dict[int, Wanted])
+    wanted: Mapping[int, TokenDetails] = field(default_factory=dict[int, TokenDetails])
     """Row -> what its request wants to be told of this token."""
     failed: Mapping[int, Problem] = field(default_factory=dict[int, Problem])
     """Row -> why nothing could be drawn for it; its token means nothing."""
@@ -98,7 +98,7 @@ class Sampler:
         self._seen: torch.Tensor | None = None
         """bool [n_slots, vocab]: in the prompt or generated."""
 
-    def enter(self, slot: int, request: Request) -> None:
+    def enter(self, slot: int, request: EngineRequest) -> None:
         """Set `slot` up for `request`, its tokens so far included."""
         s = request.sampling
         self._temperature[slot] = s.temperature
@@ -212,7 +212,7 @@ class Sampler:
         for row in np.flatnonzero(self._n_generated[slots] < self._min_new[slots]):
             scores[int(row), self._end_ids[int(slots[row])]] = -torch.inf
 
-    def _count_all(self, slot: int, request: Request) -> None:
+    def _count_all(self, slot: int, request: EngineRequest) -> None:
         if self._counts is None or self._seen is None:
             shape = (len(self._seed), self._vocab_size)
             self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)

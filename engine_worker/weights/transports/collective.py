@@ -44,7 +44,7 @@ class Collective:
     ) -> BucketsVersion:
         """`content` is None on a GPU, which has an allocator of its own."""
         # Torch takes seconds to import, and other ways do without.
-        from rolloutbus.engine_worker.weights.transports.landing import (  # noqa: PLC0415
+        from rolloutbus.engine_worker.weights.transports.receive_buffer import (  # noqa: PLC0415
             GpuLanding,
             HostLanding,
             receive,

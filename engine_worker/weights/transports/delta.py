@@ -12,12 +12,12 @@ from rolloutbus.bus.weights.weight_delta import apply, check_parts
 from rolloutbus.bus.wire.errors import EngineFailed, RemoteProtocolError
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.weights import (
-    Delta,
     Manifest,
     PrepareUpdate,
     PullChunk,
     PullDelta,
     Tensor,
+    WeightDelta,
 )
 from rolloutbus.engine_worker.engine import EngineBusy, TensorRange, WeightSource
 from rolloutbus.engine_worker.weights.active import in_batches
@@ -78,7 +78,7 @@ class ChangedSince:
             raise CannotFetch(str(error)) from error
 
     def _make(
-        self, tensors: Sequence[Tensor], delta: Delta, changes: Bytes, content: Bytes
+        self, tensors: Sequence[Tensor], delta: WeightDelta, changes: Bytes, content: Bytes
     ) -> None:
         places = {each.name: bytes_of(content, each) for each in tensors}
         for ranges in in_batches(tensors, self._read_bytes):
@@ -96,15 +96,15 @@ class ChangedSince:
             raise CannotFetch(f"tensor {wrong.name!r} did not come out as it was published")
 
 
-async def _ask_delta(store: BulkLink, ask: PullDelta) -> Delta:
+async def _ask_delta(store: BulkLink, ask: PullDelta) -> WeightDelta:
     delta = await store.ask("pull_delta", ask)
-    if not isinstance(delta, Delta) or (delta.version, delta.base) != (ask.version, ask.base):
+    if not isinstance(delta, WeightDelta) or (delta.version, delta.base) != (ask.version, ask.base):
         raise RemoteProtocolError("pull_delta was answered with something else")
     return delta
 
 
 def _chunks(
-    store: BulkLink, delta: Delta, changes: Bytes
+    store: BulkLink, delta: WeightDelta, changes: Bytes
 ) -> Iterator[Callable[[], Awaitable[None]]]:
     for offset in range(0, len(changes), CHUNK_BYTES):
         size_bytes = min(CHUNK_BYTES, len(changes) - offset)

@@ -12,7 +12,7 @@ from rolloutbus.bus.transport.bulk import WINDOW, BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, first_mismatch, total_bytes
 from rolloutbus.bus.wire.errors import BusError, EngineFailed, PeerLost
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate, PullChunk
-from rolloutbus.engine_worker.weights.arrival import Arrival, Giver, Piece
+from rolloutbus.engine_worker.weights.arrival import Arrival, AskedBytes, Giver
 from rolloutbus.engine_worker.weights.asking import ask_chunk
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.relay import Relay
@@ -150,7 +150,7 @@ class _Pulling:
             self._arrival.came(piece, giver)
             self._tell()
 
-    async def _ask(self, link: BulkLink, piece: Piece, giver: Giver) -> bytes:
+    async def _ask(self, link: BulkLink, piece: AskedBytes, giver: Giver) -> bytes:
         ask = PullChunk(self._manifest.policy, self._manifest.version, *piece)
         while True:
             try:

@@ -6,7 +6,7 @@ from tests.drills.simulation.weather import SimWeather
 FEW = 2
 """Frames: fewer lost ones than that end no lease."""
 LOSS_AFTERMATH_S = 4.0
-"""A lease ends this long after frames of its beats began to be lost, at the latest."""
+"""A lease ends this long after frames of its heartbeats began to be lost, at the latest."""
 
 
 class Health:

@@ -164,7 +164,7 @@ def without_pause_grace(process: Process) -> None:
 
 
 def with_lease_from_receipt(process: Process) -> None:
-    """A holder counts its lease from the answer instead of from its beat."""
+    """A holder counts its lease from the answer instead of from its heartbeat."""
     member = _member(process)
     if member is not None:
         holder = member._holder
@@ -217,7 +217,7 @@ def with_epoch_per_boot(process: Process) -> None:
 
         def renounce() -> None:
             holder._until = 0.0
-            holder._first_seq = holder._beat_seq + 1
+            holder._first_seq = holder._heartbeat_seq + 1
 
         holder.renounce = renounce
 
@@ -372,7 +372,7 @@ SCENARIOS: dict[str, Scenario] = {
     "intent_copies": BARRIER,
 }
 """Where protections are looked for that are seldom needed, or that others stand in front of (a
-fresh connection for each lease, beats that tell the truth)."""
+fresh connection for each lease, heartbeats that tell the truth)."""
 
 
 def _member(process: Process) -> MemberCore | None:

@@ -9,7 +9,7 @@ from rolloutbus.bus.membership.core import MemberCore
 from rolloutbus.bus.membership.states import HOLDING
 from rolloutbus.engine_worker.worker.core import WorkerCore
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.sessions.record import Session
+from rolloutbus.router.sessions.record import SessionRecord
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
 
 
@@ -38,7 +38,7 @@ def is_busy(worker: WorkerCore) -> bool:
     return bool(worker._generation._requests)
 
 
-def sessions_of(router: RouterCore) -> Collection[Session]:
+def sessions_of(router: RouterCore) -> Collection[SessionRecord]:
     """Those that are open."""
     return router._sessions._sessions.values()
 
@@ -46,7 +46,7 @@ def sessions_of(router: RouterCore) -> Collection[Session]:
 def is_idle_member(member: MemberCore, now: float) -> bool:
     """Whether a tick at this moment would change nothing but its own date."""
     return (
-        now < member._beat_at  # mostly not
+        now < member._heartbeat_at  # mostly not
         and member._state == "leased"
         and now < member._holder._until
         and not member.deliveries.outbox.size_bytes
@@ -55,14 +55,14 @@ def is_idle_member(member: MemberCore, now: float) -> bool:
 
 def rest_s(member: MemberCore, now: float) -> float:
     """How long nothing is due at a member that has nothing to do."""
-    return member._beat_at - now if member._state == "leased" else 0.0
+    return member._heartbeat_at - now if member._state == "leased" else 0.0
 
 
 def is_idle_client(client: ClientCore, now: float) -> bool:
     """Whether a tick at this moment would change nothing but its own date."""
     link, book = client._link, client._book
     return (
-        now < link._beat_at
+        now < link._heartbeat_at
         and link.state == "up"
         and now - link._heard_at <= link._settings.silence_s
         and book.acks.is_empty

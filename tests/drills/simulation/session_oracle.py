@@ -12,14 +12,14 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.session import OpenSession, SessionMoved
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.sessions.record import Session
+from rolloutbus.router.sessions.record import SessionRecord
 from tests.drills.simulation.peeks import sessions_of
 
 
 class Place(NamedTuple):
     """Where a session was when it was looked at last."""
 
-    session: Session
+    session: SessionRecord
     worker: str
     epoch: str
     """Lease of that worker; empty while it is away."""
@@ -36,7 +36,7 @@ class SessionOracle:
         self._claims: dict[str, str] = {}
         """Session -> the worker that its client named when it opened it again, at first: copies
         of what it had said on earlier connections may follow."""
-        self._told: defaultdict[Session, list[SessionMoved]] = defaultdict(list)
+        self._told: defaultdict[SessionRecord, list[SessionMoved]] = defaultdict(list)
         """By the opening that it was said of: a session may be closed and opened meanwhile."""
 
     def heard(self, entry: Entry) -> None:
@@ -75,7 +75,7 @@ class SessionOracle:
         self._told.clear()
         self._claims.clear()
 
-    def _place(self, session: Session) -> Place:
+    def _place(self, session: SessionRecord) -> Place:
         worker = self._core.context.members.named(session.worker)
         epoch = worker.epoch if worker is not None else ""
         return Place(session, session.worker, epoch, session.has_lost_worker)

@@ -96,7 +96,7 @@ class ClientWatch(Protocol):
 class ClientNode(Process):
     """One client."""
 
-    tick_s = 2 * TICK_S  # nobody waits for it, and each tick has its beat
+    tick_s = 2 * TICK_S  # nobody waits for it, and each tick has its heartbeat
 
     def __init__(self, name: str, net: MemoryNet, watch: ClientWatch, boot: int) -> None:
         super().__init__(name, net.time)

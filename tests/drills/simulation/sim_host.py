@@ -12,7 +12,7 @@ from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.messages.control import Flushed, Memory
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, FinishReason, Generate
-from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.messages.weights import AbortUpdate, CommitUpdate, PrepareUpdate
 from tests.drills.simulation.sim_tokens import TOKEN_BYTES, VOCAB_SIZE, continuation
@@ -22,8 +22,8 @@ from tests.drills.simulation.watch import UpdatePhase
 TOKENS_PER_STEP = 16
 BEAT_S = 3.5
 SILENT_S = 4.0
-"""A host without a word for so long is noticed; both are longer than usual, because beats of idle
-engines would be most of what happens."""
+"""A host without a word for so long is noticed; both are longer than usual, because heartbeats of
+idle engines would be most of what happens."""
 POISON = (666).to_bytes(4, "little")
 """A prompt that begins with this token kills the engine that samples from it."""
 CAPABILITIES = [
@@ -154,12 +154,12 @@ class SimHost:
                 features=["seed"],
             )
             self._owner.host_says(self, Entry("engine_ready", body=pack(ready)))
-            self._time.every(BEAT_S, self._beat)
+            self._time.every(BEAT_S, self._heartbeat)
 
-    def _beat(self) -> bool:
+    def _heartbeat(self) -> bool:
         if self.is_alive and self._time.now >= self._frozen_until:
-            beat = EngineBeat(self._n_steps, len(self._rows), 0, 0, self.version)
-            self._owner.host_says(self, Entry("engine_beat", body=pack(beat)))
+            heartbeat = EngineHeartbeat(self._n_steps, len(self._rows), 0, 0, self.version)
+            self._owner.host_says(self, Entry("engine_beat", body=pack(heartbeat)))
         return self.is_alive
 
     def _carry_out(self, entry: Entry) -> None:

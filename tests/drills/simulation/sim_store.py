@@ -47,7 +47,7 @@ class Record:
 class StoreNode(Process):
     """A store process; what it wrote down outlives it."""
 
-    tick_s = 2 * TICK_S  # nobody waits for it, and each tick has its beat
+    tick_s = 2 * TICK_S  # nobody waits for it, and each tick has its heartbeat
 
     def __init__(
         self, net: MemoryNet, watch: Watch, boot: int, record: Record, answer_s: float = 0.0

@@ -5,7 +5,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from rolloutbus.bus.wire.messages.session import CloseSession, OpenSession
-from rolloutbus.bus.wire.messages.weights import Published
+from rolloutbus.bus.wire.messages.weights import VersionPublished
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from tests.drills.simulation.detached import left_behind
 from tests.drills.simulation.scenario import (
@@ -114,7 +114,7 @@ class Workload:
         """The trainer publishes until it succeeds."""
         client = self._world.clients["c0"]
         if client.is_alive and any(
-            isinstance(outcome, Published)
+            isinstance(outcome, VersionPublished)
             for case in client.cases.values()
             if case.asked_at >= self._published_since
             for outcome in case.outcomes

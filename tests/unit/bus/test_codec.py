@@ -24,7 +24,7 @@ from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS
 from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
-from rolloutbus.bus.wire.messages.membership import Beat, Hello
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello
 from tests.conformance import plain
 from tests.conformance.representatives import NAMES
 
@@ -48,9 +48,11 @@ bodies = st.one_of(
         ),
         stream=st.booleans(),
     ),
-    st.builds(Beat, seq=uint64s, running=st.lists(st.tuples(texts, attempts, texts), max_size=4)),
+    st.builds(
+        Heartbeat, seq=uint64s, running=st.lists(st.tuples(texts, attempts, texts), max_size=4)
+    ),
 )
-KINDS_OF_BODIES: dict[type, str] = {Accepted: "accepted", Generate: "generate", Beat: "beat"}
+KINDS_OF_BODIES: dict[type, str] = {Accepted: "accepted", Generate: "generate", Heartbeat: "beat"}
 placements = st.builds(
     Placement,
     *(texts, texts, texts, texts, uint64s, st.integers(-100, 100)),
@@ -185,7 +187,7 @@ def test_refusal_of_a_fleet_outcome_names_the_field() -> None:
 
 
 def test_result_of_what_is_no_command_is_our_own_fault() -> None:
-    with pytest.raises(LocalProtocolError, match="'beat'"):
+    with pytest.raises(LocalProtocolError, match="'heartbeat'"):
         unpack_result("beat", Entry("finished"))
 
 
@@ -198,14 +200,16 @@ def test_topics_have_one_width_and_differ() -> None:
 def test_deeply_nested_body_is_refused() -> None:
     depth = 100_000
     with pytest.raises(RemoteProtocolError):
-        decode_batch(SIGNATURE + b"\x91\x98" + b"\xa4beat" + b"\x91" * depth + b"\x90")
-    nested: Any = SIGNATURE + b"\x91\x98\xa4beat\xa0\x92\x00\x00\xa0\xa0\x00\xc0" + b"\x91" * depth
+        decode_batch(SIGNATURE + b"\x91\x98" + b"\xa4heartbeat" + b"\x91" * depth + b"\x90")
+    nested: Any = (
+        SIGNATURE + b"\x91\x98\xa4heartbeat\xa0\x92\x00\x00\xa0\xa0\x00\xc0" + b"\x91" * depth
+    )
     with pytest.raises(RemoteProtocolError):
         decode_batch(nested + b"\x90")
 
 
 def test_a_body_is_never_taken_for_one_of_another_kind() -> None:
     entry = NAMES["beat"]
-    assert unpack_as(Beat, entry) == unpack(entry)
-    with pytest.raises(LocalProtocolError, match="a 'beat' holds a Beat, not a Hello"):
+    assert unpack_as(Heartbeat, entry) == unpack(entry)
+    with pytest.raises(LocalProtocolError, match="a 'heartbeat' holds a Heartbeat, not a Hello"):
         unpack_as(Hello, entry)

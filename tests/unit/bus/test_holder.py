@@ -1,4 +1,4 @@
-"""A lease runs from the sending of a beat, and binds to ever newer routers."""
+"""A lease runs from the sending of a heartbeat, and binds to ever newer routers."""
 
 from rolloutbus.bus.membership.lease import REMEMBERED_BEATS, LeaseHolder
 
@@ -11,33 +11,33 @@ def holder() -> LeaseHolder:
 
 def test_lease_runs_from_the_sending() -> None:
     lease = holder()
-    seq = lease.next_beat(10.0)
+    seq = lease.next_heartbeat(10.0)
     assert lease.renew(seq)
     assert lease.is_held(12.39)
     assert not lease.is_held(12.4)
 
 
-def test_answer_to_an_older_beat_does_not_shorten_the_lease() -> None:
+def test_answer_to_an_older_heartbeat_does_not_shorten_the_lease() -> None:
     lease = holder()
-    first, second = lease.next_beat(10.0), lease.next_beat(10.5)
+    first, second = lease.next_heartbeat(10.0), lease.next_heartbeat(10.5)
     lease.renew(second)
     lease.renew(first)
     assert lease.is_held(12.8)
 
 
-def test_renounced_lease_is_not_renewed_by_answers_to_its_beats() -> None:
+def test_renounced_lease_is_not_renewed_by_answers_to_its_heartbeats() -> None:
     lease = holder()
-    seq, epoch = lease.next_beat(10.0), lease.epoch
+    seq, epoch = lease.next_heartbeat(10.0), lease.epoch
     lease.renounce()
     assert not lease.renew(seq)
     assert lease.epoch != epoch
 
 
-def test_unanswered_beats_are_forgotten() -> None:
+def test_unanswered_heartbeats_are_forgotten() -> None:
     lease = holder()
-    first = lease.next_beat(0.0)
+    first = lease.next_heartbeat(0.0)
     for n in range(REMEMBERED_BEATS):
-        lease.next_beat(float(n))
+        lease.next_heartbeat(float(n))
     assert not lease.renew(first)
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 from rolloutbus.bus.wire.errors import LocalProtocolError
 
 Light = Literal["red", "green"]
@@ -12,9 +12,9 @@ LIGHTS: dict[Light, dict[str, Light]] = {"red": {"go": "green"}, "green": {"stop
 
 
 def test_an_event_leads_to_the_state_that_the_table_names() -> None:
-    assert following(LIGHTS, "red", "go", "light 1") == "green"
+    assert next_state(LIGHTS, "red", "go", "light 1") == "green"
 
 
 def test_an_event_without_meaning_names_subject_event_and_state() -> None:
     with pytest.raises(LocalProtocolError, match=r"light 1: 'stop' cannot happen while 'red'"):
-        following(LIGHTS, "red", "stop", "light 1")
+        next_state(LIGHTS, "red", "stop", "light 1")

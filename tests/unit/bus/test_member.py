@@ -1,4 +1,4 @@
-"""The member core: leases judged from the sending of beats, epochs, one execution per attempt."""
+"""The member core: leases from the sending of heartbeats, epochs, one execution per attempt."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 from rolloutbus.bus.actor.clock import ManualClock
 from rolloutbus.bus.actor.effects import Connect, Send, Stop
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.membership.effects import Execute, Forget, MemberEffect, StopWork
+from rolloutbus.bus.membership.effects import Execute, MemberEffect, StopSilently, StopWork
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
@@ -16,8 +16,8 @@ from rolloutbus.bus.wire.ids import AttemptKey, RequestId
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.membership import (
-    Beat,
     Dismissed,
+    Heartbeat,
     Hello,
     Lease,
     Welcome,
@@ -56,22 +56,22 @@ class Bench:
     def sent(self, kind: str) -> list[Entry]:
         return [e.entry for e in self.effects if isinstance(e, Send) and e.entry.kind == kind]
 
-    def last_beat(self) -> Beat:
-        beat = unpack(self.sent("beat")[-1])
-        assert isinstance(beat, Beat)
-        return beat
+    def last_heartbeat(self) -> Heartbeat:
+        heartbeat = unpack(self.sent("beat")[-1])
+        assert isinstance(heartbeat, Heartbeat)
+        return heartbeat
 
-    def answer_beat(self, router_epoch: int = 1, instance: str = "r1") -> None:
-        self.say(lease(self.last_beat().seq, router_epoch, instance))
+    def answer_heartbeat(self, router_epoch: int = 1, instance: str = "r1") -> None:
+        self.say(lease(self.last_heartbeat().seq, router_epoch, instance))
 
     def pass_time(self, seconds: float, *, answered: bool) -> None:
         """Tick every 50 ms."""
         for _ in range(round(seconds / 0.05)):
             self.clock.advance(0.05)
-            n_beats = len(self.sent("beat"))
+            n_heartbeats = len(self.sent("beat"))
             self.collect(self.core.tick(self.now))
-            if answered and len(self.sent("beat")) > n_beats:
-                self.answer_beat()
+            if answered and len(self.sent("beat")) > n_heartbeats:
+                self.answer_heartbeat()
 
     def generate(self, rid: str, n: int = 1, *, epoch: str | None = None) -> Entry:
         return Entry("generate", rid, (1, n), epoch or self.core.epoch, "client", 1000, body=DONE)
@@ -90,7 +90,7 @@ def bench() -> Bench:
 
 @pytest.fixture
 def leased(bench: Bench) -> Bench:
-    bench.answer_beat()
+    bench.answer_heartbeat()
     assert bench.core.state == "leased"
     return bench
 
@@ -99,13 +99,13 @@ def of(kind: type, effects: list[MemberEffect]) -> list[MemberEffect]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def test_joining_connects_and_says_hello_and_a_beat(bench: Bench) -> None:
+def test_joining_connects_and_says_hello_and_a_heartbeat(bench: Bench) -> None:
     assert isinstance(bench.effects[0], Connect)
     hello = unpack(bench.sent("hello")[0])
     assert isinstance(hello, Hello)
     assert hello.worker == FACTS
     assert hello.epoch == bench.core.epoch == "b0" * 16 + ".1"
-    assert bench.last_beat().version == 3
+    assert bench.last_heartbeat().version == 3
 
 
 def test_no_command_is_executed_before_the_lease(bench: Bench) -> None:
@@ -113,9 +113,9 @@ def test_no_command_is_executed_before_the_lease(bench: Bench) -> None:
     assert bench.core.counters.fenced == 1
 
 
-def test_lease_runs_from_the_moment_the_beat_was_sent(bench: Bench) -> None:
+def test_lease_runs_from_the_moment_the_heartbeat_was_sent(bench: Bench) -> None:
     bench.clock.advance(2.3)
-    bench.answer_beat()
+    bench.answer_heartbeat()
     assert bench.core.state == "leased"
     bench.clock.advance(0.11)
     assert of(StopWork, bench.collect(bench.core.tick(bench.now)))
@@ -123,11 +123,11 @@ def test_lease_runs_from_the_moment_the_beat_was_sent(bench: Bench) -> None:
 
 def test_answer_that_comes_after_its_lease_would_have_ended_gives_none(bench: Bench) -> None:
     bench.clock.advance(2.5)
-    bench.answer_beat()
+    bench.answer_heartbeat()
     assert bench.core.state == "greeting"
 
 
-def test_beats_keep_the_lease(leased: Bench) -> None:
+def test_heartbeats_keep_the_lease(leased: Bench) -> None:
     leased.pass_time(10.0, answered=True)
     assert leased.core.state == "leased"
     assert of(StopWork, leased.effects) == []
@@ -144,10 +144,10 @@ def test_silence_brings_a_fresh_connection_with_the_same_epoch(leased: Bench) ->
     leased.say(leased.generate("c/1"))
     leased.pass_time(1.7, answered=False)
     assert len(of(Connect, leased.effects)) == 2
-    leased.answer_beat()
+    leased.answer_heartbeat()
     assert leased.core.state == "leased"
     assert leased.core.epoch == epoch
-    assert leased.last_beat().running == [("c/1", (1, 1), "client")]
+    assert leased.last_heartbeat().running == [("c/1", (1, 1), "client")]
     assert of(StopWork, leased.effects) == []
 
 
@@ -160,14 +160,14 @@ def test_expired_lease_stops_work_keeps_endings_and_raises_the_epoch(leased: Ben
     assert leased.core.epoch != old
     leased.pass_time(3.0, answered=True)
     assert leased.core.state == "leased"
-    assert leased.last_beat().running == []
-    assert leased.last_beat().n_outbox == 1
+    assert leased.last_heartbeat().running == []
+    assert leased.last_heartbeat().n_outbox == 1
     resent = leased.sent("finished")[-1]
     assert (resent.rid, resent.epoch) == ("c/1", leased.core.epoch)
 
 
-def test_late_answer_to_a_beat_of_the_old_epoch_renews_nothing(leased: Bench) -> None:
-    old_seq = leased.last_beat().seq
+def test_late_answer_to_a_heartbeat_of_the_old_epoch_renews_nothing(leased: Bench) -> None:
+    old_seq = leased.last_heartbeat().seq
     leased.pass_time(2.6, answered=False)
     leased.say(lease(old_seq))
     assert leased.core.state != "leased"
@@ -177,7 +177,7 @@ def test_long_freeze_reads_before_it_judges_silence(leased: Bench) -> None:
     leased.clock.advance(1.9)
     leased.collect(leased.core.tick(leased.now))
     assert len(of(Connect, leased.effects)) == 1
-    leased.answer_beat()
+    leased.answer_heartbeat()
     assert leased.core.state == "leased"
 
 
@@ -214,7 +214,7 @@ def test_endings_are_sent_again_until_acknowledged(leased: Bench) -> None:
     leased.say(Entry("ack", route="worker:w0", body=pack(Ack([("c/1", (1, 1))]))))
     leased.pass_time(20.0, answered=True)
     assert len(leased.sent("finished")) == 4
-    assert leased.last_beat().outbox == []
+    assert leased.last_heartbeat().outbox == []
 
 
 def test_acknowledged_execution_is_not_repeated(leased: Bench) -> None:
@@ -228,21 +228,21 @@ def test_acknowledged_execution_is_not_repeated(leased: Bench) -> None:
 def test_what_is_over_is_told_to_the_next_router_and_then_no_more(leased: Bench) -> None:
     leased.say(Entry("ack", body=pack(Ack([], ["c/1"]))))
     leased.pass_time(1.0, answered=True)
-    assert leased.last_beat().over == []
+    assert leased.last_heartbeat().over == []
     leased.collect(leased.core.link_down(leased.now))
     while not any(isinstance(each, Connect) for each in leased.effects[-3:]):
         leased.pass_time(0.05, answered=False)
-    assert leased.last_beat().over == ["c/1"]
-    leased.answer_beat(2, "r2")
+    assert leased.last_heartbeat().over == ["c/1"]
+    leased.answer_heartbeat(2, "r2")
     leased.pass_time(1.0, answered=True)
-    assert leased.last_beat().over == []
+    assert leased.last_heartbeat().over == []
 
 
 def test_lower_attempt_is_ignored_and_higher_one_replaces(leased: Bench) -> None:
     leased.say(leased.generate("c/1", 2))
     assert leased.say(leased.generate("c/1", 1)) == []
     effects = leased.say(leased.generate("c/1", 3))
-    assert effects[0] == Forget([(RequestId("c/1"), (1, 2))])
+    assert effects[0] == StopSilently([(RequestId("c/1"), (1, 2))])
     assert isinstance(effects[1], Execute)
     assert leased.core.ended("finished", (RequestId("c/1"), (1, 2)), DONE, leased.now) == []
 
@@ -252,7 +252,7 @@ def test_fenced_execution_stops_and_its_ending_is_forgotten(leased: Bench) -> No
     leased.core.ended("finished", (RequestId("c/2"), (1, 1)), DONE, leased.now)
     items = [("c/1", (1, 1)), ("c/2", (1, 1))]
     effects = leased.say(Entry("fenced", body=pack(Fenced(items, "replaced"))))
-    assert effects == [Forget([FIRST])]
+    assert effects == [StopSilently([FIRST])]
     assert len(leased.core.deliveries.outbox) == 0
 
 
@@ -278,7 +278,7 @@ def test_replaced_member_stops(leased: Bench) -> None:
 
 def test_binding_only_goes_upward(leased: Bench) -> None:
     leased.say(Entry("welcome", body=pack(Welcome(5, "r2", 1, []))))
-    seq = leased.last_beat().seq
+    seq = leased.last_heartbeat().seq
     leased.say(lease(seq, 1, "r1"))
     assert leased.core.counters.old_routers == 1
 
@@ -298,10 +298,10 @@ def test_offline_says_goodbye_and_online_begins_a_new_epoch(leased: Bench) -> No
     leased.pass_time(5.0, answered=False)
     assert len(of(Connect, leased.effects)) == 1
     leased.collect(leased.core.online(FACTS, leased.now))
-    leased.answer_beat()
+    leased.answer_heartbeat()
     assert leased.core.state == "leased"
     assert leased.core.epoch != old
-    assert leased.last_beat().running == []
+    assert leased.last_heartbeat().running == []
 
 
 def test_unknown_command_is_refused(leased: Bench) -> None:

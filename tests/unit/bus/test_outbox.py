@@ -95,7 +95,7 @@ def test_news_are_told_once_and_what_came_and_went_meanwhile_is_none() -> None:
     assert outbox.take_news() == (True, [("c/2", (1, 1), "client")], [])
 
 
-def test_news_of_a_large_outbox_take_several_beats() -> None:
+def test_news_of_a_large_outbox_take_several_heartbeats() -> None:
     outbox = Outbox(LeaseSettings())
     for n in range(2 * MAX_NEWS + 1):
         outbox.put("generate", ending(n), 0.0)

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.prefix_marks import (
+from rolloutbus.bus.prefix_hashes import (
     MARKED_TOKENS,
     MAX_MARKS,
     ROOT,

@@ -11,13 +11,13 @@ from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.membership import Beat, Lease, Rejected, Welcome, WorkerFacts
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Lease, Rejected, Welcome, WorkerFacts
 
 FACTS = WorkerFacts("default", "ipc://stream", 4, 128, 64, "fake", ["generate"])
 
 
 class Member:
-    """A member that obeys router `a` at epoch 2, which answered its first beat, sent at `T`."""
+    """A member that obeys router `a` at epoch 2, which answered the heartbeat sent at `T`."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -31,11 +31,11 @@ class Member:
         return self.core.receive(entries, self.clock.now())
 
     def answer(self, router_epoch: int, instance: str) -> Entry:
-        """To its last beat."""
+        """To its last heartbeat."""
         sent = [each.entry for each in self.effects if isinstance(each, Send)]
-        (beat,) = [unpack(entry) for entry in sent if entry.kind == "beat"][-1:]
-        assert isinstance(beat, Beat)
-        return Entry("lease", body=pack(Lease(router_epoch, instance, beat.seq)))
+        (heartbeat,) = [unpack(entry) for entry in sent if entry.kind == "beat"][-1:]
+        assert isinstance(heartbeat, Heartbeat)
+        return Entry("lease", body=pack(Lease(router_epoch, instance, heartbeat.seq)))
 
     def reconnects(self) -> None:
         """Its link broke; it says hello on a fresh one."""
@@ -101,19 +101,19 @@ def test_member_goes_on_under_its_lease_when_it_is_back_at_its_router() -> None:
     assert any(isinstance(each, Execute) for each in member.say(member.generate()))
 
 
-def test_answer_read_late_proves_no_more_than_when_its_beat_was_sent() -> None:
+def test_answer_read_late_proves_no_more_than_when_its_heartbeat_was_sent() -> None:
     witness = Witness()
-    seq = witness.beat(10.0)
+    seq = witness.heartbeat(10.0)
     witness.answered(seq)
     assert witness.has_outlived(up_s=41.0, now=50.0)
     assert not witness.has_outlived(up_s=39.0, now=50.0)
 
 
-def test_answers_to_forgotten_or_unknown_beats_prove_nothing() -> None:
+def test_answers_to_forgotten_or_unknown_heartbeats_prove_nothing() -> None:
     witness = Witness()
-    first = witness.beat(10.0)
+    first = witness.heartbeat(10.0)
     for n in range(REMEMBERED_BEATS):
-        witness.beat(11.0 + n)
+        witness.heartbeat(11.0 + n)
     witness.answered(first)
     witness.answered(999)
     assert not witness.has_outlived(up_s=1e9, now=50.0)

@@ -17,8 +17,8 @@ from rolloutbus.bus.wire.messages.generation import (
     Prefix,
     SamplingParams,
 )
-from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
-from rolloutbus.bus.wire.messages.membership import Beat, Lease
+from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Lease
 from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
@@ -66,10 +66,10 @@ class Said:
         assert isinstance(body, Generated)
         return body
 
-    def beat(self) -> Beat:
-        beat = unpack(self.sent("beat")[-1])
-        assert isinstance(beat, Beat)
-        return beat
+    def heartbeat(self) -> Heartbeat:
+        heartbeat = unpack(self.sent("beat")[-1])
+        assert isinstance(heartbeat, Heartbeat)
+        return heartbeat
 
     def rows(self) -> list[tuple[str, Attempt, int, list[int], int]]:
         """(rid, attempt, seq, tokens, version) of everything published."""
@@ -121,21 +121,21 @@ class Bench:
         self.lease()
 
     def lease(self) -> None:
-        self.router(Entry("lease", body=pack(Lease(1, "r", self.said.beat().seq))))
+        self.router(Entry("lease", body=pack(Lease(1, "r", self.said.heartbeat().seq))))
 
-    def pass_time(self, seconds: float, *, beats: bool = True) -> None:
+    def pass_time(self, seconds: float, *, heartbeats: bool = True) -> None:
         for _ in range(round(seconds / 0.05)):
             self.clock.advance(0.05)
-            n_beats = len(self.said.sent("beat"))
+            n_heartbeats = len(self.said.sent("beat"))
             self.collect(self.core.tick(self.now))
-            if beats:
-                self.engine_beat()
-            if len(self.said.sent("beat")) > n_beats:
+            if heartbeats:
+                self.engine_heartbeat()
+            if len(self.said.sent("beat")) > n_heartbeats:
                 self.lease()
 
-    def engine_beat(self, *, torn: bool = False) -> None:
-        beat = EngineBeat(self.steps, 0, 0, 0, self.version, torn)
-        self.host(Entry("engine_beat", body=pack(beat)))
+    def engine_heartbeat(self, *, torn: bool = False) -> None:
+        heartbeat = EngineHeartbeat(self.steps, 0, 0, 0, self.version, torn)
+        self.host(Entry("engine_beat", body=pack(heartbeat)))
 
     def command(
         self,

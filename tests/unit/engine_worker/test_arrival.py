@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.weights import Tensor
-from rolloutbus.engine_worker.weights.arrival import Arrival, Layout, Piece
+from rolloutbus.engine_worker.weights.arrival import Arrival, AskedBytes, Layout
 
 sizes = st.lists(
     st.sampled_from([0, 1, 63, 64, 1000, CHUNK_BYTES - 64, CHUNK_BYTES, 3 * CHUNK_BYTES + 5]),
@@ -21,8 +21,8 @@ def tensors_of(sizes_bytes: list[int]) -> list[Tensor]:
     return lay_out((f"t{i}", "U8", (size,)) for i, size in enumerate(sizes_bytes))
 
 
-def pieces_of(arrival: Arrival) -> list[Piece]:
-    pieces: list[Piece] = []
+def pieces_of(arrival: Arrival) -> list[AskedBytes]:
+    pieces: list[AskedBytes] = []
     while piece := arrival.take_piece():
         pieces.append(piece)
     return pieces
@@ -36,7 +36,7 @@ def test_each_tensor_is_to_be_checked_once_all_its_bytes_are_here(
     arrival = Arrival(tensors)
     pieces = pieces_of(arrival)
     random.shuffle(pieces)
-    here: set[Piece] = set()
+    here: set[AskedBytes] = set()
     seen: set[int] = set()
     for piece in [None, *pieces]:
         if piece is not None:
@@ -74,8 +74,8 @@ def test_only_the_bytes_of_a_wrong_tensor_are_wanted_again() -> None:
     assert arrival.to_check(1 << 30) == [0, 1, 2]
     arrival.found_right(1)
     assert arrival.found_wrong() == {0, 1}
-    assert pieces_of(arrival) == [Piece(tensors[1].offset, tensors[1].size_bytes)]
-    arrival.came(Piece(tensors[1].offset, tensors[1].size_bytes), 2)
+    assert pieces_of(arrival) == [AskedBytes(tensors[1].offset, tensors[1].size_bytes)]
+    arrival.came(AskedBytes(tensors[1].offset, tensors[1].size_bytes), 2)
     assert arrival.to_check(1 << 30) == [2, 1]
     arrival.found_right(2)
     assert arrival.is_complete

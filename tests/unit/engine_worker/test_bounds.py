@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.control import Pause
 from rolloutbus.bus.wire.messages.delivery import Ack
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
-from rolloutbus.bus.wire.messages.host import EngineBeat, EngineReady
+from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.messages.membership import Lease
 from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import WorkerSettings
@@ -44,11 +44,11 @@ class Toil:
         self.seq += 1
 
     def pass_time(self, seconds: float) -> None:
-        beat = Entry("engine_beat", body=pack(EngineBeat(0, 0, 0, 0, 0)))
+        heartbeat = Entry("engine_beat", body=pack(EngineHeartbeat(0, 0, 0, 0, 0)))
         for _ in range(round(2 * seconds)):
             self.now += 0.5
             self.core.tick(self.now)
-            self.core.host([beat], self.now)
+            self.core.host([heartbeat], self.now)
             self.lease()
             self.core.flush(self.now)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rolloutbus.bus.prefix_marks import UNIT_TOKENS, marks_of, unpacked
+from rolloutbus.bus.prefix_hashes import UNIT_TOKENS, marks_of, unpacked
 from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
 
 PROMPT = np.random.default_rng(3).integers(0, 512, 40 * UNIT_TOKENS).astype(np.int32)

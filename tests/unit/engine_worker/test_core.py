@@ -13,11 +13,11 @@ from tests.unit.engine_worker.core_bench import Bench
 
 
 def test_worker_stays_off_the_bus_until_its_engine_is_ready(new: Bench) -> None:
-    new.pass_time(1.0, beats=False)
+    new.pass_time(1.0, heartbeats=False)
     assert [type(effect) for effect in new.said.effects] == [StartHost]
     new.join()
     assert any(isinstance(effect, Connect) for effect in new.said.effects)
-    assert new.said.beat().state == "ready"
+    assert new.said.heartbeat().state == "ready"
 
 
 def test_generate_goes_to_the_host_and_is_accepted(bench: Bench) -> None:
@@ -75,7 +75,7 @@ def test_coarse_portion_is_cut_at_a_version_change(bench: Bench) -> None:
     assert [row[2:] for row in bench.said.rows()] == [(0, [1, 2, 3], 0), (3, [4], 1)]
 
 
-def test_idle_beats_tell_how_much_was_published(bench: Bench) -> None:
+def test_idle_heartbeats_tell_how_much_was_published(bench: Bench) -> None:
     bench.generate("c/1", stream=True)
     bench.step({"c/1": [1, 2, 3]})
     bench.pass_time(0.3)
@@ -121,8 +121,8 @@ def test_lost_lease_stops_the_engine_and_reports_nothing(bench: Bench) -> None:
     assert len(bench.said.to_host("abort")) == 1
     bench.step({"c/1": [1]}, {"c/1": "stop"})
     bench.pass_time(1.0)
-    assert bench.said.beat().running == []
-    assert bench.said.beat().outbox == []
+    assert bench.said.heartbeat().running == []
+    assert bench.said.heartbeat().outbox == []
 
 
 def test_repair_returns_the_missing_part(bench: Bench) -> None:

@@ -13,8 +13,8 @@ from rolloutbus.bus.wire.messages.control import (
     Sleep,
 )
 from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.host import EngineFailed, EngineReady
-from rolloutbus.bus.wire.messages.membership import Beat, Goodbye
+from rolloutbus.bus.wire.messages.host import EngineFailure, EngineReady
+from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat
 from rolloutbus.bus.wire.messages.weights import (
     CheckWeights,
     Committed,
@@ -36,7 +36,7 @@ def test_paused_worker_refuses_new_requests_until_resumed(bench: Bench) -> None:
     bench.command("resume", "c/3@w0", Resume())
     bench.host_ends("finished", "c/3@w0", Done())
     assert bench.core.state == "ready"
-    assert bench.said.beat().state == "ready"
+    assert bench.said.heartbeat().state == "ready"
 
 
 def test_resume_overtakes_a_pause_that_drains(bench: Bench) -> None:
@@ -56,7 +56,7 @@ def test_sleep_waits_for_nobody_and_refuses_while_requests_run(bench: Bench) -> 
     bench.step({"c/1": [1]}, {"c/1": "stop"})
     bench.command("sleep", "c/3@w0", Sleep(["kv_cache"]))
     bench.host_ends("finished", "c/3@w0", Memory({"kv_cache": 9}, ["kv_cache"]))
-    assert bench.said.beat().state == "asleep"
+    assert bench.said.heartbeat().state == "asleep"
 
 
 def test_sleep_that_fails_leaves_the_worker_awake(bench: Bench) -> None:
@@ -64,7 +64,7 @@ def test_sleep_that_fails_leaves_the_worker_awake(bench: Bench) -> None:
     bench.generate("c/2")
     assert bench.said.problem("c/2")[:2] == ("refused", "not_ready")
     bench.host_ends("failed", "c/1@w0", Problem("engine_failed", "no", "failed"))
-    assert bench.said.beat().state == "ready"
+    assert bench.said.heartbeat().state == "ready"
 
 
 def test_missing_capability_is_unsupported(new: Bench) -> None:
@@ -81,14 +81,14 @@ def test_commit_raises_the_attested_version_at_once(bench: Bench) -> None:
     bench.command("commit_update", "c/2@w0", CommitUpdate("default", 4, "keep"))
     assert bench.core.state == "updating"
     bench.host_ends("finished", "c/2@w0", Committed(4, 1.5))
-    assert (bench.said.beat().version, bench.said.beat().stalled_ms) == (4, 1.5)
+    assert (bench.said.heartbeat().version, bench.said.heartbeat().stalled_ms) == (4, 1.5)
     bench.generate("c/3", versions="min:4")
     assert [e.rid for e in bench.said.to_host("generate")] == ["c/3"]
 
 
 def test_update_to_the_active_version_succeeds_without_the_engine(bench: Bench) -> None:
     bench.version = 4
-    bench.engine_beat()
+    bench.engine_heartbeat()
     bench.command("commit_update", "c/1@w0", CommitUpdate("default", 4, "keep"))
     assert bench.said.ending("c/1@w0").kind == "finished"
     bench.command("prepare_update", "c/2@w0", PrepareUpdate("default", 3, "ipc:///bulk"))
@@ -137,11 +137,11 @@ def test_crashed_host_takes_the_worker_off_the_bus_until_another_is_ready(bench:
     assert isinstance(bench.said.effects[-1], StartHost)
     bench.join()
     assert bench.core.member.epoch != old
-    assert bench.said.beat().running == []
+    assert bench.said.heartbeat().running == []
 
 
 def test_engine_that_cannot_be_built_stops_the_worker(new: Bench) -> None:
-    new.host(Entry("engine_failed", body=pack(EngineFailed("no such model"))))
+    new.host(Entry("engine_failed", body=pack(EngineFailure("no such model"))))
     new.collect(new.core.host_exited("exit 1", new.now))
     assert new.said.effects[-1] == Stop("engine_failed: no such model")
 
@@ -163,10 +163,15 @@ def test_goodbye_tells_an_engine_that_died_from_one_that_was_killed(bench: Bench
 
 
 def _suspects(bench: Bench) -> list[tuple[str, int, int]]:
-    """Of all beats since this was asked last."""
-    beats = [unpack(entry) for entry in bench.said.sent("beat")]
+    """Of all heartbeats since this was asked last."""
+    heartbeats = [unpack(entry) for entry in bench.said.sent("beat")]
     bench.said.effects.clear()
-    return [each for beat in beats if isinstance(beat, Beat) for each in beat.suspects]
+    return [
+        each
+        for heartbeat in heartbeats
+        if isinstance(heartbeat, Heartbeat)
+        for each in heartbeat.suspects
+    ]
 
 
 def test_each_new_router_is_told_what_ran_when_the_engine_died(bench: Bench) -> None:
@@ -204,50 +209,50 @@ def test_too_many_kills_stop_the_worker_and_are_charged_to_nobody(bench: Bench) 
 def test_worker_whose_engine_does_not_start_again_comes_back_to_say_so(bench: Bench) -> None:
     for _ in range(6):
         _dies(bench)
-        bench.pass_time(100.0, beats=False)
+        bench.pass_time(100.0, heartbeats=False)
     assert _goodbyes(bench) == ["engine_crashed"]
     bench.said.effects.clear()
     _dies(bench)
     assert [entry.epoch for entry in bench.said.sent("hello")] == [bench.core.member.epoch]
-    assert bench.said.beat().state == "broken"
+    assert bench.said.heartbeat().state == "broken"
     assert _goodbyes(bench) == ["engine_failed: SIGSOMETHING"]
     assert bench.said.effects[-1] == Stop("engine_failed: SIGSOMETHING")
 
 
 def test_silent_host_keeps_new_requests_away_until_it_speaks(bench: Bench) -> None:
     bench.generate("c/1", deadline_s=100.0)
-    bench.pass_time(2.0, beats=False)
-    assert bench.said.beat().state == "frozen"
-    assert bench.said.beat().running != []
+    bench.pass_time(2.0, heartbeats=False)
+    assert bench.said.heartbeat().state == "frozen"
+    assert bench.said.heartbeat().running != []
     bench.step({"c/1": [1]}, {"c/1": "stop"})
-    assert bench.said.beat().state == "ready"
+    assert bench.said.heartbeat().state == "ready"
     assert bench.said.ending("c/1").kind == "finished"
 
 
 def test_command_for_a_silent_host_waits_for_it(bench: Bench) -> None:
-    bench.pass_time(2.0, beats=False)
+    bench.pass_time(2.0, heartbeats=False)
     bench.generate("c/1")
     bench.command("flush_cache", "c/2@w0", FlushCache())
     assert bench.said.to_host("generate") != []
     bench.host_ends("finished", "c/2@w0", Flushed(12))
     assert bench.said.ending("c/2@w0").kind == "finished"
-    assert bench.said.beat().state == "ready"
+    assert bench.said.heartbeat().state == "ready"
 
 
 def test_sleeping_worker_with_a_silent_host_still_sleeps(bench: Bench) -> None:
     bench.command("sleep", "c/1@w0", Sleep(["kv_cache"]))
-    bench.pass_time(2.0, beats=False)
-    assert bench.said.beat().state == "asleep"
+    bench.pass_time(2.0, heartbeats=False)
+    assert bench.said.heartbeat().state == "asleep"
 
 
 def test_weight_update_that_takes_long_does_not_end_the_host(bench: Bench) -> None:
     bench.command("commit_update", "c/1@w0", CommitUpdate("default", 1, "keep"), None, 500.0)
-    bench.pass_time(200.0, beats=False)
-    assert bench.said.beat().state == "frozen"
+    bench.pass_time(200.0, heartbeats=False)
+    assert bench.said.heartbeat().state == "frozen"
     bench.host_ends("finished", "c/1@w0", Committed(1, 1.5))
     bench.pass_time(1.0)
     assert not any(isinstance(effect, KillHost) for effect in bench.said.effects)
-    assert bench.said.beat().state == "ready"
+    assert bench.said.heartbeat().state == "ready"
 
 
 def test_engine_without_progress_is_killed_only_while_it_has_work(bench: Bench) -> None:
@@ -259,14 +264,14 @@ def test_engine_without_progress_is_killed_only_while_it_has_work(bench: Bench) 
 
 
 def test_host_that_does_not_answer_is_killed(bench: Bench) -> None:
-    bench.pass_time(31.0, beats=False)
+    bench.pass_time(31.0, heartbeats=False)
     assert KillHost("the engine host does not answer") in bench.said.effects
 
 
 def test_shutdown_drains_says_so_and_leaves_after_the_acknowledgements(bench: Bench) -> None:
     bench.generate("c/1")
     bench.command("shutdown", "c/2@w0", Shutdown(drain=True))
-    assert bench.said.beat().state == "draining"
+    assert bench.said.heartbeat().state == "draining"
     bench.generate("c/3")
     assert bench.said.problem("c/3")[:2] == ("refused", "not_ready")
     bench.step({"c/1": [1]}, {"c/1": "stop"})
@@ -288,9 +293,9 @@ def torn(bench: Bench) -> None:
     bench.command("prepare_update", "c/1@w0", prepare)
     bench.host_ends("finished", "c/1@w0", Prepared(4, 10, "tcp", 1.0))
     bench.command("commit_update", "c/2@w0", CommitUpdate("default", 4, "keep"))
-    assert bench.said.beat().state == "updating"
-    bench.engine_beat(torn=True)
-    assert bench.said.beat().state == "torn"
+    assert bench.said.heartbeat().state == "updating"
+    bench.engine_heartbeat(torn=True)
+    assert bench.said.heartbeat().state == "torn"
     bench.host_ends("failed", "c/2@w0", Problem("deadline", "no bytes", "failed"))
 
 
@@ -298,7 +303,7 @@ def test_torn_worker_attests_nothing_new_and_does_nothing_but_what_can_mend_it(
     bench: Bench,
 ) -> None:
     torn(bench)
-    assert (bench.said.beat().state, bench.said.beat().version) == ("torn", 0)
+    assert (bench.said.heartbeat().state, bench.said.heartbeat().version) == ("torn", 0)
     bench.generate("c/3")
     assert bench.said.problem("c/3")[:2] == ("refused", "not_ready")
     forbidden = {
@@ -316,8 +321,8 @@ def test_torn_worker_attests_nothing_new_and_does_nothing_but_what_can_mend_it(
 
 def test_torn_worker_takes_even_the_version_that_it_had(bench: Bench) -> None:
     bench.version = 4
-    bench.engine_beat()
-    bench.engine_beat(torn=True)
+    bench.engine_heartbeat()
+    bench.engine_heartbeat(torn=True)
     bench.command("prepare_update", "c/1@w0", PrepareUpdate("default", 4, "ipc:///bulk"))
     assert len(bench.said.to_host("prepare_update")) == 1
     bench.command("prepare_update", "c/2@w0", PrepareUpdate("default", 3, "ipc:///bulk"))
@@ -327,11 +332,11 @@ def test_torn_worker_takes_even_the_version_that_it_had(bench: Bench) -> None:
 def test_whole_version_makes_a_torn_worker_serve_again(bench: Bench) -> None:
     torn(bench)
     bench.command("commit_update", "c/3@w0", CommitUpdate("default", 5, "keep"))
-    assert bench.said.beat().state == "torn"
+    assert bench.said.heartbeat().state == "torn"
     bench.version = 5
-    bench.engine_beat()
+    bench.engine_heartbeat()
     bench.host_ends("finished", "c/3@w0", Committed(5, 1.5))
-    assert (bench.said.beat().state, bench.said.beat().version) == ("ready", 5)
+    assert (bench.said.heartbeat().state, bench.said.heartbeat().version) == ("ready", 5)
     bench.generate("c/4")
     assert [e.rid for e in bench.said.to_host("generate")] == ["c/4"]
 
@@ -347,4 +352,4 @@ def test_new_engine_is_whole_again(bench: Bench) -> None:
     torn(bench)
     _dies(bench)
     bench.join()
-    assert (bench.said.beat().state, bench.said.beat().version) == ("ready", 0)
+    assert (bench.said.heartbeat().state, bench.said.heartbeat().version) == ("ready", 0)

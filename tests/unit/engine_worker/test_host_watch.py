@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.bus.wire.messages.host import EngineBeat
+from rolloutbus.bus.wire.messages.host import EngineHeartbeat
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.engine_worker.worker.host_watch import HostWatch
 
@@ -30,7 +30,7 @@ class Watched:
             self.steps += steps
             if speaks:
                 self.watch.spoke(self.now)
-                self.watch.reported(EngineBeat(self.steps, 1, 0, 0, 0), self.now)
+                self.watch.reported(EngineHeartbeat(self.steps, 1, 0, 0, 0), self.now)
             verdict = verdict or self.watch.verdict(self.now, **{"should_move": True, **work})
         return verdict
 

@@ -4,19 +4,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rolloutbus.bus.prefix_marks import unpacked
-from rolloutbus.engine_worker.mark_book import MAX_HELD, MAX_NEWS, MarkBook
+from rolloutbus.bus.prefix_hashes import unpacked
+from rolloutbus.engine_worker.prefix_hash_set import MAX_HELD, MAX_NEWS, PrefixHashSet
 
 MARKS = st.integers(0, 20)
 
 
-def told(book: MarkBook) -> tuple[int, set[int], set[int]]:
+def told(book: PrefixHashSet) -> tuple[int, set[int], set[int]]:
     news = book.take()
     return news.seq, set(unpacked(news.added)), set(unpacked(news.removed))
 
 
 def test_a_book_tells_what_came_and_what_went_since_the_last_time() -> None:
-    book = MarkBook()
+    book = PrefixHashSet()
     book.add(1)
     book.add(2)
     assert told(book) == (0, {1, 2}, set())
@@ -27,7 +27,7 @@ def test_a_book_tells_what_came_and_what_went_since_the_last_time() -> None:
 
 
 def test_what_comes_and_goes_in_between_is_not_told() -> None:
-    book = MarkBook()
+    book = PrefixHashSet()
     book.add(1)
     told(book)
     book.drop(1)
@@ -38,7 +38,7 @@ def test_what_comes_and_goes_in_between_is_not_told() -> None:
 
 
 def test_a_cleared_book_makes_its_reader_begin_anew() -> None:
-    book = MarkBook()
+    book = PrefixHashSet()
     book.add(1)
     told(book)
     book.clear()
@@ -48,7 +48,7 @@ def test_a_cleared_book_makes_its_reader_begin_anew() -> None:
 
 
 def test_a_new_reader_is_told_everything_bit_by_bit() -> None:
-    book = MarkBook()
+    book = PrefixHashSet()
     for mark in range(MAX_NEWS + 1):
         book.add(mark)
     told(book)
@@ -59,7 +59,7 @@ def test_a_new_reader_is_told_everything_bit_by_bit() -> None:
 
 
 def test_a_book_holds_no_more_than_its_reader_takes() -> None:
-    book = MarkBook()
+    book = PrefixHashSet()
     for mark in range(MAX_HELD + 10):
         book.add(mark)
     assert len(book) == MAX_HELD
@@ -74,8 +74,8 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.held: set[int] = set()
-        self.book = MarkBook()
-        self.reader = MarkBook()
+        self.book = PrefixHashSet()
+        self.reader = PrefixHashSet()
         self.next_seq = 0
 
     @rule(mark=MARKS)
@@ -95,7 +95,7 @@ class Books(RuleBasedStateMachine):
 
     @rule()
     def replace_the_reader(self) -> None:
-        self.reader, self.next_seq = MarkBook(), 0
+        self.reader, self.next_seq = PrefixHashSet(), 0
         self.book.begin_anew()
 
     @precondition(lambda self: self.book.has_news)

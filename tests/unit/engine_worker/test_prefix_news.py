@@ -1,6 +1,6 @@
 """A worker passes on to its router what its engine has cached."""
 
-from rolloutbus.bus.prefix_marks import packed, unpacked
+from rolloutbus.bus.prefix_hashes import packed, unpacked
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import Welcome

@@ -10,8 +10,8 @@ from rolloutbus.bus.wire.messages.weights import Manifest, PullChunk, PullManife
 from rolloutbus.engine_worker.weights.relay_core import (
     MAX_PARKED,
     PARK_S,
-    Answer,
     Asker,
+    RelayAnswer,
     RelayCore,
     RelayEffect,
     SendChunk,
@@ -27,7 +27,7 @@ BOTH = PullChunk("default", 3, 0, 228)
 
 def code_of(effects: list[RelayEffect]) -> str:
     (effect,) = effects
-    assert isinstance(effect, Answer)
+    assert isinstance(effect, RelayAnswer)
     assert isinstance(effect.body, Problem)
     return effect.body.code
 
@@ -52,7 +52,7 @@ def test_a_version_that_begins_in_time_is_served_to_who_asked_before() -> None:
     core = RelayCore()
     assert core.ask(ASKER, PullManifest(*KEY), 0.0) == []
     assert core.ask(ASKER, FIRST, 0.0) == []
-    assert core.begin(MANIFEST) == [Answer(ASKER, "manifest", MANIFEST)]
+    assert core.begin(MANIFEST) == [RelayAnswer(ASKER, "manifest", MANIFEST)]
     assert core.proven(KEY, [0, 1]) == [chunk(FIRST)]
 
 
@@ -106,7 +106,7 @@ def test_so_many_questions_wait_and_no_more() -> None:
     for _ in range(MAX_PARKED):
         assert core.ask(ASKER, FIRST, 0.0) == []
     (refusal,) = core.ask(ASKER, FIRST, 0.0)
-    assert isinstance(refusal, Answer)
+    assert isinstance(refusal, RelayAnswer)
     assert isinstance(refusal.body, Problem)
     assert refusal.body.code == "busy"
     assert refusal.body.retry_after_ms > 0

@@ -14,7 +14,7 @@ import torch
 from rolloutbus.bus.wire.messages.generation import Processor, SamplingParams, Want
 from rolloutbus.engine_worker.engine import EngineFacts, Work
 from rolloutbus.engine_worker.engines.shared.processors import Processors
-from rolloutbus.engine_worker.engines.shared.request import Request, open_request
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_request
 from rolloutbus.engine_worker.engines.shared.wanted import WantedTokens
 from rolloutbus.engine_worker.engines.transformers.sampler import Draw, Sampler, uniforms
 from tests.step_log import key
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def request(
     sampling: SamplingParams, generated: list[int] | None = None, prompt: int = 6
-) -> Request:
+) -> EngineRequest:
     opened = open_request(
         Work(key("a"), np.arange(2, 2 + prompt, dtype=np.int32), sampling), FACTS, 0
     )
@@ -38,7 +38,7 @@ def logits(n: int, seed: int) -> torch.Tensor:
     return torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def sample(requests: list[Request], scores: torch.Tensor) -> Draw:
+def sample(requests: list[EngineRequest], scores: torch.Tensor) -> Draw:
     """One draw with the requests in shuffled slots."""
     slots = np.array([(3 * i + 1) % 16 for i in range(len(requests))])
     sampler = Sampler(16, VOCAB, CPU)
@@ -47,7 +47,7 @@ def sample(requests: list[Request], scores: torch.Tensor) -> Draw:
     return sampler.sample(scores.clone(), slots)
 
 
-def reference(one: Request, row: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def reference(one: EngineRequest, row: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities float64 [vocab] before and after truncation, one rule at a time."""
     s = one.sampling
     scores = row.double().numpy().copy()
@@ -193,7 +193,7 @@ def test_only_rows_without_a_distribution_fail(value: float, temperature: float)
     assert drawn.take([1]).tokens.tolist() == alone.tokens.tolist()
 
 
-def ruled(sampling: SamplingParams, **more: Any) -> Request:  # noqa: ANN401
+def ruled(sampling: SamplingParams, **more: Any) -> EngineRequest:  # noqa: ANN401
     opened = request(sampling)
     for name, value in more.items():
         setattr(opened, name, value)

@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import EngineDied, EngineFacts, Work
 from rolloutbus.engine_worker.engines.fake.engine import FakeBatch
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
-from rolloutbus.engine_worker.engines.shared.request import Request, open_request
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_request
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
 from tests.step_log import DEADLINE_S, StepLog, key
 
@@ -45,7 +45,7 @@ def loop(batch: SlowBatch, log: StepLog) -> Iterator[StepLoop]:
     loop.close()
 
 
-def request(name: str, n: int = 3) -> Request:
+def request(name: str, n: int = 3) -> EngineRequest:
     work = Work(key(name), np.ones(2, np.int32), SamplingParams(n))
     return open_request(work, FACTS, 0)
 

@@ -286,7 +286,7 @@ def test_weights_are_not_saved_while_they_change(bench: Bench) -> None:
 
 def test_a_silent_host_is_given_time_to_write(bench: Bench) -> None:
     bench.command("save_weights", "c/1@w0", SaveWeights("disk", "a", "sharded"))
-    bench.pass_time(60.0, beats=False)
+    bench.pass_time(60.0, heartbeats=False)
     assert not [each for each in bench.said.effects if type(each).__name__ == "KillHost"]
 
 

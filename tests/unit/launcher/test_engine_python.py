@@ -10,7 +10,7 @@ import pytest
 import rolloutbus
 from rolloutbus.bus.wire.codec import PROTOCOL_VERSION
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.launcher.engine_python import Told, check_python, find_python
+from rolloutbus.launcher.engine_python import InterpreterReport, check_python, find_python
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import FleetSettings
 from rolloutbus.launcher.version import installed_version
@@ -24,7 +24,7 @@ def interpreter(path: Path, line: str) -> str:
 
 
 def says(path: Path, **other: object) -> str:
-    told = Told(PROTOCOL_VERSION, installed_version(), [])
+    told = InterpreterReport(PROTOCOL_VERSION, installed_version(), [])
     text = msgspec.json.encode(msgspec.structs.asdict(told) | other).decode()
     return interpreter(path, f"echo 'told:{text}'")
 

@@ -5,7 +5,7 @@ import pytest
 
 from rolloutbus.cli.commands.tail import as_line, drawn
 from rolloutbus.cli.stream_texts import StreamTexts
-from rolloutbus.replay.following.stream_events import (
+from rolloutbus.replay.stream.events import (
     Demoted,
     Finished,
     GapFound,

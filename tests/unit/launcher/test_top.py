@@ -1,4 +1,4 @@
-"""What `rolloutbus top` shows: rates between beats, and only what was heard of this process."""
+"""What `rolloutbus top` shows: rates between heartbeats, of what this process heard."""
 
 import msgspec
 from rich.console import Console
@@ -31,16 +31,16 @@ def text_of(frame: TopFrame, *, width: int = 80, **options: object) -> str:
     return captured.get()
 
 
-def test_tokens_per_second_are_taken_between_beats_and_not_between_questions() -> None:
+def test_tokens_per_second_are_taken_between_heartbeats_and_not_between_questions() -> None:
     history = TopHistory()
     history.frame(status(worker(n_tokens=100, beat_age_ms=400)), {}, 10.0)
     frame = history.frame(status(worker(n_tokens=200, beat_age_ms=0)), {}, 10.1)
-    # 100 tokens between the beats at 9.6 and 10.1.
+    # 100 tokens between the heartbeats at 9.6 and 10.1.
     assert round(frame.rows[0].tokens_per_s or 0) == 200
     assert frame.tokens_per_s == frame.rows[0].tokens_per_s
 
 
-def test_the_rate_stays_until_the_next_beat_and_is_0_when_none_comes() -> None:
+def test_the_rate_stays_until_the_next_heartbeat_and_is_0_when_none_comes() -> None:
     history = TopHistory()
     history.frame(status(worker(n_tokens=0)), {}, 10.0)
     history.frame(status(worker(n_tokens=500)), {}, 10.5)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.replay.journal.core import Begin, Effect, JournalCore, JournalIdentity, Write
-from rolloutbus.replay.journal.files import SegmentWriter, pack
+from rolloutbus.replay.journal.files import JournalSegment, pack
 from rolloutbus.replay.journal.records import Record, Stream
 from rolloutbus.replay.journal.settings import JournalSettings
 
@@ -40,7 +40,7 @@ class Desk:
         self.directory = directory
         identity = JournalIdentity("j" * 32)
         self.core = JournalCore(settings or JournalSettings(), identity, salts or Salts())
-        self._file = SegmentWriter(directory)
+        self._file = JournalSegment(directory)
         self._packs = packs
         self.now_ns = S
         self.carry_out(self.core.start(self.now_ns, WALL_NS))

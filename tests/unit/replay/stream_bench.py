@@ -9,11 +9,11 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.messages.generation import FinishReason, Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
-from rolloutbus.replay.following.repairs import Answer, AskRepair, Unrepaired
-from rolloutbus.replay.following.stream_events import Finished, StreamEvent, Tokens
-from rolloutbus.replay.following.subscriber_core import SubscriberCore
-from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
 from rolloutbus.replay.recording.choice import Choice, Filter
+from rolloutbus.replay.stream.core import SubscriberCore
+from rolloutbus.replay.stream.events import Finished, StreamEvent, Tokens
+from rolloutbus.replay.stream.repairs import Answer, AskRepair, Unrepaired
+from rolloutbus.replay.stream.settings import SubscriberSettings
 
 RID = "c/1"
 FIRST: Attempt = (1, 1)
@@ -94,7 +94,7 @@ class StreamBench:
     def idle(
         self, n_tokens: dict[str, int], *, attempt: Attempt = FIRST, worker: str = "w0"
     ) -> None:
-        """A worker's beat: rid -> tokens so far, of client `c`."""
+        """A worker's heartbeat: rid -> tokens so far, of client `c`."""
         body = Idle(list(n_tokens), [attempt] * len(n_tokens), list(n_tokens.values()))
         self.publish(Entry("idle", route=worker, body=pack(body)), RID)
 

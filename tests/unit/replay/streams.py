@@ -15,7 +15,7 @@ from rolloutbus.bus.wire.messages.generation import (
 )
 from rolloutbus.bus.wire.messages.membership import Member, Members
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
-from rolloutbus.replay.journal.records import Stream, Tap, Told
+from rolloutbus.replay.journal.records import Stream, Tap, ToldRecord
 
 CLIENT = "c"
 TOPIC = topic_of(CLIENT)
@@ -65,8 +65,8 @@ def tapped(n: int, event: TapEvent, *entries: Entry) -> Tap:
     return Tap(n, n * MS, event, n, 1.5, 1, CLIENT, list(entries))
 
 
-def told(n: int, *members: Member) -> Told:
-    return Told(n, n * MS, [Entry("members", body=pack(Members(list(members))))])
+def told(n: int, *members: Member) -> ToldRecord:
+    return ToldRecord(n, n * MS, [Entry("members", body=pack(Members(list(members))))])
 
 
 def asked(

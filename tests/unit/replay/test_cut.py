@@ -30,7 +30,7 @@ def test_a_message_about_nothing_else_stays_as_it_was() -> None:
     assert cut([entry], {RID}) == [entry]
 
 
-def test_idle_beats_tell_of_the_chosen_streams_only() -> None:
+def test_idle_heartbeats_tell_of_the_chosen_streams_only() -> None:
     (entry,) = cut([published(Idle([OTHER, RID], [A, A], [3, 4]))], {RID})
     assert cast("Idle", unpack(entry)) == Idle([RID], [A], [4])
 

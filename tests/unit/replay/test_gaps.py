@@ -4,7 +4,7 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.generation import Generate, Generated, Prefix, SamplingParams
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
-from rolloutbus.replay.recording.gaps import LAST_ROW_NS, Gap, StreamGaps
+from rolloutbus.replay.recording.gaps import LAST_ROW_NS, RecordingGap, StreamGaps
 
 RID = "c/1"
 ATTEMPT = (1, 7)
@@ -41,11 +41,11 @@ def finished(n_tokens: int) -> Entry:
     return Entry("finished", RID, ATTEMPT, body=pack(result))
 
 
-def missing(first: int, n: int) -> Gap:
-    return Gap("stream", RID, ATTEMPT, first, n)
+def missing(first: int, n: int) -> RecordingGap:
+    return RecordingGap("stream", RID, ATTEMPT, first, n)
 
 
-def test_a_jump_of_a_stream_and_a_tail_that_only_its_idle_beat_shows_are_told_once() -> None:
+def test_a_jump_of_a_stream_and_a_tail_that_only_its_idle_heartbeat_shows_are_told_once() -> None:
     gaps = StreamGaps()
     assert gaps.published(row(0, 3)) == []
     assert gaps.published(row(5, 1)) == [missing(3, 2)]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rolloutbus.replay.journal.core import Begin, Finish, JournalCore, JournalIdentity, Write
+from rolloutbus.replay.journal.core import Begin, FinishSegment, JournalCore, JournalIdentity, Write
 from rolloutbus.replay.journal.format import Framer
-from rolloutbus.replay.journal.records import Lost, Stream
+from rolloutbus.replay.journal.records import LostRecord, Stream
 from rolloutbus.replay.journal.scan import Found, scan
 from rolloutbus.replay.journal.settings import JournalSettings
 from tests.unit.replay.segments import MS, WALL_NS, S, Salts
@@ -63,7 +63,7 @@ def test_a_segment_ends_by_its_size_and_by_its_age() -> None:
     for core, now_ns in ((begun(segment_bytes=100), S), (begun(segment_s=5.0), 5 * S)):
         add(core, topic=bytes(200))
         kinds = [type(each) for each in core.due(now_ns, WALL_NS)]
-        assert kinds == [Write, Finish, Begin, Write]
+        assert kinds == [Write, FinishSegment, Begin, Write]
 
 
 def test_what_has_no_room_is_counted_and_said_as_soon_as_there_is_room() -> None:
@@ -81,7 +81,7 @@ def test_what_has_no_room_is_counted_and_said_as_soon_as_there_is_room() -> None
     assert isinstance(write, Write)
     first = next(scan(Framer(Salts()(8)), write.content, 0))
     assert isinstance(first, Found)
-    assert isinstance(first.record, Lost)
+    assert isinstance(first.record, LostRecord)
     assert (first.record.source, first.record.count) == ("memory", 2)
 
 

@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.messages.weights import CommitUpdate
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Record, Stream, Tap
-from rolloutbus.replay.journal.search import Wanted, find
+from rolloutbus.replay.journal.search import JournalQuery, find
 from rolloutbus.replay.journal.settings import JournalSettings
 from tests.unit.replay.segments import MS, Desk
 
@@ -43,7 +43,7 @@ def test_only_what_is_wanted_is_found_and_all_of_it(tmp_path: Path, state: str) 
         for index in tmp_path.glob("*.idx"):
             index.unlink()
 
-    def found(wanted: Wanted) -> list[str]:
+    def found(wanted: JournalQuery) -> list[str]:
         return [
             f"{each.entries[0].kind} {each.seq}"
             for each in find(tmp_path, wanted)
@@ -60,16 +60,16 @@ def test_only_what_is_wanted_is_found_and_all_of_it(tmp_path: Path, state: str) 
             if entry.rid in said or entry in said.values()
         ]
 
-    assert found(Wanted(frozenset({"c/7", "c/31"}))) == all_of(7, 31)
-    assert found(Wanted(session="s2")) == all_of(*range(2, 40, 5))
-    of_version = found(Wanted(version=3))
+    assert found(JournalQuery(frozenset({"c/7", "c/31"}))) == all_of(7, 31)
+    assert found(JournalQuery(session="s2")) == all_of(*range(2, 40, 5))
+    of_version = found(JournalQuery(version=3))
     assert [each.split()[0] for each in of_version] == ["deltas"] * 10 + ["commit_update"]
-    assert found(Wanted(frozenset({"c/40"}))) == found(Wanted(session="none")) == []
+    assert found(JournalQuery(frozenset({"c/40"}))) == found(JournalQuery(session="none")) == []
 
 
 def test_a_time_is_found_between_its_ends(tmp_path: Path) -> None:
     records = written(tmp_path, packs=True)
     since, until = records[20].at_ns, records[20].at_ns + 180 * MS
     wanted = [each for each in records if since <= each.at_ns <= until]
-    assert list(find(tmp_path, Wanted(since_ns=since, until_ns=until))) == wanted
+    assert list(find(tmp_path, JournalQuery(since_ns=since, until_ns=until))) == wanted
     assert len(wanted) > 4

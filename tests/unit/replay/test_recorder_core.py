@@ -6,7 +6,7 @@ from rolloutbus.bus.streams.tap import TapEvent, TapMark
 from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.stream import Idle
-from rolloutbus.replay.journal.records import Lost, Record, Stream, Tap, Told
+from rolloutbus.replay.journal.records import LostRecord, Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.recording.recorder_core import UNDECIDED_NS, Build, RecorderCore
 
@@ -31,7 +31,7 @@ def test_everything_is_kept_as_it_was_heard() -> None:
     ]
     assert records(core.published(b"t" * 16, [idle()], 0)) == [Stream(0, 99, b"t" * 16, [idle()])]
     assert records(core.told([Entry("lease"), Entry("members")])) == [
-        Told(0, 99, [Entry("members")])
+        ToldRecord(0, 99, [Entry("members")])
     ]
 
 
@@ -39,7 +39,7 @@ def test_what_the_tap_has_lost_stands_before_what_came_after_it() -> None:
     core = RecorderCore(Filter())
     core.tapped(topic(0), [], 0)
     lost, tap = records(core.tapped(topic(4), [], 0))
-    assert lost == Lost(0, 99, "tap", "", (0, 0), 1, 3)
+    assert lost == LostRecord(0, 99, "tap", "", (0, 0), 1, 3)
     assert isinstance(tap, Tap)
     assert core.heard.lost_tap == 3
 
@@ -48,7 +48,7 @@ def test_a_tap_may_have_run_before_us_and_another_router_counts_from_0() -> None
     core = RecorderCore(Filter())
 
     def n_lost(n: int) -> int:
-        return sum(isinstance(each, Lost) for each in records(core.tapped(topic(n), [], 0)))
+        return sum(isinstance(each, LostRecord) for each in records(core.tapped(topic(n), [], 0)))
 
     assert [n_lost(n) for n in (41, 42, 45)] == [0, 0, 1]
     core.another_router()

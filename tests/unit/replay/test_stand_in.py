@@ -4,7 +4,7 @@ from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.actor.effects import Forget, SendAll
+from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_fleet, unpack_result
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
@@ -12,7 +12,7 @@ from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from rolloutbus.bus.wire.messages.membership import (
-    ClientBeat,
+    ClientHeartbeat,
     Goodbye,
     Hello,
     Lease,
@@ -63,10 +63,10 @@ def test_a_hello_is_answered_with_where_streams_and_tap_are_played() -> None:
     assert (welcome.members, welcome.tap) == (MEMBERS, "ipc:///tmp/tap")
 
 
-def test_beats_are_answered_so_that_listeners_stay() -> None:
+def test_heartbeats_are_answered_so_that_listeners_stay() -> None:
     desk = Desk()
     desk.say(HELLO)
-    (answer,) = desk.say(Entry("client_beat", body=pack(ClientBeat(7))))
+    (answer,) = desk.say(Entry("client_beat", body=pack(ClientHeartbeat(7))))
     assert cast("Lease", unpack(answer)).seq == 7
 
 
@@ -77,7 +77,7 @@ def test_a_client_of_an_earlier_player_is_told_a_higher_epoch() -> None:
 
 
 def test_who_did_not_say_hello_is_told_to() -> None:
-    (answer,) = Desk().say(Entry("client_beat", body=pack(ClientBeat(1))))
+    (answer,) = Desk().say(Entry("client_beat", body=pack(ClientHeartbeat(1))))
     assert answer.kind == "dismissed"
 
 
@@ -119,8 +119,8 @@ def test_nothing_can_be_asked_of_a_recording() -> None:
 
 def test_garbage_is_counted_and_the_next_entry_is_read() -> None:
     desk = Desk()
-    beat = Entry("client_beat", body=pack(ClientBeat(1)))
-    answers = desk.say(HELLO, Entry("client_beat", body=pack(Goodbye("x"))), beat)
+    heartbeat = Entry("client_beat", body=pack(ClientHeartbeat(1)))
+    answers = desk.say(HELLO, Entry("client_beat", body=pack(Goodbye("x"))), heartbeat)
     assert [each.kind for each in answers] == ["welcome", "lease"]
     assert desk.router.n_malformed == 1
 
@@ -141,5 +141,5 @@ def test_who_is_silent_for_long_is_forgotten() -> None:
     desk = Desk()
     desk.say(HELLO, now=1.0)
     desk.say(HELLO, peer=BOB, now=20.0)
-    assert desk.router.tick(2.0 + SILENT_S) == [Forget(ANN)]
+    assert desk.router.tick(2.0 + SILENT_S) == [ForgetPeer(ANN)]
     assert desk.router.n_clients == 1

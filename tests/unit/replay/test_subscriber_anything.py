@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.messages.generation import FinishReason
-from rolloutbus.replay.following.stream_events import Finished, GapLost, Tokens
-from rolloutbus.replay.following.subscriber_core import GONE_S, SILENT_S
-from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.stream.core import GONE_S, SILENT_S
+from rolloutbus.replay.stream.events import Finished, GapLost, Tokens
+from rolloutbus.replay.stream.settings import SubscriberSettings
 from tests.unit.replay.stream_bench import (
     BUSY,
     NOT_HERE,

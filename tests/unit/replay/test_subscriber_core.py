@@ -6,8 +6,9 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.generation import Generate, Repaired, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Member
-from rolloutbus.replay.following.repairs import MAX_TRIES
-from rolloutbus.replay.following.stream_events import (
+from rolloutbus.replay.recording.choice import Filter
+from rolloutbus.replay.stream.core import GONE_S, SILENT_S, UNDECIDED_S
+from rolloutbus.replay.stream.events import (
     Finished,
     GapFound,
     GapLost,
@@ -16,9 +17,8 @@ from rolloutbus.replay.following.stream_events import (
     WorkerJoined,
     WorkerLeft,
 )
-from rolloutbus.replay.following.subscriber_core import GONE_S, SILENT_S, UNDECIDED_S
-from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
-from rolloutbus.replay.recording.choice import Filter
+from rolloutbus.replay.stream.repairs import MAX_TRIES
+from rolloutbus.replay.stream.settings import SubscriberSettings
 from tests.unit.replay.stream_bench import (
     BUSY,
     FIRST,
@@ -89,7 +89,7 @@ def test_a_lost_row_is_repaired_with_one_question_and_its_neighbours_wait(
     assert bench.finished().tokens.tolist() == tokens_of(0, 8)
 
 
-def test_a_lost_tail_shows_in_the_beat(bench: StreamBench) -> None:
+def test_a_lost_tail_shows_in_the_heartbeat(bench: StreamBench) -> None:
     bench.row(0, 2)
     bench.idle({RID: 2})
     assert not bench.asked
@@ -100,14 +100,14 @@ def test_a_lost_tail_shows_in_the_beat(bench: StreamBench) -> None:
     assert bench.text() == tokens_of(0, 7)
 
 
-def test_a_stream_of_which_only_beats_came_is_followed(bench: StreamBench) -> None:
+def test_a_stream_of_which_only_heartbeats_came_is_followed(bench: StreamBench) -> None:
     bench.idle({RID: 3})
     bench.answer(3)
     bench.read()
     assert bench.text() == tokens_of(0, 3)
 
 
-def test_a_lost_last_row_shows_in_a_beat_that_does_not_list_the_stream(
+def test_a_lost_last_row_shows_in_a_heartbeat_that_does_not_list_the_stream(
     bench: StreamBench,
 ) -> None:
     bench.row(0, 2)
@@ -127,7 +127,7 @@ def test_an_ended_stream_that_the_worker_forgot_ends_with_what_is_held(bench: St
     assert bench.finished().tokens.tolist() == tokens_of(0, 2)
 
 
-def test_a_beat_of_another_client_or_worker_ends_nothing(bench: StreamBench) -> None:
+def test_a_heartbeat_of_another_client_or_worker_ends_nothing(bench: StreamBench) -> None:
     bench.row(0, 2, rid="other/1")
     bench.row(0, 2, rid="c/5", by=Execution(worker="w1"))
     bench.idle({})

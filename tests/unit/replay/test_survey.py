@@ -4,7 +4,7 @@ import msgspec
 
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.replay.journal.records import Record
-from rolloutbus.replay.playing.survey import Survey, as_of
+from rolloutbus.replay.playing.survey import JournalSurvey, as_of
 from tests.unit.replay.streams import ended, row, stream, tapped, told
 
 ROW = row("c/1", (1, 1), 0, 5)
@@ -20,7 +20,7 @@ def test_those_who_published_are_known_as_they_were_first_told_of() -> None:
         stream(4, ROW, worker="w1", at_ms=250),
         tapped(300, "sent", ended("c/1", 5)),
     ]
-    found = Survey()
+    found = JournalSurvey()
     for record in records:
         found.add(record)
     assert list(found.workers) == ["w0", "w1"]
@@ -30,7 +30,7 @@ def test_those_who_published_are_known_as_they_were_first_told_of() -> None:
 
 
 def test_an_empty_journal_has_nobody() -> None:
-    assert (Survey().workers, Survey().length_s) == ({}, 0.0)
+    assert (JournalSurvey().workers, JournalSurvey().length_s) == ({}, 0.0)
 
 
 def test_a_worker_that_left_is_stale_and_keeps_its_place() -> None:

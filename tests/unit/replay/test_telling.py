@@ -2,9 +2,9 @@
 
 import pytest
 
-from rolloutbus.replay.following.stream_events import Demoted, Finished, LetGo, Restored, Tokens
-from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
-from rolloutbus.replay.following.telling import MAX_NEWS, STREAM_BYTES, TOKEN_BYTES
+from rolloutbus.replay.stream.event_queue import MAX_NEWS, STREAM_BYTES, TOKEN_BYTES
+from rolloutbus.replay.stream.events import Demoted, Finished, LetGo, Restored, Tokens
+from rolloutbus.replay.stream.settings import SubscriberSettings
 from tests.unit.replay.stream_bench import RID, StreamBench, tokens_of
 
 ROOM = 300

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.messages.membership import Members
-from rolloutbus.replay.journal.records import Record, Stream, Tap, Told
+from rolloutbus.replay.journal.records import Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.timeline.clip import clipped
 from rolloutbus.replay.timeline.colours import VERSIONS, ink_on
 from rolloutbus.replay.timeline.lanes import Execution, Span, Timeline
@@ -85,7 +85,7 @@ def test_the_stall_is_as_long_as_the_worker_measured() -> None:
     assert w1.weights[-1].note.endswith("failed")
 
 
-def test_a_version_begins_with_its_commit_and_not_with_the_next_beat() -> None:
+def test_a_version_begins_with_its_commit_and_not_with_the_next_heartbeat() -> None:
     w0, _ = timeline_of(story()).lanes
     assert [(v.version, v.start_s) for v in w0.versions[:2]] == [(0, 0.01), (1, 0.5)]
 
@@ -153,11 +153,11 @@ def test_rows_that_overtake_the_tap_change_nothing_but_the_order() -> None:
 def test_another_process_of_a_name_shows_even_when_the_router_lists_it_at_once() -> None:
     tape = Tape()
     tape.told(0, "members", members_of("w0", "a"))
-    tape.beat(100, "w0", 3)
-    tape.beat(200, "w0", 3)
+    tape.heartbeat(100, "w0", 3)
+    tape.heartbeat(200, "w0", 3)
     tape.told(400, "members", members_of("w0", "b"))
-    tape.beat(450, "w0", 0)
-    tape.beat(600, "w0", 0)
+    tape.heartbeat(450, "w0", 0)
+    tape.heartbeat(600, "w0", 0)
     (lane,) = timeline_of(tape.records).lanes
     assert [(s.kind, s.start_s) for s in lane.states] == [("gone", 0.2)]
     assert [v.version for v in lane.versions] == [0, 3, 0]
@@ -186,7 +186,7 @@ def test_records_may_be_missing_and_no_two_executions_of_a_row_overlap(random: A
     kept = [
         each
         for each in records
-        if not isinstance(each, Tap | Stream | Told) or random.random() > 0.3
+        if not isinstance(each, Tap | Stream | ToldRecord) or random.random() > 0.3
     ]
     found = timeline_of(kept)
     for lane in found.lanes:

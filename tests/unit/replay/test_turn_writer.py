@@ -18,7 +18,7 @@ from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.journal.records import Record, Router, Turn, payload_of, record_in
+from rolloutbus.replay.journal.records import Record, Router, TurnRecord, payload_of, record_in
 from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.turns.core_player import CorePlayer
 from rolloutbus.replay.turns.text import text_of
@@ -78,8 +78,8 @@ class Notes:
         self.records.append(Router(0, 0, "1", text, instance, tap))
 
     def turn(self, stimulus: Stimulus, outcome: Outcome) -> None:
-        n = sum(isinstance(each, Turn) for each in self.records)
-        self.records.append(Turn(len(self.records), 0, n, stimulus, outcome))
+        n = sum(isinstance(each, TurnRecord) for each in self.records)
+        self.records.append(TurnRecord(len(self.records), 0, n, stimulus, outcome))
 
 
 def turns_of(settings: RouterSettings = SETTINGS) -> list[Record]:
@@ -110,7 +110,7 @@ async def test_a_core_repeats_what_is_written_of_another(tmp_path: Path) -> None
 
 def test_every_kind_of_turn_is_told_and_repeated() -> None:
     records = turns_of()
-    events = [each.stimulus.event for each in records if isinstance(each, Turn)]
+    events = [each.stimulus.event for each in records if isinstance(each, TurnRecord)]
     assert events == [
         *("tick", "received", "received", "counted", "signed", "malformed", "undelivered"),
         *("received", "revoked", "letters", "tick"),
@@ -133,9 +133,9 @@ EVENTS: list[Event] = [
 def test_every_event_that_a_core_can_be_told_comes_back_from_a_journal() -> None:
     assert {type(each) for each in EVENTS} == set(get_args(Event))
     for n, event in enumerate(EVENTS):
-        turn = Turn(1, 0, n, stimulus_of(event, 7.5), Outcome([]))
+        turn = TurnRecord(1, 0, n, stimulus_of(event, 7.5), Outcome([]))
         read = record_in(payload_of(turn))
-        assert isinstance(read, Turn)
+        assert isinstance(read, TurnRecord)
         assert (read.stimulus.at, event_of(read.stimulus)) == (7.5, event)
 
 
@@ -157,7 +157,7 @@ def test_what_only_the_shell_has_seen_shows_in_what_the_core_says_later() -> Non
         msgspec.structs.replace(
             each, stimulus=msgspec.structs.replace(each.stimulus, count=each.stimulus.count + 1)
         )
-        if isinstance(each, Turn) and each.stimulus.event == "counted"
+        if isinstance(each, TurnRecord) and each.stimulus.event == "counted"
         else each
         for each in records
     ]
@@ -177,7 +177,7 @@ def test_large_bodies_of_effects_are_named_by_their_digest() -> None:
             core.context.out.send(PEER, Entry("echo", body=body))
             recorded(core.handle, notes)(Ticked(), 0.1)
             last = notes.records[-1]
-            assert isinstance(last, Turn)
+            assert isinstance(last, TurnRecord)
             outcomes.append(last.outcome)
         one, other = outcomes
         return one, other
@@ -210,7 +210,7 @@ def test_the_turn_that_crashed_a_router_is_the_last_one_written_and_crashes_agai
     with pytest.raises(KeyError):
         handle(Ticked(), 5.0)
     last = notes.records[-1]
-    assert isinstance(last, Turn)
+    assert isinstance(last, TurnRecord)
     assert last.outcome.crash == "KeyError: 'no such worker'"
 
     def begin(make: Callable[[], RouterCore]) -> CorePlayer:
@@ -230,7 +230,7 @@ def test_the_turn_that_crashed_a_router_is_the_last_one_written_and_crashes_agai
 
 def test_after_a_hole_nothing_is_repeated_until_the_next_router() -> None:
     records = turns_of()
-    holed = [each for each in records if not isinstance(each, Turn) or each.n != 4]
+    holed = [each for each in records if not isinstance(each, TurnRecord) or each.n != 4]
     player = played([*holed, *records])
     assert (player.n_turns, player.n_different, player.n_unplayable) == (4 + 11, 0, 6)
     assert not player.is_same
@@ -283,7 +283,7 @@ async def test_a_full_disk_costs_turns_and_the_journal_goes_on_when_there_is_roo
         await another.__aexit__()
 
     journal = Journal(tmp_path / "j")
-    turns = [each.n for each in journal if isinstance(each, Turn)]
+    turns = [each.n for each in journal if isinstance(each, TurnRecord)]
     assert turns[-2:] == [7, 1]
     assert [each.kind for each in journal.gaps if each.kind == "lost"] == ["lost"]
     player = CorePlayer(lambda _: lambda _: Outcome([]))

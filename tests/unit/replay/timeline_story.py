@@ -26,7 +26,7 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
 )
 from rolloutbus.bus.wire.messages.membership import (
-    Beat,
+    Heartbeat,
     Hello,
     Member,
     Members,
@@ -39,10 +39,10 @@ from rolloutbus.bus.wire.messages.weights import (
     CommitUpdate,
     Prepared,
     PrepareUpdate,
-    Published,
     PublishVersion,
+    VersionPublished,
 )
-from rolloutbus.replay.journal.records import End, Head, Lost, Record, Stream, Tap, Told
+from rolloutbus.replay.journal.records import End, Head, LostRecord, Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.timeline.timeline import timeline_of
 from rolloutbus.replay.timeline.trace import trace_of
 
@@ -72,7 +72,7 @@ class Tape:
         self._add(Head, at_ms, "j", self.segment, 1, bytes(8), wall_ns, "host")
 
     def told(self, at_ms: int, kind: str, body: msgspec.Struct) -> None:
-        self._add(Told, at_ms, [Entry(kind, body=pack(body))])
+        self._add(ToldRecord, at_ms, [Entry(kind, body=pack(body))])
 
     def received(self, at_ms: int, name: str, entry: Entry) -> None:
         self._tap(at_ms, "received", name, entry)
@@ -80,8 +80,8 @@ class Tape:
     def sent(self, at_ms: int, name: str, entry: Entry) -> None:
         self._tap(at_ms, "sent", name, entry)
 
-    def beat(self, at_ms: int, worker: str, version: int = 0, state: str = "ready") -> None:
-        self.received(at_ms, worker, Entry("beat", body=pack(Beat(1, version, state))))
+    def heartbeat(self, at_ms: int, worker: str, version: int = 0, state: str = "ready") -> None:
+        self.received(at_ms, worker, Entry("beat", body=pack(Heartbeat(1, version, state))))
 
     def asked(self, at_ms: int, rid: str, *, stream: bool = True, n_prefix: int = 0) -> Entry:
         prefix = Prefix(zeros(n_prefix), zeros(n_prefix), [(1, n_prefix)]) if n_prefix else None
@@ -131,7 +131,7 @@ class Tape:
         self._add(End, at_ms, reason, len(self.records))
 
     def lost(self, at_ms: int, source: str, count: int) -> None:
-        self._add(Lost, at_ms, source, "c/1", (1, 1), 0, count)
+        self._add(LostRecord, at_ms, source, "c/1", (1, 1), 0, count)
 
     def _tap(self, at_ms: int, event: TapEvent, name: str, entry: Entry) -> None:
         self._add(Tap, at_ms, event, len(self.records), 0.0, 1, name, [entry])
@@ -174,8 +174,8 @@ def story() -> list[Record]:
     tape = Tape()
     both = members(("w0", "a", 0), ("w1", "b", 0))
     tape.told(10, "welcome", Welcome(1, "r", 1, both))
-    tape.beat(50, "w0")
-    tape.beat(50, "w1")
+    tape.heartbeat(50, "w0")
+    tape.heartbeat(50, "w1")
     _two_rollouts_and_an_update(tape)
     _a_pause(tape)
     _a_death(tape)
@@ -183,7 +183,7 @@ def story() -> list[Record]:
     tape.end(3300)
     tape.head(4300)  # somebody recorded again
     tape.told(4310, "members", Members(members(("w0", "a2", 1), ("w1", "b", 1))))
-    tape.beat(4400, "w1", 1, "asleep")
+    tape.heartbeat(4400, "w1", 1, "asleep")
     tape.end(4500)
     return tape.records
 
@@ -218,7 +218,7 @@ def _two_rollouts_and_an_update(tape: Tape) -> None:
             ("failed", Problem("engine_failed", "no", "failed")),
         ),
     )
-    tape.sent(530, "t", Entry("finished", "t/1", body=pack(Published(1, []))))
+    tape.sent(530, "t", Entry("finished", "t/1", body=pack(VersionPublished(1, []))))
     tape.row(600, "w0", ("c/1", (1, 1)), version=1)
     tape.row(700, "w0", ("c/1", (1, 1)), version=1, finish="length")
     tape.finished(710, "w0", ("c/1", (1, 1)), 500.0)
@@ -227,14 +227,14 @@ def _two_rollouts_and_an_update(tape: Tape) -> None:
     tape.row(900, "w1", ("c/2", (1, 2)), 4, version=1)
     tape.row(1000, "w1", ("c/2", (1, 2)), 1, version=1, finish="length")
     tape.finished(1000, "w1", ("c/2", (1, 2)), 740.0)
-    tape.beat(1010, "w0", 1)
-    tape.beat(1010, "w1", 1)
+    tape.heartbeat(1010, "w0", 1)
+    tape.heartbeat(1010, "w1", 1)
 
 
 def _a_pause(tape: Tape) -> None:
     done = ("finished", Done())
     play(tape, command(1100, 1110, ("w1", "c/3"), ("pause", Pause()), done))
-    tape.beat(1200, "w1", 1, "paused")
+    tape.heartbeat(1200, "w1", 1, "paused")
     play(tape, command(1300, 1310, ("w1", "c/4"), ("resume", Resume()), done))
 
 
@@ -258,8 +258,8 @@ def _a_death(tape: Tape) -> None:
     tape.finished(2710, "w1", ("c/5", (1, 6)), 100.0, n_resumed=1)
     facts = WorkerFacts("default", "ipc://x", 4, 100, 64, "fake", ["generate"])
     tape.received(2800, "w0", Entry("hello", body=pack(Hello("worker", "w0", "a2", worker=facts))))
-    tape.beat(2801, "w0")
-    tape.beat(2900, "w0", 1)
+    tape.heartbeat(2801, "w0")
+    tape.heartbeat(2900, "w0", 1)
 
 
 def golden_files(records: Sequence[Record]) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """A router core with peers that a test plays by hand.
 
-Every entry crosses the codec. Peers whose `is_alive` is set beat by themselves when time passes.
+Every entry crosses the codec. Peers whose `is_alive` is set heartbeat by themselves when time
+passes.
 """
 
 from random import Random
@@ -8,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rolloutbus.bus.actor.effects import Forget
+from rolloutbus.bus.actor.effects import ForgetPeer
 from rolloutbus.bus.wire.codec import decode_batch, encode_batch, pack, unpack, unpack_fleet
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
 from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt, Peer
@@ -16,8 +17,8 @@ from rolloutbus.bus.wire.messages.control import FleetOutcome
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import (
-    Beat,
-    ClientBeat,
+    ClientHeartbeat,
+    Heartbeat,
     Hello,
     Intent,
     StoreFacts,
@@ -64,18 +65,18 @@ class Bus:
     def apply(self, effects: list[Effect]) -> None:
         """Hand what the router sent to whom it was sent."""
         for effect in effects:
-            if isinstance(effect, Forget):
+            if isinstance(effect, ForgetPeer):
                 self.reachable.discard(effect.peer)
             elif effect.peer in self.reachable:
                 self.peers[effect.peer].heard += decode_batch(encode_batch(effect.entries))
 
     def advance(self, seconds: float) -> None:
-        """Time passes in ticks; living peers beat twice a second."""
+        """Time passes in ticks; living peers heartbeat twice a second."""
         for step in range(round(seconds / TICK_S)):
             self.now += TICK_S
             for peer in list(self.peers.values()):
                 if peer.is_alive and step % 2 == 0:
-                    peer.beat()
+                    peer.heartbeat()
             self.apply(self.core.handle(Ticked(), self.now))
 
     def freeze(self, seconds: float) -> None:
@@ -157,7 +158,7 @@ class SimPeer:
         (entry,) = self.take(kind)
         return unpack(entry)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Say that it lives."""
         raise NotImplementedError
 
@@ -168,16 +169,16 @@ class SimClient(SimPeer):
     def __init__(self, bus: Bus, name: str) -> None:
         super().__init__(bus, name)
         self._n = 0
-        self._n_beats = 0
+        self._n_heartbeats = 0
         self.hello()
 
     def hello(self, boot: str = "c" * 32) -> None:
         """Introduce itself."""
         self.say(Entry("hello", body=pack(Hello("client", self.name, boot))))
 
-    def beat(self) -> None:
-        self._n_beats += 1
-        self.say(Entry("client_beat", body=pack(ClientBeat(self._n_beats))))
+    def heartbeat(self) -> None:
+        self._n_heartbeats += 1
+        self.say(Entry("client_beat", body=pack(ClientHeartbeat(self._n_heartbeats))))
 
     def ask(
         self,
@@ -264,9 +265,9 @@ class SimMember(SimPeer):
         """Its present lease."""
         return f"{self.boot}.{self.lease_no}"
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         self.seq += 1
-        beat = Beat(
+        heartbeat = Heartbeat(
             self.seq,
             self.version,
             self.state,
@@ -276,7 +277,7 @@ class SimMember(SimPeer):
             over=self.over,
             suspects=self.suspects,
         )
-        self.say(Entry("beat", epoch=self.epoch, body=pack(beat)))
+        self.say(Entry("beat", epoch=self.epoch, body=pack(heartbeat)))
 
     def accept(self, *commands: Entry) -> None:
         """Begin these."""
@@ -311,7 +312,7 @@ class SimWorker(SimMember):
         self.facts = facts
         self.version = version
         self.hello()
-        self.beat()
+        self.heartbeat()
 
     def hello(self, router_epoch: int = 0, router_instance: str = "") -> None:
         """Introduce itself, or come back."""
@@ -339,4 +340,4 @@ class SimStore(SimMember):
         super().__init__(bus, "store")
         hello = Hello("store", "store", self.boot, self.epoch, store=facts, intent=intent)
         self.say(Entry("hello", body=pack(hello)))
-        self.beat()
+        self.heartbeat()

@@ -13,10 +13,10 @@ from rolloutbus.bus.wire.messages.control import Pause, Shutdown, Status
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Repair
 from rolloutbus.bus.wire.messages.membership import (
-    Beat,
-    ClientBeat,
+    ClientHeartbeat,
     Dismissed,
     Goodbye,
+    Heartbeat,
     Hello,
     StoreFacts,
     WorkerFacts,
@@ -59,8 +59,8 @@ class KeyedPeer(SimPeer):
         hello = Hello(role, name or self.principal.name, "c" * 32, "c" * 32 + ".1", **facts)  # type: ignore[arg-type]
         self.say(Entry("hello", body=pack(hello)))
 
-    def beat(self) -> None:
-        self.say(Entry("client_beat", body=pack(ClientBeat(1))))
+    def heartbeat(self) -> None:
+        self.say(Entry("client_beat", body=pack(ClientHeartbeat(1))))
 
     def ask(
         self,
@@ -206,7 +206,7 @@ def test_worker_serves_an_endpoint_with_its_own_key_only(bus: Bus) -> None:
 
 def test_client_cannot_speak_as_a_worker_that_it_connected_beside(bus: Bus) -> None:
     peer = joined(bus, "client")
-    peer.say(Entry("beat", epoch="c.1", body=pack(Beat(1))))
+    peer.say(Entry("beat", epoch="c.1", body=pack(Heartbeat(1))))
     assert peer.dismissal() == "forbidden"
     assert len(bus.core.context.clients) == 0
 

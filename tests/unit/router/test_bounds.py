@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.control import FlushCache
 from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.generation import Abort
-from rolloutbus.bus.wire.messages.membership import Beat, Goodbye, Hello, WorkerFacts
+from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat, Hello, WorkerFacts
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.events import Received, Ticked
@@ -67,7 +67,7 @@ class Crowd:
         self.say(peer, Entry("generate", rid, deadline_ms=60_000, place=place, body=NO_BODY))
 
 
-BEAT = pack(Beat(1))
+BEAT = pack(Heartbeat(1))
 
 
 def test_clients_that_ask_and_vanish_leave_nothing_behind() -> None:
@@ -103,7 +103,9 @@ def test_work_of_clients_that_never_come_back_is_stopped_and_forgotten() -> None
         running = [
             (f"gone{n}/{i}", (1, n * n_per_beat + i + 1), f"gone{n}") for i in range(n_per_beat)
         ]
-        crowd.say(peer, Entry("beat", "", epoch=epoch, body=pack(Beat(n + 2, running=running))))
+        crowd.say(
+            peer, Entry("beat", "", epoch=epoch, body=pack(Heartbeat(n + 2, running=running)))
+        )
         # Its endings reach nobody either.
         endings = [
             Entry("finished", rid, attempt, epoch, client) for rid, attempt, client in running
@@ -111,7 +113,7 @@ def test_work_of_clients_that_never_come_back_is_stopped_and_forgotten() -> None
         crowd.say(peer, *endings)
         crowd.pass_time(1)
     for n in range(62):
-        crowd.say(peer, Entry("beat", "", epoch=epoch, body=pack(Beat(n + 200))))
+        crowd.say(peer, Entry("beat", "", epoch=epoch, body=pack(Heartbeat(n + 200))))
         crowd.pass_time(0.5)
     assert crowd.core.context.members.named("w0") is not None
     assert len(crowd.core.table) == 0
@@ -124,7 +126,9 @@ def test_suspects_are_bounded_whoever_they_are() -> None:
     for n in range(100):
         peer, epoch = crowd.worker("w0", lease_no=n + 1)
         running = [(f"c/{n * n_per_crash + i}", (1, i + 1), "c") for i in range(n_per_crash)]
-        crowd.say(peer, Entry("beat", "", epoch=epoch, body=pack(Beat(n + 2, running=running))))
+        crowd.say(
+            peer, Entry("beat", "", epoch=epoch, body=pack(Heartbeat(n + 2, running=running)))
+        )
         crowd.say(peer, Entry("goodbye", epoch=epoch, body=pack(Goodbye("engine_crashed"))))
     assert largest(crowd.core)[0] <= 10_000
     crowd.pass_time(610, step_s=10)

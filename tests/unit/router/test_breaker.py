@@ -104,7 +104,7 @@ def test_lost_leases_trip_a_worker_that_comes_back_each_time() -> None:
         worker.lease_no += 1
         worker.is_alive = True
         worker.hello()
-        worker.beat()
+        worker.heartbeat()
     assert _state(bus) == "tripped"
     client.generate()
     assert worker.take("generate") == []
@@ -127,9 +127,9 @@ def test_a_worker_that_does_not_answer_commands_fails_but_not_for_want_of_time()
 def test_failures_of_broken_weights_end_with_them() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
-    _fail(client, worker, BROKEN)  # they are committed, and no beat has said so yet
+    _fail(client, worker, BROKEN)  # they are committed, and no heartbeat has said so yet
     worker.version = 1
-    worker.beat()
+    worker.heartbeat()
     for _ in range(4):
         _fail(client, worker, BROKEN)
     assert _state(bus) == "tripped"

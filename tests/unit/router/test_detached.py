@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Generate,
     SamplingParams,
 )
-from rolloutbus.bus.wire.messages.membership import ClientBeat, Goodbye
+from rolloutbus.bus.wire.messages.membership import ClientHeartbeat, Goodbye
 from rolloutbus.router.detached.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
 from rolloutbus.router.detached.followers import Followers
 from rolloutbus.router.members.clients import Clients
@@ -58,7 +58,7 @@ def _running(bus: Bus) -> tuple[SimWorker, Entry]:
     (command,) = worker.take("generate")
     worker.accept(command)
     worker.detached = [(command.rid, "prompt-9")]
-    worker.beat()
+    worker.heartbeat()
     return worker, command
 
 
@@ -111,7 +111,7 @@ def test_ending_is_kept_from_a_new_process_until_it_attaches() -> None:
     worker, command = _running(bus)
     client = _restarted(bus)
     _ends(worker, command)
-    worker.beat()
+    worker.heartbeat()
     assert client.take("finished") == []
     assert _listed(client) == [DetachedRequest(command.rid, "ended", "prompt-9", "w0")]
     _attach(client, command.rid)
@@ -143,16 +143,16 @@ def test_nobody_attaches_to_the_request_of_another_client() -> None:
     assert _listed(other) == []
 
 
-def test_beat_that_crossed_the_acknowledgement_does_not_bring_the_request_back() -> None:
+def test_heartbeat_that_crossed_the_acknowledgement_does_not_bring_the_request_back() -> None:
     bus = Bus()
     worker, command = _running(bus)
     client = next(each for each in bus.peers.values() if isinstance(each, SimClient))
     _ends(worker, command)
     client.acknowledge(client.heard_one("finished"))
-    worker.beat()
+    worker.heartbeat()
     assert _listed(client) == []
     worker.outbox.clear()
-    worker.beat()
+    worker.heartbeat()
     assert "detached_uncollected" not in bus.counters
 
 
@@ -161,10 +161,10 @@ def test_ending_that_its_worker_dropped_is_counted_and_forgotten() -> None:
     worker, command = _running(bus)
     client = _restarted(bus)
     _ends(worker, command)
-    worker.beat()
+    worker.heartbeat()
     worker.outbox.clear()
     worker.detached.clear()
-    worker.beat()
+    worker.heartbeat()
     assert bus.counters["detached_uncollected"] == 1
     _attach(client, command.rid)
     assert client.problem().code == "unknown_request"
@@ -234,7 +234,7 @@ def test_request_that_a_worker_cannot_take_now_waits_for_another_one() -> None:
     (command,) = worker.take("generate")
     _restarted(bus)
     worker.state = "asleep"
-    worker.beat()
+    worker.heartbeat()
     worker.end(command, "refused", Problem("not_ready", "asleep", "not_started"))
     assert worker.take_body("ack").items == [(command.rid, command.attempt)]
     assert [each.rid for each in bus.worker("w1").take("generate")] == [command.rid]
@@ -263,7 +263,7 @@ def test_restarted_router_begins_again_what_its_client_had_sent_it_too() -> None
     worker, client = bus.worker(), bus.client()
     rid = client.next_rid()
     worker.running, worker.detached = [(rid, (1, 7), "trainer")], [(rid, "prompt-9")]
-    worker.beat()
+    worker.heartbeat()
     _submit(client, rid=rid)
     bus.advance(4)
     _restarted(bus)
@@ -321,19 +321,19 @@ def test_copy_of_what_a_dead_client_had_sent_is_no_sign_of_life() -> None:
     bus.advance(0.75)
     dead.is_alive = False
     bus.advance(3)
-    dead.say(Entry("client_beat", body=pack(ClientBeat(1))))
+    dead.say(Entry("client_beat", body=pack(ClientHeartbeat(1))))
     dead.say_over("trainer/99")
     bus.advance(0.25)
     assert _listed(_restarted(bus)) == [DetachedRequest(rid, "ended", "prompt-9")]
 
 
-def test_new_router_learns_detached_work_and_endings_from_beats() -> None:
+def test_new_router_learns_detached_work_and_endings_from_heartbeats() -> None:
     bus = Bus(recovered=False)
     worker = bus.worker()
     running, ended = ("trainer/8", (1, 5), "trainer"), ("trainer/7", (1, 4), "trainer")
     worker.running, worker.outbox = [running], [ended]
     worker.detached = [("trainer/8", "g8"), ("trainer/7", "g7")]
-    worker.beat()
+    worker.heartbeat()
     client = bus.client()
     client.ask("list_detached")
     assert client.take("finished") == []  # more may be reported yet
@@ -359,7 +359,7 @@ def test_result_lost_with_its_worker_is_told_and_comes_back_with_it() -> None:
     worker.lease_no += 1
     worker.connect()
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
     assert _listed(client) == [DetachedRequest(command.rid, "ended", "prompt-9", "w0")]
 
 
@@ -375,7 +375,7 @@ def test_result_acknowledged_while_its_worker_is_away_is_not_kept_when_it_is_bac
     worker.lease_no += 1
     worker.connect()
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
     assert _listed(client) == []
     worker.end(command)
     assert [entry.rid for entry in client.take("finished")] == [command.rid]  # to be acked again
@@ -435,7 +435,7 @@ def test_who_collects_what_is_in_doubt_waits_for_it() -> None:
     assert client.take("refused") == []
     worker.lease_no += 1
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
     (command,) = worker.take("generate")
     assert command.rid == rid
     worker.accept(command)
@@ -452,7 +452,7 @@ def test_the_process_that_gave_up_what_is_in_doubt_may_come_back_for_it() -> Non
     assert client.take("refused") == []
     worker.lease_no += 1
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
     assert [command.rid for command in worker.take("generate")] == [rid]
 
 
@@ -470,7 +470,7 @@ def _told_and_alive(bus: Bus) -> tuple[SimWorker, SimClient, str]:
     worker, rid = _crashed_and_told(bus)
     worker.lease_no += 1
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
     client = next(peer for peer in bus.peers.values() if isinstance(peer, SimClient))
     return worker, client, rid
 

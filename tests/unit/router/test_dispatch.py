@@ -284,7 +284,7 @@ def test_work_of_a_client_that_went_silent_is_fenced() -> None:
     bus.advance(31)
     assert len(worker.take("fenced")) == 1
     worker.running.clear()
-    worker.beat()
+    worker.heartbeat()
     assert len(bus.core.table) == 0
 
 

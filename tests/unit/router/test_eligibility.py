@@ -31,7 +31,7 @@ def test_status_tells_each_reason_in_a_word_and_a_sentence() -> None:
     worker, client = bus.worker(), bus.client()
     assert _blocked(bus) == []
     worker.state = "asleep"
-    worker.beat()
+    worker.heartbeat()
     client.ask("pause", Pause("in_place"), "fleet")
     [row] = bus.core.status(bus.now).workers
     assert row.blocked_by == {
@@ -40,7 +40,7 @@ def test_status_tells_each_reason_in_a_word_and_a_sentence() -> None:
     }
     assert row.state == "asleep"
     worker.state = "ready"
-    worker.beat()
+    worker.heartbeat()
     client.ask("resume", Resume(), "fleet")
     assert _blocked(bus) == []
 
@@ -53,12 +53,12 @@ def test_a_worker_that_has_only_said_hello_is_joining() -> None:
     assert _blocked(bus) == ["joining"]
 
 
-def test_a_worker_that_cannot_be_sent_to_shows_it_and_its_next_beat_clears_it() -> None:
+def test_a_worker_that_cannot_be_sent_to_shows_it_and_its_next_heartbeat_clears_it() -> None:
     bus = Bus()
     worker = bus.worker()
     bus.apply(bus.core.handle(Returned(worker.peer, []), bus.now))
     assert _blocked(bus) == ["cut_off"]
-    worker.beat()
+    worker.heartbeat()
     assert _blocked(bus) == []
 
 
@@ -109,7 +109,7 @@ class _Steps:
             "joins": 1 if len(self.workers) < 4 else 0,
             "asks": 8,
             "ends": 6,
-            "beats": 4,
+            "heartbeats": 4,
             "is_lost": 1,
             "cannot_be_sent_to": 1,
             "pauses": 1,
@@ -145,11 +145,11 @@ class _Steps:
             else:
                 worker.end(command)
 
-    def beats(self) -> None:
+    def heartbeats(self) -> None:
         worker = self.rng.choice(self.workers)
         worker.state = self.rng.choice(["ready", "ready", "updating", "asleep", "draining"])
         worker.version += self.rng.random() < 0.2
-        worker.beat()
+        worker.heartbeat()
 
     def is_lost(self) -> None:
         worker = self.workers.pop(self.rng.randrange(len(self.workers)))

@@ -82,7 +82,7 @@ def test_ended_but_unacknowledged_result_of_a_dead_worker_is_lost() -> None:
 
 def test_ending_of_an_older_attempt_is_fenced() -> None:
     client, worker, first = _in_a_new_epoch(Bus())
-    worker.beat()
+    worker.heartbeat()
     (second,) = worker.take("generate")
     worker.end(first)
     fenced = worker.take_body("fenced")
@@ -116,30 +116,30 @@ def test_ending_of_an_unknown_request_goes_to_the_client_it_names() -> None:
     assert (ending.rid, ending.route) == ("trainer/77", "w0")
 
 
-def test_execution_missing_from_a_beat_is_declared_lost() -> None:
+def test_execution_missing_from_a_heartbeat_is_declared_lost() -> None:
     bus = Bus()
     client, worker, command = _running(bus)
     worker.running.clear()
-    worker.beat()
+    worker.heartbeat()
     lost = client.take_body("lost")
     assert isinstance(lost, Lost)
     assert lost.items == [(command.rid, command.attempt)]
 
 
-def test_execution_in_the_outbox_of_a_beat_is_not_lost() -> None:
+def test_execution_in_the_outbox_of_a_heartbeat_is_not_lost() -> None:
     bus = Bus()
     client, worker, command = _running(bus)
     worker.running.clear()
     worker.outbox = [(command.rid, command.attempt, "trainer")]
-    worker.beat()
+    worker.heartbeat()
     assert client.take("lost") == []
 
 
-def test_unconfirmed_request_missing_from_a_beat_is_not_lost() -> None:
+def test_unconfirmed_request_missing_from_a_heartbeat_is_not_lost() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
     client.generate()
-    worker.beat()
+    worker.heartbeat()
     assert client.take("lost") == []
 
 
@@ -148,7 +148,7 @@ def test_running_execution_the_router_placed_elsewhere_is_fenced() -> None:
     _, _, command = _running(bus)
     other = bus.worker("w1")
     other.running = [(command.rid, (1, 0), "trainer")]
-    other.beat()
+    other.heartbeat()
     assert len(other.take("fenced")) == 1
 
 

@@ -56,7 +56,7 @@ def test_a_worker_left_behind_by_a_commit_gets_nothing_from_one_that_is_lost_wit
     assert bad.take("generate") == []
 
 
-def test_a_beat_confirms_what_the_lost_word_of_its_worker_had_said() -> None:
+def test_a_heartbeat_confirms_what_the_lost_word_of_its_worker_had_said() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
     rid = client.generate()
@@ -75,7 +75,7 @@ def test_requests_that_were_found_at_a_worker_wait_side_by_side_when_it_is_lost(
     rids = [client.next_rid(), client.next_rid()]
     worker.running = [(rid, (1, n), "trainer") for n, rid in enumerate(rids)]
     worker.detached = [(rid, "g") for rid in rids]
-    worker.beat()
+    worker.heartbeat()
     place = Placement("default", cost=10, outlives_client=True)
     body = pack(Generate(bytes(4), SamplingParams(max_new_tokens=8)))
     for rid in rids:

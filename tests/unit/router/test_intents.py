@@ -23,7 +23,7 @@ def told(client: SimClient, kind: str, *workers: SimWorker, route: str = "fleet"
     for worker in workers:
         worker.end(worker.heard_one(kind), body=Done())
         worker.state = "paused" if kind == "pause" else "ready"
-        worker.beat()
+        worker.heartbeat()
     assert client.ending()[0] == "finished"
 
 
@@ -191,7 +191,7 @@ def test_an_intent_that_was_lost_is_told_again() -> None:
     bus = Bus()
     worker = bus.worker(abilities=ABLE)
     stamp = intent_of(worker).stamp
-    worker.beat()
+    worker.heartbeat()
     assert intent_of(worker).stamp == stamp
 
 
@@ -225,7 +225,7 @@ def test_a_router_that_was_given_the_fleets_name_tells_it_at_once() -> None:
     bus.store(intent=STARTED)
     assert status_of(client).fleet == "fleet-x"
     worker.version = 3
-    worker.beat()
+    worker.heartbeat()
     assert worker.take("dismissed") == []
 
 
@@ -237,7 +237,7 @@ def test_a_record_names_the_fleet_whatever_a_router_called_it_before() -> None:
     bus.store(intent=STARTED)
     assert status_of(client).fleet == "fleet-x"
     worker.version = 3
-    worker.beat()
+    worker.heartbeat()
     assert worker.take("dismissed") == []
 
 
@@ -272,7 +272,7 @@ def test_a_worker_that_named_the_fleet_wrongly_is_turned_away_when_the_record_is
     client = bus.client()
     assert status_of(client).fleet == "fleet-y"
     bus.store(intent=STARTED)
-    stray.beat()
+    stray.heartbeat()
     assert stray.take_body("dismissed").code == "other-fleet"
     assert status_of(client).fleet == "fleet-x"
 
@@ -282,5 +282,5 @@ def test_a_worker_that_took_this_fleets_weights_is_none_of_another() -> None:
     bus.store(intent=STARTED)
     worker = bus.worker(intent=Intent((2, 2), "fleet-y"))
     worker.version = 3
-    worker.beat()
+    worker.heartbeat()
     assert worker.take("dismissed") == []

@@ -3,10 +3,10 @@
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import (
-    Beat,
-    ClientBeat,
+    ClientHeartbeat,
     Dismissed,
     Goodbye,
+    Heartbeat,
     Hello,
     Lease,
     Members,
@@ -59,20 +59,20 @@ def test_clients_are_not_told_again_for_each_of_many_changes() -> None:
     assert len(members.members) == 20
 
 
-def test_every_beat_is_answered_with_its_number() -> None:
+def test_every_heartbeat_is_answered_with_its_number() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
     lease = worker.take_body("lease")
     assert isinstance(lease, Lease)
     assert lease.seq == worker.seq
     client.take("lease")
-    client.say(Entry("client_beat", body=pack(ClientBeat(41))))
+    client.say(Entry("client_beat", body=pack(ClientHeartbeat(41))))
     lease = client.take_body("lease")
     assert isinstance(lease, Lease)
     assert lease.seq == 41
 
 
-def test_lease_ends_three_seconds_after_the_last_beat() -> None:
+def test_lease_ends_three_seconds_after_the_last_heartbeat() -> None:
     bus = Bus()
     worker = bus.worker()
     worker.is_alive = False
@@ -82,17 +82,17 @@ def test_lease_ends_three_seconds_after_the_last_beat() -> None:
     assert bus.core.status(bus.now).workers == []
 
 
-def test_beat_of_another_epoch_or_an_old_one_renews_nothing() -> None:
+def test_heartbeat_of_another_epoch_or_an_old_one_renews_nothing() -> None:
     bus = Bus()
     worker = bus.worker()
     worker.take("lease")
     worker.lease_no += 1
-    worker.beat()
+    worker.heartbeat()
     worker.lease_no -= 1
     worker.seq -= 2
-    worker.beat()
+    worker.heartbeat()
     assert worker.take("lease") == []
-    assert bus.counters["stale_beats"] == 2
+    assert bus.counters["stale_heartbeats"] == 2
 
 
 def test_same_epoch_on_a_fresh_connection_loses_nothing() -> None:
@@ -130,7 +130,7 @@ def test_unknown_peer_is_told_to_say_hello_again() -> None:
     bus = Bus()
     worker = bus.worker()
     worker.connect()
-    worker.beat()
+    worker.heartbeat()
     assert _dismissal(worker) == "unknown-peer"
 
 
@@ -139,7 +139,7 @@ def test_whatever_follows_a_goodbye_in_one_batch_has_no_effect() -> None:
     worker = bus.worker()
     worker.take("lease")
     bye = Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye()))
-    worker.say(bye, Entry("beat", epoch=worker.epoch, body=pack(Beat(9))))
+    worker.say(bye, Entry("beat", epoch=worker.epoch, body=pack(Heartbeat(9))))
     assert worker.take("lease") == []
     assert bus.core.status(bus.now).workers == []
 
@@ -149,7 +149,7 @@ def test_hello_and_first_request_may_share_a_batch() -> None:
     client = bus.client()
     client.connect()
     hello = Entry("hello", body=pack(Hello("client", "late", "d" * 32)))
-    client.say(hello, Entry("client_beat", body=pack(ClientBeat(1))))
+    client.say(hello, Entry("client_beat", body=pack(ClientHeartbeat(1))))
     assert len(client.take("lease")) == 1
 
 
@@ -192,7 +192,7 @@ def test_router_that_was_frozen_judges_nobody_before_they_could_speak() -> None:
     assert bus.core.status(bus.now).workers == []
 
 
-def test_joining_worker_gets_no_requests_before_its_first_beat() -> None:
+def test_joining_worker_gets_no_requests_before_its_first_heartbeat() -> None:
     bus = Bus()
     client, peer = bus.client(), bus.client("peer")
     peer.connect()
@@ -216,7 +216,7 @@ def test_replaced_process_that_says_goodbye_does_not_take_its_successor_along() 
     old, new = bus.worker(), bus.worker()
     old.say(Entry("goodbye", epoch=old.epoch, body=pack(Goodbye())))
     new.take("lease")
-    new.beat()
+    new.heartbeat()
     assert len(new.take("lease")) == 1
 
 

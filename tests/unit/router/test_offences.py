@@ -38,7 +38,7 @@ def test_what_a_dismissed_peer_goes_on_to_say_is_not_read() -> None:
     offend(client, OFFENCES)
     client.heard.clear()
     client.hello()
-    client.beat()
+    client.heartbeat()
     assert client.heard == []
     assert bus.counters["shunned"] == 2
     assert client.peer not in bus.reachable, "what is not answered must not be remembered"
@@ -130,7 +130,7 @@ def test_the_highest_epoch_that_a_peer_may_claim_can_still_be_said() -> None:
     client.connect()
     client.say(hello(router_epoch=MAX_ROUTER_EPOCH, router_instance="elsewhere"))
     other = bus.client("third")
-    other.beat()
+    other.heartbeat()
     assert other.take_body("lease").router_epoch == MAX_ROUTER_EPOCH
 
 

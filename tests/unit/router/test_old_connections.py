@@ -10,7 +10,7 @@ def test_the_hello_of_a_lease_given_up_does_not_end_the_present_one() -> None:
     worker.lease_no = 2
     worker.connect()
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
     client.generate()
     worker.accept(*worker.take("generate"))
 
@@ -52,9 +52,9 @@ def test_a_client_is_not_dismissed_for_its_own_older_connection() -> None:
     client.peer = new_peer
 
     assert client.take("dismissed") == []
-    client.beat()
+    client.heartbeat()
     assert [entry.kind for entry in client.take("dismissed")] == ["dismissed"]  # say hello again
     client.hello()
     client.take("lease")
-    client.beat()
+    client.heartbeat()
     assert len(client.take("lease")) == 1

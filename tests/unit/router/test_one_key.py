@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
-from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
+from rolloutbus.bus.wire.messages.membership import ClientHeartbeat, Hello
 from rolloutbus.bus.wire.validation import check_cost, cost_of
 from rolloutbus.router.events import Received, Ticked
 from rolloutbus.router.requests.lane import MIN_ENDED
@@ -40,8 +40,8 @@ class Job(SimPeer):
         core, now = self.bus.core, self.bus.now
         self.bus.apply(core.handle(Received(self.peer, list(entries), self.principal), now))
 
-    def beat(self) -> None:
-        self.say(Entry("client_beat", body=pack(_beats(self.bus.now))))
+    def heartbeat(self) -> None:
+        self.say(Entry("client_beat", body=pack(_heartbeats(self.bus.now))))
 
     def fill(self) -> None:
         """Take what has ended, and ask for as much again."""
@@ -62,8 +62,8 @@ class Job(SimPeer):
         return Entry("generate", rid, deadline_ms=left_ms, place=self.place, body=pack(BODY))
 
 
-def _beats(now: float) -> ClientBeat:
-    return ClientBeat(int(now * 1000))
+def _heartbeats(now: float) -> ClientHeartbeat:
+    return ClientHeartbeat(int(now * 1000))
 
 
 class Engine:
@@ -111,9 +111,9 @@ def _rates(attackers: Sequence[str], place: Place, seconds: float = 20) -> tuple
             bus.now += STEP_S
             engine.step()
             if step % 10 == 0:
-                engine.worker.beat()
+                engine.worker.heartbeat()
                 for job in (*jobs, victim):
-                    job.beat()
+                    job.heartbeat()
             bus.apply(bus.core.handle(Ticked(), bus.now))
         found.append(victim.n_done / seconds)
     return found[0], found[1]

@@ -23,7 +23,7 @@ def _back_with(worker: SimWorker, *, has_ended: bool = False) -> None:
     """A worker that was cut off names the request."""
     (worker.outbox if has_ended else worker.running).append((RID, OLD, "trainer"))
     worker.detached = [(RID, "g")]
-    worker.beat()
+    worker.heartbeat()
 
 
 def _fenced(worker: SimWorker) -> list[tuple[str, tuple[int, int]]]:
@@ -66,7 +66,7 @@ def test_other_workers_tell_what_is_over_when_its_client_is_dead() -> None:
     _back_with(late)
     witness = bus.worker("w1")
     witness.over = [RID]
-    witness.beat()
+    witness.heartbeat()
     assert _fenced(late) == [(RID, OLD)]
 
 

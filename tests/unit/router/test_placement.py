@@ -126,7 +126,7 @@ def test_request_waits_until_a_worker_attests_its_version() -> None:
     client.generate("min:2")
     assert _generates(worker) == []
     worker.version = 2
-    worker.beat()
+    worker.heartbeat()
     assert len(_generates(worker)) == 1
 
 
@@ -142,11 +142,11 @@ def test_paused_worker_gets_nothing_until_it_is_ready_again() -> None:
     bus = Bus()
     client, worker = bus.client(), bus.worker()
     worker.state = "paused"
-    worker.beat()
+    worker.heartbeat()
     client.generate()
     assert _generates(worker) == []
     worker.state = "ready"
-    worker.beat()
+    worker.heartbeat()
     assert len(_generates(worker)) == 1
 
 
@@ -176,9 +176,9 @@ def test_who_waited_in_vain_is_told_that_the_workers_are_paused() -> None:
     workers, client = [bus.worker(f"w{number}") for number in range(10)], bus.client()
     for worker in workers[:9]:
         worker.state = "paused"
-        worker.beat()
+        worker.heartbeat()
     workers[9].state = "asleep"
-    workers[9].beat()
+    workers[9].heartbeat()
     client.generate(deadline_s=1)
     bus.advance(1.5)
     assert client.problem().message.endswith(
@@ -191,7 +191,7 @@ def test_request_that_expires_while_all_workers_sleep_is_told_that_none_was_read
     bus = Bus()
     worker, client = bus.worker(), bus.client()
     worker.state = "asleep"
-    worker.beat()
+    worker.heartbeat()
     client.generate(deadline_s=1)
     bus.advance(1.5)
     problem = client.problem()

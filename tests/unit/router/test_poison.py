@@ -23,7 +23,7 @@ def _crash(worker: SimWorker, reason: str = "engine_crashed") -> None:
     worker.take("generate")
     worker.lease_no += 1
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
 
 
 def _crashed_together(bus: Bus, times: int) -> tuple[SimWorker, list[str]]:
@@ -152,7 +152,7 @@ def test_request_that_a_worker_had_not_begun_is_not_charged() -> None:
         worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("engine_crashed"))))
         worker.lease_no += 1
         worker.hello()
-        worker.beat()
+        worker.heartbeat()
     assert len(worker.take("generate")) == 1
     assert "isolated" not in bus.counters
 
@@ -224,7 +224,7 @@ def test_killed_workers_are_not_charged() -> None:
         worker.running.clear()
         worker.lease_no += 1
         worker.hello()
-        worker.beat()
+        worker.heartbeat()
         client.submit(rid, 1000, resend=True)
     assert len(worker.take("generate")) == 1
     assert "isolated" not in bus.counters

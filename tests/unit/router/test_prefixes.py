@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rolloutbus.bus.prefix_marks import packed
+from rolloutbus.bus.prefix_hashes import packed
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
@@ -101,7 +101,7 @@ def test_a_session_that_must_move_goes_where_its_history_is_cached() -> None:
     others = [worker for worker in workers if worker is not home]
     tell(others[1], PROMPT)
     home.state = "draining"
-    home.beat()
+    home.heartbeat()
     ask(client, PROMPT, session="chat")
     assert counts(others) == [0, 1, 0]
 

@@ -72,12 +72,12 @@ def test_resent_request_is_placed_at_once_after_recovery() -> None:
     assert len(worker.take("generate")) == 1
 
 
-def test_running_request_is_adopted_by_its_workers_beat() -> None:
+def test_running_request_is_adopted_by_its_workers_heartbeat() -> None:
     bus = Bus(recovered=False)
     worker, client = bus.worker(), bus.client()
     rid = _resend(client)
     worker.running = [(rid, (1, 5), "trainer")]
-    worker.beat()
+    worker.heartbeat()
     bus.advance(5)
     assert worker.take("generate", "fenced") == []
     assert bus.counters["adopted"] == 1
@@ -91,7 +91,7 @@ def test_client_that_was_told_to_wait_is_told_that_its_request_runs_after_all() 
     assert client.take_body("queued").rids == [rid]
 
     worker.running = [(rid, (1, 5), "trainer")]
-    worker.beat()
+    worker.heartbeat()
 
     assert client.take_body("accepted").items == [(rid, (1, 5))]
 
@@ -100,7 +100,7 @@ def test_running_request_is_adopted_before_its_client_comes_back() -> None:
     bus = Bus(recovered=False)
     worker = bus.worker()
     worker.running = [("trainer/1", (1, 5), "trainer")]
-    worker.beat()
+    worker.heartbeat()
     client = bus.client()
     client.submit("trainer/1", 60, resend=True)
     bus.advance(5)

@@ -56,7 +56,7 @@ def _crash(worker: SimWorker) -> None:
     worker.running.clear()
     worker.lease_no += 1
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
 
 
 def test_request_that_crashed_two_engines_before_this_router_began_runs_alone() -> None:
@@ -65,7 +65,7 @@ def test_request_that_crashed_two_engines_before_this_router_began_runs_alone() 
     rid = client.generate(deadline_s=1000, resend=True)
     client.generate(deadline_s=1000)
     worker.suspects = [(rid, 2, 0)]
-    worker.beat()  # the first one is parked until the router has recovered
+    worker.heartbeat()  # the first one is parked until the router has recovered
     worker.suspects = []
     worker.end(worker.take("generate")[0])
     bus.advance(4)
@@ -80,7 +80,7 @@ def test_poison_dies_no_more_often_because_routers_are_restarted() -> None:
         worker, client = bus.worker(), bus.client()
         # Its worker has seen the deaths before: it was alone each time.
         worker.suspects = [("trainer/1", n_deaths, n_deaths)]
-        worker.beat()
+        worker.heartbeat()
         client.generate(deadline_s=1000)
         commands = worker.take("generate")
         assert commands

@@ -30,7 +30,7 @@ def _renew(worker: SimWorker, *, running: list[Entry]) -> None:
     worker.detached = [(each.rid, "g") for each in running]
     worker.connect()
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
 
 
 def _lost(client: SimClient) -> list[str]:
@@ -56,7 +56,7 @@ def test_what_goes_on_fills_a_slot_of_the_new_lease() -> None:
     assert (record.requests, record.outstanding_cost) == ({detached.rid}, _PLACE.cost)
 
 
-def test_what_the_first_beat_does_not_name_is_lost_after_all() -> None:
+def test_what_the_first_heartbeat_does_not_name_is_lost_after_all() -> None:
     bus = Bus()
     worker, client, detached = _running(bus)
     _renew(worker, running=[])

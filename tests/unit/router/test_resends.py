@@ -17,7 +17,7 @@ def _sent_at(bus: Bus, worker: SimWorker, kind: str) -> list[float]:
     began_at = bus.now
     while bus.now - began_at < 16:
         bus.advance(TICK_S)
-        worker.beat()
+        worker.heartbeat()
         sent_at += [bus.now - began_at] * len(worker.take(kind))
     return sent_at
 

@@ -53,7 +53,7 @@ def test_a_session_without_any_worker_left_keeps_waiting_and_is_told_where_it_go
     assert moves(client) == []
     worker.lease_no += 1
     worker.hello()
-    worker.beat()
+    worker.heartbeat()
     assert [command.rid for command in worker.take("generate")] == [rid]
     assert moves(client) == [("w0", "w0", "lost")]
 
@@ -65,7 +65,7 @@ def test_a_turn_waits_a_moment_for_a_worker_that_may_return_and_then_moves(state
     opened(client)
     turn(client, first)
     first.state = state
-    first.beat()
+    first.heartbeat()
     second = bus.worker("w1")
     client.generate(session="agent")
     assert second.take("generate") == []
@@ -81,12 +81,12 @@ def test_turns_stay_where_they_are_when_the_fleet_is_paused_and_resumes_one_by_o
     homes = {f"s{i}": workers[opened(client, f"s{i}")] for i in range(4)}
     for worker in workers.values():
         worker.state = "paused"
-        worker.beat()
+        worker.heartbeat()
     rids = {client.generate(session=name): home for name, home in homes.items()}
     bus.advance(0.5)
     for worker in workers.values():
         worker.state = "ready"
-        worker.beat()
+        worker.heartbeat()
     for worker in workers.values():
         taken = {command.rid for command in worker.take("generate")}
         assert taken == {rid for rid, home in rids.items() if home is worker}
@@ -98,7 +98,7 @@ def test_a_worker_that_drains_is_not_waited_for() -> None:
     client, first = bus.client(), bus.worker("w0")
     opened(client)
     first.state = "draining"
-    first.beat()
+    first.heartbeat()
     turn(client, bus.worker("w1"))
     assert moves(client) == [("w0", "w1", "draining")]
 
@@ -145,7 +145,7 @@ def test_a_request_that_a_worker_still_runs_after_a_restart_belongs_to_its_sessi
     client, worker = bus.client(), bus.worker()
     rid = client.next_rid()
     worker.running = [(rid, (0, 1), client.name)]
-    worker.beat()
+    worker.heartbeat()
     opened(client, worker="w0", lease_s=1)
     client.submit(rid, session="agent", resend=True)
     bus.advance(3)

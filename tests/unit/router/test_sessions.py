@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.errors import LocalProtocolError
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import Goodbye
 from rolloutbus.bus.wire.messages.session import OpenSession
-from rolloutbus.router.sessions.record import SESSION_LIFE, Session
+from rolloutbus.router.sessions.record import SESSION_LIFE, SessionRecord
 from tests.unit.router.harness import Bus
 from tests.unit.router.session_bench import (
     HOUR_S,
@@ -50,7 +50,7 @@ def test_paused_workers_give_places() -> None:
     bus = Bus()
     client, worker = bus.client(), bus.worker()
     worker.state = "paused"
-    worker.beat()
+    worker.heartbeat()
     assert opened(client) == "w0"
 
 
@@ -181,7 +181,7 @@ def test_a_turn_that_is_aborted_while_it_waits_leaves_its_session_to_the_lease()
     client, worker = bus.client(), bus.worker()
     opened(client, lease_s=5)
     worker.state = "paused"
-    worker.beat()
+    worker.heartbeat()
     client.generate(session="agent", deadline_s=HOUR_S)
     bus.advance(10)
     assert sessions(bus) == {"w0": 1}
@@ -283,7 +283,7 @@ def test_ended_sessions_are_forgotten() -> None:
 
 
 def test_an_event_without_meaning_changes_nothing() -> None:
-    session = Session("agent", "trainer", "default")
+    session = SessionRecord("agent", "trainer", "default")
     with pytest.raises(LocalProtocolError):
         session.advance("rested twice")
     assert session.state == "held"

@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.codec import encode_batch, pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.generation import Abort
-from rolloutbus.bus.wire.messages.membership import ClientBeat, Hello
+from rolloutbus.bus.wire.messages.membership import ClientHeartbeat, Hello
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.events import Malformed, Received, Returned, Revoked, Ticked
 from rolloutbus.router.settings import RouterSettings
@@ -19,7 +19,7 @@ SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back")
 PEER = Peer(b"a" * 16)
 OTHER = Peer(b"b" * 16)
 HELLO = [Entry("hello", body=pack(Hello("client", "trainer", "f" * 32)))]
-BEAT = [Entry("client_beat", body=pack(ClientBeat(1)))]
+BEAT = [Entry("client_beat", body=pack(ClientHeartbeat(1)))]
 
 
 def core() -> RouterCore:

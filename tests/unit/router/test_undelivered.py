@@ -31,13 +31,13 @@ def test_request_that_was_sent_before_waits_for_the_end_of_the_lease() -> None:
     assert other.take("generate") == []
 
 
-def test_worker_that_could_not_be_sent_something_gets_nothing_new_until_it_beats() -> None:
+def test_worker_that_could_not_be_sent_something_gets_nothing_new_until_it_heartbeats() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
     client.generate(deadline_s=60)
     _returned(bus, worker, worker.heard_one("generate"))
     assert worker.take("generate") == []
-    worker.beat()
+    worker.heartbeat()
     assert len(worker.take("generate")) == 1
 
 

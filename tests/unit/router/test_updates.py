@@ -236,7 +236,7 @@ def test_worker_started_after_version_7_serves_nothing_before_it_attests_it() ->
     record(store)
     commit(first, 7)
     first.state = "draining"
-    first.beat()
+    first.heartbeat()
     late = bus.worker("late")
     client.generate(deadline_s=60)
     bus.advance(0.5)
@@ -266,7 +266,7 @@ def test_torn_worker_is_brought_to_the_committed_version_without_a_delta() -> No
     bus.store({"default": 3}, host="host-a")
     torn = bus.worker(version=2, host="host-b", transports=["delta", "tcp"])
     torn.state = "torn"
-    torn.beat()
+    torn.heartbeat()
     bus.advance(0.5)
     assert prepare(torn, 3).transport == "tcp"
 
@@ -368,7 +368,7 @@ def test_what_a_delta_moved_decides_who_takes_the_next_one() -> None:
     record(store)
     for worker in workers:
         commit(worker, 2)
-        worker.beat()
+        worker.heartbeat()
     publish(client, 3)
     assert [prepare(worker, 3).transport for worker in workers] == ["tcp", "tcp", "delta"]
 
@@ -378,7 +378,7 @@ def test_torn_worker_waits_for_the_first_publication() -> None:
     bus.store({})
     torn = bus.worker(version=0)
     torn.state = "torn"
-    torn.beat()
+    torn.heartbeat()
     bus.advance(5)
     assert torn.take("prepare_update") == []
 
@@ -388,12 +388,12 @@ def test_torn_worker_serves_nothing_and_is_mended_in_place_by_itself() -> None:
     bus.store({"default": 3})
     worker, client = bus.worker(version=3), bus.client()
     worker.state = "torn"
-    worker.beat()
+    worker.heartbeat()
     client.generate(deadline_s=60)
     bus.advance(0.5)
     assert worker.take("generate") == []
     assert prepare(worker, 3).mode == "overwrite"
     worker.state = "ready"
     commit(worker, 3)
-    worker.beat()
+    worker.heartbeat()
     assert len(worker.take("generate")) == 1

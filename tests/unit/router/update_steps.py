@@ -6,9 +6,9 @@ from rolloutbus.bus.wire.messages.weights import (
     Committed,
     Prepared,
     PrepareUpdate,
-    Published,
     PublishVersion,
     UpdateProgress,
+    VersionPublished,
 )
 from tests.unit.router.harness import SimClient, SimStore, SimWorker
 
@@ -46,11 +46,11 @@ def commit(worker: SimWorker, version: int = 1) -> None:
     worker.end(worker.heard_one("commit_update"), body=Committed(version, 2.5))
 
 
-def published(client: SimClient) -> Published:
+def published(client: SimClient) -> VersionPublished:
     """How the only publication that ended went."""
     (entry,) = client.take("finished")
     body = unpack_result("publish_version", entry)
-    assert isinstance(body, Published)
+    assert isinstance(body, VersionPublished)
     return body
 
 

@@ -68,7 +68,7 @@ class Wire:
         self.outcomes: dict[str, Outcome] = {}
         self.deltas: list[Delta] = []
         self.n_connects = 0
-        self.router_answers_beats = True
+        self.router_answers_heartbeats = True
         self.apply(self.core.start(self.clock.now()))
 
     def apply(self, effects: list[Effect]) -> None:
@@ -100,12 +100,12 @@ class Wire:
         self.apply(self.core.receive_stream(entries, self.clock.now()))
 
     def pass_time(self, seconds: float) -> None:
-        """In steps of 50 ms, with the router answering beats."""
+        """In steps of 50 ms, with the router answering heartbeats."""
         for _ in range(round(seconds / 0.05)):
             self.clock.advance(0.05)
             n_sent = len(self.sent)
             self.apply(self.core.tick(self.clock.now()))
-            if self.router_answers_beats:
+            if self.router_answers_heartbeats:
                 for entry in self.sent[n_sent:]:
                     if entry.kind == "client_beat":
                         self.say("lease", Lease(1, "r1", 1))

@@ -343,7 +343,9 @@ def test_malformed_and_unexpected_entries_are_counted_and_harm_nothing(bench: Be
     assert rid not in bench.outcomes
 
 
-def test_a_lost_welcome_is_asked_for_on_a_fresh_connection_although_beats_are_answered() -> None:
+def test_a_lost_welcome_is_asked_for_on_a_fresh_connection_although_heartbeats_are_answered() -> (
+    None
+):
     wire = Wire()
     for _ in range(12):
         wire.pass_time(0.25)

@@ -198,7 +198,7 @@ def test_begun_work_waits_out_a_full_router(bench: Bench) -> None:
     assert rid not in bench.outcomes
 
 
-def test_hello_and_a_beat_open_the_connection_and_beats_go_on(seed: int) -> None:
+def test_hello_and_a_heartbeat_open_the_connection_and_heartbeats_go_on(seed: int) -> None:
     bench = Bench(seed)
     assert [entry.kind for entry in bench.sent] == ["hello", "client_beat"]
     (hello,) = bench.bodies("hello", Hello)
@@ -222,7 +222,7 @@ def test_requests_made_before_the_welcome_leave_with_it(seed: int) -> None:
 
 
 def test_a_silent_router_is_left_for_a_fresh_connection(bench: Bench) -> None:
-    bench.router_answers_beats = False
+    bench.router_answers_heartbeats = False
     bench.pass_time(1.4)
     assert bench.n_connects == 1
     bench.pass_time(0.5)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rolloutbus.bus.prefix_marks import marks_of
+from rolloutbus.bus.prefix_hashes import marks_of
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.messages.generation import Generate, Media, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome

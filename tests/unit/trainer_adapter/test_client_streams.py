@@ -59,7 +59,7 @@ def test_a_gap_is_repaired_once_and_the_stream_goes_on_in_order(bench: Bench) ->
     assert (bench.core.counters.gaps, bench.core.counters.repairs) == (1, 1)
 
 
-def test_an_idle_beat_reveals_a_lost_tail(bench: Bench) -> None:
+def test_an_idle_heartbeat_reveals_a_lost_tail(bench: Bench) -> None:
     rid = bench.generate(stream=True)
     bench.row(rid, (1, 1), 0, 5)
     bench.idle(rid, (1, 1), 1)

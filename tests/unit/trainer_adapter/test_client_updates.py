@@ -8,12 +8,12 @@ from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.errors import BusError, DeadlineExceeded, RequestCancelled
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort
-from rolloutbus.bus.wire.messages.weights import Published, PublishVersion, UpdateProgress
+from rolloutbus.bus.wire.messages.weights import PublishVersion, UpdateProgress, VersionPublished
 from rolloutbus.trainer_adapter.client.core.effects import Report
 from tests.unit.trainer_adapter.bench import Bench
 
 BODY = PublishVersion("default", 7)
-DONE = Published(7, [])
+DONE = VersionPublished(7, [])
 
 
 def publish(bench: Bench, deadline_s: float = 60.0) -> str:

@@ -255,7 +255,7 @@ def test_the_deadline_of_what_is_held_back_says_why(bench: Bench) -> None:
     begun = _begun(bench)
     _move(bench, "r2", "")
     fresh = _asked(bench, "min:124")
-    bench.router_answers_beats = True
+    bench.router_answers_heartbeats = True
     for _ in range(62 * 20):
         bench.clock.advance(0.05)
         bench.apply(bench.core.tick(bench.clock.now()))

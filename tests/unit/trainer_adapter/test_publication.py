@@ -9,10 +9,10 @@ from rolloutbus.bus.actor.ref import ActorRef, Command
 from rolloutbus.bus.wire.errors import OtherFleet
 from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import (
-    Restored,
     RestoreVersion,
     Settled,
     UpdateProgress,
+    VersionRestored,
 )
 from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
@@ -83,7 +83,7 @@ class Trainer:
         del deadline_s
         self.asked.append(command.kind)
         is_restore = isinstance(command.body, RestoreVersion)
-        answer = Restored(8) if is_restore else Settled(is_committed=False)
+        answer = VersionRestored(8) if is_restore else Settled(is_committed=False)
         return FleetResult({"store": answer})
 
     def tell(self, command: Command, deadline_s: float) -> None:

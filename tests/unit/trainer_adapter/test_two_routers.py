@@ -5,8 +5,8 @@ from tests.unit.trainer_adapter.bench import Bench
 
 
 def _answered(bench: Bench) -> None:
-    """The router obeyed has answered a beat."""
-    bench.router_answers_beats = False
+    """The router obeyed has answered a heartbeat."""
+    bench.router_answers_heartbeats = False
     bench.take("client_beat")
     bench.pass_time(0.6)
     bench.say("lease", Lease(1, "r1", 2))

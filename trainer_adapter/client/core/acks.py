@@ -7,7 +7,7 @@ Spec: docs/protocol.md, "Commands", 3, and "Detached requests", 6.
 from collections.abc import Iterator
 
 from rolloutbus.bus.actor.effects import THE_LINK, Send
-from rolloutbus.bus.membership.over import OverRids
+from rolloutbus.bus.membership.settled import OverRids
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.ids import Attempt

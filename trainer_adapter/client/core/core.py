@@ -35,18 +35,18 @@ from rolloutbus.trainer_adapter.client.core.effects import (
     Unsubscribe,
     Welcomed,
 )
+from rolloutbus.trainer_adapter.client.core.ending_handler import EndingHandler
 from rolloutbus.trainer_adapter.client.core.known_fleet import (
     KnownFleet,
     is_of_one_fleet,
     names_version,
 )
-from rolloutbus.trainer_adapter.client.core.link import Link, LinkIdentity, Upstream
-from rolloutbus.trainer_adapter.client.core.losses import Losses
-from rolloutbus.trainer_adapter.client.core.request_book import Desk, RequestBook
+from rolloutbus.trainer_adapter.client.core.link import LinkIdentity, RouterLink, Upstream
+from rolloutbus.trainer_adapter.client.core.loss_policy import LossPolicy
+from rolloutbus.trainer_adapter.client.core.request_book import ClientContext, RequestBook
 from rolloutbus.trainer_adapter.client.core.requests import Ask, sealed_ask
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession, SessionBook
 from rolloutbus.trainer_adapter.client.core.stream_reader import StreamReader
-from rolloutbus.trainer_adapter.client.core.verdicts import Verdicts
 from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 LEAVE_AFTER_S = 10.0
@@ -62,13 +62,13 @@ class ClientCore:
         self._out: list[Effect] = []
         self.counters = ClientCounters()
         identity = LinkIdentity(settings.name, boot)
-        self._link = Link(identity, settings.lease, chance, self._out)
+        self._link = RouterLink(identity, settings.lease, chance, self._out)
         self._fleet = KnownFleet(self._link, settings.fleet)
-        desk = Desk(settings, self._link, self._fleet, chance, self.counters, self._out)
+        desk = ClientContext(settings, self._link, self._fleet, chance, self.counters, self._out)
         self._sessions = SessionBook(self.counters)
         self._book = RequestBook(desk, boot, self._sessions.ended)
-        self._verdicts = Verdicts(desk, self._book)
-        self._losses = Losses(desk, self._book)
+        self._verdicts = EndingHandler(desk, self._book)
+        self._losses = LossPolicy(desk, self._book)
         self._streams = StreamReader(desk, self._book)
         self._endpoints: dict[str, None] = {}
         """Streams listened to."""

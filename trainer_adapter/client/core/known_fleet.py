@@ -7,7 +7,7 @@ from rolloutbus.bus.actor.ref import STORE
 from rolloutbus.bus.wire.messages.engine import LoadLora
 from rolloutbus.bus.wire.messages.session import CloseSession, OpenSession
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged
-from rolloutbus.trainer_adapter.client.core.link import Link
+from rolloutbus.trainer_adapter.client.core.link import RouterLink
 from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest
 
 READ_ONLY = frozenset({"abort", "status"})
@@ -19,7 +19,7 @@ OF_WHAT_WAS_BEGUN = frozenset({"attach", "seal_version", "publish_version", "set
 class KnownFleet:
     """The fleet that a client knows, and what it asks of no other one."""
 
-    def __init__(self, link: Link, name: str) -> None:
+    def __init__(self, link: RouterLink, name: str) -> None:
         """`name` is of the fleet that the caller expects; empty: any."""
         self._link = link
         self.name = name

@@ -1,4 +1,4 @@
-"""The client's link to its router: hello, beats, silence, fresh connections.
+"""The client's link to its router: hello, heartbeats, silence, fresh connections.
 
 Spec: docs/protocol.md, "Membership".
 """
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from rolloutbus.bus.actor.effects import THE_LINK, Connect, Send
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 from rolloutbus.bus.backoff import Backoff, Chance
 from rolloutbus.bus.membership.lease import Witness
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import (
-    ClientBeat,
+    ClientHeartbeat,
     Goodbye,
     Hello,
     Lease,
@@ -56,7 +56,7 @@ class Upstream(NamedTuple):
     """Where the weight store serves bytes; empty while there is none."""
 
 
-class Link:
+class RouterLink:
     """Decides when to connect, what to say, and when silence means that the router is gone."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Link:
         self._instance = ""
         self._connect_at = 0.0
         self._heard_at = 0.0
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._ticked_at = 0.0
         self._witness = Witness()
         self._rejected_instance = ""
@@ -102,7 +102,7 @@ class Link:
             self._heard_at = now
 
     def answered(self, lease: Lease) -> None:
-        """The router obeyed answers a beat."""
+        """The router obeyed answers a heartbeat."""
         if lease.instance == self._instance:
             self._witness.answered(lease.seq)
             self.router_epoch = max(self.router_epoch, lease.router_epoch)
@@ -145,20 +145,20 @@ class Link:
         self._advance("stop")
 
     def tick(self, now: float) -> bool:
-        """Beat, judge silence, reconnect. True if the link was up and is now given up."""
+        """Heartbeat, judge silence, reconnect. True if the link was up and is now given up."""
         was_up = self.state == "up"
         settings = self._settings
         if now - self._ticked_at > settings.late_tick_s:
             # We were frozen, and what the router said meanwhile has not been read yet.
-            self._heard_at = max(self._heard_at, now - settings.beat_s)
+            self._heard_at = max(self._heard_at, now - settings.heartbeat_s)
         self._ticked_at = now
         if self.state == "down" and now >= self._connect_at:
             self._connect(now)
         elif self.state in ("greeting", "up"):
             if now - self._heard_at > settings.silence_s:
                 self.failed(now)
-            elif now >= self._beat_at:
-                self._beat(now)
+            elif now >= self._heartbeat_at:
+                self._heartbeat(now)
         return was_up and self.state != "up"
 
     def _has_prevailed(self, welcome: Welcome, now: float) -> bool:
@@ -189,14 +189,14 @@ class Link:
             router_instance=self._instance,
         )
         self._send(Entry("hello", body=pack(hello)))
-        self._beat(now)
+        self._heartbeat(now)
 
-    def _beat(self, now: float) -> None:
-        self._beat_at = now + self._settings.beat_s
-        self._send(Entry("client_beat", body=pack(ClientBeat(self._witness.beat(now)))))
+    def _heartbeat(self, now: float) -> None:
+        self._heartbeat_at = now + self._settings.heartbeat_s
+        self._send(Entry("client_beat", body=pack(ClientHeartbeat(self._witness.heartbeat(now)))))
 
     def _send(self, entry: Entry) -> None:
         self._out.append(Send(THE_LINK, entry))
 
     def _advance(self, event: str) -> None:
-        self.state = following(LINK_LIFE, self.state, event, "link")
+        self.state = next_state(LINK_LIFE, self.state, event, "link")

@@ -30,7 +30,7 @@ from rolloutbus.trainer_adapter.client.core.counters import ClientCounters
 from rolloutbus.trainer_adapter.client.core.effects import Complete, Effect, Outcome
 from rolloutbus.trainer_adapter.client.core.endings import aborted, cancelled, error_of
 from rolloutbus.trainer_adapter.client.core.known_fleet import KnownFleet
-from rolloutbus.trainer_adapter.client.core.link import Link
+from rolloutbus.trainer_adapter.client.core.link import RouterLink
 from rolloutbus.trainer_adapter.client.core.released import Released
 from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest, sealed_ask
 from rolloutbus.trainer_adapter.client.core.retry_budget import RetryBudget
@@ -55,11 +55,11 @@ MAX_ENDED = 1024
 
 
 @dataclass(slots=True)
-class Desk:
+class ClientContext:
     """What the parts of one client's core share."""
 
     settings: ClientSettings
-    link: Link
+    link: RouterLink
     fleet: KnownFleet
     chance: Chance
     counters: ClientCounters
@@ -69,7 +69,7 @@ class Desk:
 class RequestBook:
     """Requests by rid, and when something must be done about each."""
 
-    def __init__(self, desk: Desk, boot: str, on_end: Ended) -> None:
+    def __init__(self, desk: ClientContext, boot: str, on_end: Ended) -> None:
         """`boot` is a random 128-bit hex name of this process's client.
 
         `on_end` hears the body and the outcome of every command of the caller, however it ended.

@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from rolloutbus.bus.actor.life import following
+from rolloutbus.bus.actor.life import next_state
 from rolloutbus.bus.actor.ref import ROUTER, Command
-from rolloutbus.bus.prefix_marks import marks_of
+from rolloutbus.bus.prefix_hashes import marks_of
 from rolloutbus.bus.streams.reassembly import Assembly
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
@@ -216,7 +216,7 @@ class OpenRequest:
         Raises:
             LocalProtocolError: the event has no meaning in this state; nothing changed.
         """
-        self.state = following(REQUEST_LIFE, self.state, event, f"request {self.rid}")
+        self.state = next_state(REQUEST_LIFE, self.state, event, f"request {self.rid}")
         return self.state
 
     def saw(self, attempt: Attempt, worker: str) -> bool:

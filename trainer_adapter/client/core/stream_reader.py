@@ -13,20 +13,20 @@ from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.trainer_adapter.client.core.effects import Deliver, Outcome
+from rolloutbus.trainer_adapter.client.core.ending_handler import delta_of
 from rolloutbus.trainer_adapter.client.core.request_book import (
     INTERNAL_DEADLINE_S,
-    Desk,
+    ClientContext,
     RequestBook,
 )
 from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest
-from rolloutbus.trainer_adapter.client.core.verdicts import delta_of
 from rolloutbus.trainer_adapter.client.rollout import FleetResult
 
 
 class StreamReader:
     """Feeds what workers publish to this client into its open requests."""
 
-    def __init__(self, desk: Desk, book: RequestBook) -> None:
+    def __init__(self, desk: ClientContext, book: RequestBook) -> None:
         self._settings = desk.settings
         self._counters = desk.counters
         self._out = desk.out

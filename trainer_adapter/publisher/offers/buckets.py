@@ -14,7 +14,7 @@ _CHUNK_WORDS = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BucketSpan:
     """Tensors `first` to `end` - 1 of a layout, and the bytes between them."""
 
     first: int
@@ -24,7 +24,7 @@ class Span:
     size_bytes: int
 
 
-def spans_of(layout: Sequence[Tensor], limit_bytes: int) -> Iterator[Span]:
+def spans_of(layout: Sequence[Tensor], limit_bytes: int) -> Iterator[BucketSpan]:
     """As few as can be of at most `limit_bytes` each; a larger tensor is alone in its own."""
     first = 0
     for i, tensor in enumerate(layout):
@@ -32,13 +32,16 @@ def spans_of(layout: Sequence[Tensor], limit_bytes: int) -> Iterator[Span]:
         end = tensor.offset + tensor.size_bytes if is_last else layout[i + 1].offset
         after = end if is_last else layout[i + 1].offset + layout[i + 1].size_bytes
         if is_last or after - start > limit_bytes:
-            yield Span(first, i + 1, start, end - start)
+            yield BucketSpan(first, i + 1, start, end - start)
             first = i + 1
 
 
 @torch.no_grad()
 def fill(
-    memory: torch.Tensor, span: Span, layout: Sequence[Tensor], sources: Sequence[torch.Tensor]
+    memory: torch.Tensor,
+    span: BucketSpan,
+    layout: Sequence[Tensor],
+    sources: Sequence[torch.Tensor],
 ) -> None:
     """Copy the span's tensors into `memory`, uint8 [at least its size], cast on the way."""
     for i in range(span.first, span.end):

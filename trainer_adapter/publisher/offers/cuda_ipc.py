@@ -12,7 +12,12 @@ from rolloutbus.bus.host import host_id
 from rolloutbus.bus.weights.cuda_memory import CudaError, CudaHandle, CudaMemory, DeviceBytes
 from rolloutbus.bus.weights.loans import Loan
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer, Tensor
-from rolloutbus.trainer_adapter.publisher.offers.buckets import Span, checksum_of, fill, spans_of
+from rolloutbus.trainer_adapter.publisher.offers.buckets import (
+    BucketSpan,
+    checksum_of,
+    fill,
+    spans_of,
+)
 from rolloutbus.trainer_adapter.publisher.offers.devices import QueuedWork, gpu_uuid, only_gpu
 
 BUCKET_BYTES = 2 << 30
@@ -117,7 +122,7 @@ class CudaIpcOffering:
             each.loan.lend()
         return buckets
 
-    def _take(self, spans: Sequence[Span], device: torch.device) -> list[_Lent]:
+    def _take(self, spans: Sequence[BucketSpan], device: torch.device) -> list[_Lent]:
         """Recalled memory for each span; whatever is free and does not fit is given back."""
         free = [each for each in self._lent if each.device == device and each.loan.recall()]
         taken = [_fitting(span.size_bytes, free) for span in spans]

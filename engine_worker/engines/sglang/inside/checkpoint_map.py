@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rolloutbus.engine_worker.engines.sglang.schedulers.orders import CheckpointTensor, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import CheckpointTensor, TensorRows
 from rolloutbus.engine_worker.engines.sglang.upstream.types import Model
 from rolloutbus.engine_worker.weights.torch_types import DTYPE_NAMES, TORCH_TYPES
 
@@ -22,7 +22,7 @@ _WRITES = frozenset(
 )
 
 
-class Span(NamedTuple):
+class FlatSpan(NamedTuple):
     """Elements of a flat tensor."""
 
     shape: tuple[int, ...]
@@ -33,9 +33,9 @@ class Span(NamedTuple):
 class Copy(NamedTuple):
     """Elements of a checkpoint's tensor, and the parameter's elements that they become."""
 
-    source: Span
+    source: FlatSpan
     parameter: str
-    target: Span
+    target: FlatSpan
 
 
 class CheckpointMap:
@@ -57,7 +57,7 @@ class CheckpointMap:
         copies = self._copies.get(name)
         return DTYPE_NAMES.get(self._parameter(copies[0].parameter).dtype, "") if copies else ""
 
-    def sources(self, name: str) -> set[Span]:
+    def sources(self, name: str) -> set[FlatSpan]:
         """Elements of the tensor that this rank holds whole rows or columns of."""
         row = _row_elements(self._shapes[name])
         return {each.source for each in self._copies.get(name, ()) if each.source.stride[0] == row}
@@ -67,7 +67,7 @@ class CheckpointMap:
         """Parameters that the model's loading writes nothing to."""
         return [name for name in self._parameters if name not in self._written]
 
-    def read(self, rows: Rows, into: torch.Tensor) -> None:
+    def read(self, rows: TensorRows, into: torch.Tensor) -> None:
         """Write this rank's part of some rows into `into`, uint8 [bytes of the rows]."""
         row = _row_elements(self._shapes[rows.name])
         for source, name, target in self._copies[rows.name]:
@@ -138,10 +138,10 @@ class _Watch(TorchDispatchMode):
             self.copies.setdefault(name, []).append(copy)
 
 
-def _span(tensor: torch.Tensor) -> Span:
+def _span(tensor: torch.Tensor) -> FlatSpan:
     if not tensor.dim():
-        return Span((1,), (1,), int(tensor.storage_offset()))
-    return Span(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+        return FlatSpan((1,), (1,), int(tensor.storage_offset()))
+    return FlatSpan(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
 
 
 def _memory(tensor: torch.Tensor) -> int:

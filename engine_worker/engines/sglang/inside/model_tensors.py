@@ -13,11 +13,11 @@ from rolloutbus.engine_worker.engines.sglang.inside.mapped_files import MappedFi
 from rolloutbus.engine_worker.engines.sglang.inside.ranks import Ranks
 from rolloutbus.engine_worker.engines.sglang.inside.staging import NamedTensors, Staging
 from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
-    Answer,
     CheckpointTensor,
+    FindTensors,
     Read,
+    SchedulerAnswer,
     Stage,
-    Survey,
 )
 from rolloutbus.engine_worker.engines.sglang.upstream.types import ModelRunner
 
@@ -25,7 +25,7 @@ BATCH_BYTES = 512 * 1024 * 1024
 """Brought to the GPU at a time, where there was no room for the whole version."""
 
 
-class Outcome(NamedTuple):
+class OverwriteOutcome(NamedTuple):
     """Of overwriting the model, on all ranks together."""
 
     problem: str
@@ -47,8 +47,8 @@ class ModelTensors:
         self.is_torn = False
         """The weights are of no version."""
 
-    def survey(self, order: Survey) -> Answer:
-        """See `Survey`. What cannot be made out can still be overwritten, but not be read."""
+    def survey(self, order: FindTensors) -> SchedulerAnswer:
+        """See `FindTensors`. What cannot be made out can still be overwritten, but not be read."""
         try:
             self._map = CheckpointMap(self._runner.model, order.tensors)
         except Exception:  # noqa: BLE001 - a model's own code, which expects weights with content
@@ -61,7 +61,7 @@ class ModelTensors:
         of_all = self._ranks.gathered({name: held.sources(name) for name in names})
         parts = {name: {part for rank in of_all for part in rank[name]} for name in names}
         sizes = {name: sum(prod(part.shape) for part in parts[name]) for name in names}
-        return Answer(
+        return SchedulerAnswer(
             dtypes=[held.dtype(name) for name in names],
             unreadable=[e.name for e in order.tensors if sizes[e.name] != prod(e.shape)],
             unfilled=held.unfilled,
@@ -83,7 +83,7 @@ class ModelTensors:
         """Nobody needs what was staged any more. Idempotent."""
         self._staging.drop(version)
 
-    def overwrite(self, version: int) -> Outcome:
+    def overwrite(self, version: int) -> OverwriteOutcome:
         """Make a staged version the active one."""
         module = torch.get_device_module(self._device)
         module.synchronize()  # the last step may still use what is there
@@ -98,7 +98,7 @@ class ModelTensors:
         # One rank that failed spoils what the others have taken.
         is_spoiled = any(torn or not why for why, torn in outcomes)
         self.is_torn = bool(problem) and (was_torn or is_spoiled)
-        return Outcome(problem, self.is_torn)
+        return OverwriteOutcome(problem, self.is_torn)
 
     def read(self, order: Read) -> None:
         """Write what is asked for into the host's file."""
@@ -128,8 +128,8 @@ class ModelTensors:
         return ""
 
 
-def _unknown(tensors: Sequence[CheckpointTensor]) -> Answer:
-    return Answer(
+def _unknown(tensors: Sequence[CheckpointTensor]) -> SchedulerAnswer:
+    return SchedulerAnswer(
         dtypes=[each.dtype for each in tensors], unreadable=[each.name for each in tensors]
     )
 

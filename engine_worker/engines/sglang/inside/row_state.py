@@ -24,7 +24,7 @@ History = tuple[torch.Tensor, torch.Tensor]
 """Of each token how often it was generated int32 [vocab], and whether it is known bool [vocab]."""
 
 
-class Request(Protocol):
+class SglangRequest(Protocol):
     """The part of SGLang's request that is read here."""
 
     origin_input_ids: Sequence[int]
@@ -37,7 +37,7 @@ class Request(Protocol):
 class RowState:
     """Rules of one request, and how far it is."""
 
-    def __init__(self, rules: Rules, request: Request) -> None:
+    def __init__(self, rules: Rules, request: SglangRequest) -> None:
         self.rules = rules
         self.n_generated = WITHIN
         """Tokens before the one that is about to be sampled, or `WITHIN`."""
@@ -113,7 +113,7 @@ def state_of(request: SglangObject) -> RowState:
     if state is None:
         # A request that is gone must not wait for the garbage collector, which SGLang may stop.
         is_weak = isinstance(request, weakref.ProxyType)
-        held = cast("Request", request if is_weak else weakref.proxy(request))
+        held = cast("SglangRequest", request if is_weak else weakref.proxy(request))
         state = RowState(rules_in(request.sampling_params.custom_params), held)
         request.rolloutbus_state = state
     return state

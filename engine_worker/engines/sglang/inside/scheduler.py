@@ -23,7 +23,7 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,
-    Flushed,
+    CacheFlushed,
     LastWords,
     Looked,
     Message,
@@ -230,7 +230,7 @@ class SchedulerTap:
         n_tokens = scheduler.tree_cache.evictable_size()
         has_flushed: bool = call(scheduler, *args, **kwargs)
         if has_flushed:
-            self._send(Flushed(n_tokens))
+            self._send(CacheFlushed(n_tokens))
         return has_flushed
 
     def _tell_version(self, version: int | None, booked: Sequence[SchedulerRequest]) -> None:

@@ -9,17 +9,21 @@ from rolloutbus.engine_worker.engines.sglang.inside.model_tensors import ModelTe
 from rolloutbus.engine_worker.engines.sglang.inside.ranks import Ranks
 from rolloutbus.engine_worker.engines.sglang.inside.version_change import VersionChange
 from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
-    Answer,
+    FindTensors,
     Install,
     Order,
     Read,
+    SchedulerAnswer,
     Stage,
-    Survey,
     Unstage,
     as_numbers,
     order_of,
 )
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Message, Staged, Swapped
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
+    Message,
+    Swapped,
+    VersionStaged,
+)
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import (
     NamedWeightRequest,
@@ -79,7 +83,7 @@ class SchedulerWeights:
         try:
             answer = self._carry_out(order)
         except Exception as error:  # noqa: BLE001 - whatever it is, SGLang would die of it
-            answer = Answer(problem=f"{type(error).__name__}: {error}"[:500])
+            answer = SchedulerAnswer(problem=f"{type(error).__name__}: {error}"[:500])
         return upstream.request("GetWeightsByNameReqOutput", parameter=as_numbers(answer))
 
     def admit(self, request: SchedulerRequest) -> None:
@@ -118,9 +122,9 @@ class SchedulerWeights:
                 upstream.halt(self._scheduler)
         return result
 
-    def _carry_out(self, order: Order) -> Answer:
+    def _carry_out(self, order: Order) -> SchedulerAnswer:
         match order:
-            case Survey():
+            case FindTensors():
                 return self._tensors.survey(order)
             case Stage():
                 threading.Thread(target=self._stage, args=(order,), name="stage").start()
@@ -132,26 +136,28 @@ class SchedulerWeights:
                 return self._take(order)
             case Read():
                 return self._read(order)
-        return Answer(version=self._version)
+        return SchedulerAnswer(version=self._version)
 
     def _stage(self, order: Stage) -> None:
         problem = self._tensors.stage(order)
-        self._tell(Staged(order.version, self._ranks.mine, self._ranks.n, problem))
+        self._tell(VersionStaged(order.version, self._ranks.mine, self._ranks.n, problem))
 
-    def _take(self, order: Install) -> Answer:
+    def _take(self, order: Install) -> SchedulerAnswer:
         if not self._tensors.has(order.version):
-            return Answer(problem=f"version {order.version} is not staged")
+            return SchedulerAnswer(problem=f"version {order.version} is not staged")
         if self._due is not None:
-            return Answer(problem=f"version {self._due.version} is on its way", is_busy=True)
+            return SchedulerAnswer(
+                problem=f"version {self._due.version} is on its way", is_busy=True
+            )
         if self._are_asleep:
             problem = "the weights are asleep: wake them up before an update"
-            return Answer(problem=problem, is_busy=True)
+            return SchedulerAnswer(problem=problem, is_busy=True)
         self._due = order
         if self._is_paused:
             self._settle_paused(order)
         elif self._change.may_begin(order.in_flight):
             self._install(order)
-        return Answer()
+        return SchedulerAnswer()
 
     def _settle_paused(self, due: Install) -> None:
         """Nothing that runs gets on: now or never."""
@@ -195,14 +201,14 @@ class SchedulerWeights:
                 upstream.request("ContinueGenerationReqInput", torch_empty_cache=False)
             )
 
-    def _read(self, order: Read) -> Answer:
+    def _read(self, order: Read) -> SchedulerAnswer:
         if self._tensors.is_torn:
             problem = "the weights are half overwritten: they are of no version"
-            return Answer(problem=problem, is_busy=True)
+            return SchedulerAnswer(problem=problem, is_busy=True)
         if self._are_asleep:
-            return Answer(problem="the weights are asleep", is_busy=True)
+            return SchedulerAnswer(problem="the weights are asleep", is_busy=True)
         self._tensors.read(order)
-        return Answer(version=self._version)
+        return SchedulerAnswer(version=self._version)
 
     def _tell_swapped(self, swapped: Swapped) -> None:
         if self._ranks.mine == 0:

@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.engine_worker.engines.sglang.inside.support import NOT_MEASURED, truncates
 from rolloutbus.engine_worker.engines.sglang.inside.tap_arrays import wanted_arrays
 from rolloutbus.engine_worker.engines.sglang.inside.version_account import VersionAccount
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import STREAMED, Finish, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import STREAMED, RowFinish, Rows
 from rolloutbus.engine_worker.engines.sglang.upstream.types import FinishReason, SchedulerRequest
 
 
@@ -68,7 +68,7 @@ class TapColumns:
         counts: list[int] = []
         tokens: list[int] = []
         logprobs: list[float] = []
-        finishes: list[Finish] = []
+        finishes: list[RowFinish] = []
         arrays: list[tuple[int, dict[str, Array]]] = []
         cuts: list[tuple[int, Sequence[float]]] = []
         for request in requests:
@@ -80,7 +80,7 @@ class TapColumns:
             if reason is None:
                 n_new = stop - start
                 if is_end:
-                    finishes.append(Finish(len(rids), "abort"))
+                    finishes.append(RowFinish(len(rids), "abort"))
                     stop = self._trusted(request, start, stop, finishes)
                 elif n_new < portion and not (n_new and request.rid.startswith(STREAMED)):
                     continue
@@ -115,7 +115,7 @@ class TapColumns:
         )
 
     def _trusted(
-        self, request: SchedulerRequest, start: int, stop: int, finishes: list[Finish]
+        self, request: SchedulerRequest, start: int, stop: int, finishes: list[RowFinish]
     ) -> int:
         """`stop`; `start` if nothing more may be told, which makes its end, the last, an error."""
         end = finishes[-1]
@@ -125,7 +125,7 @@ class TapColumns:
         if not problem:
             return stop
         status = HTTPStatus.INTERNAL_SERVER_ERROR
-        finishes[-1] = Finish(end.row, "abort", problem, status)
+        finishes[-1] = RowFinish(end.row, "abort", problem, status)
         return start
 
 
@@ -253,8 +253,8 @@ def _support_logprobs(
 
 
 def _with_arrays(
-    request: SchedulerRequest, stop: int, end: Finish, arrays: list[tuple[int, dict[str, Array]]]
-) -> Finish:
+    request: SchedulerRequest, stop: int, end: RowFinish, arrays: list[tuple[int, dict[str, Array]]]
+) -> RowFinish:
     """Add what the request wanted to `arrays`; its end, which is another one if it cannot be had.
 
     Nothing may be raised: SGLang would end with it.
@@ -262,9 +262,9 @@ def _with_arrays(
     try:
         found = wanted_arrays(request, getattr(request, "rolloutbus_from", 0), stop)
     except ValueError as error:
-        return Finish(end.row, "abort", str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        return RowFinish(end.row, "abort", str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     except Exception as error:  # noqa: BLE001 - as above
-        return Finish(end.row, "abort", repr(error)[:500], HTTPStatus.INTERNAL_SERVER_ERROR)
+        return RowFinish(end.row, "abort", repr(error)[:500], HTTPStatus.INTERNAL_SERVER_ERROR)
     if found:
         arrays.append((end.row, found))
     return end
@@ -276,10 +276,10 @@ def _is_broken(request: SchedulerRequest, stop: int) -> bool:
     return 0 < stop <= len(known) and math.isnan(known[stop - 1])
 
 
-def _finish(row: int, reason: FinishReason) -> Finish:
+def _finish(row: int, reason: FinishReason) -> RowFinish:
     told = reason.to_json()
     status = told.get("status_code")
     kind, message = str(told["type"]), str(told.get("message", ""))
     if told.get("matched") == "NaN happened":
         kind, message, status = "abort", "the logits held NaN", 500
-    return Finish(row, kind, message, int(status) if isinstance(status, int) else 0)
+    return RowFinish(row, kind, message, int(status) if isinstance(status, int) else 0)

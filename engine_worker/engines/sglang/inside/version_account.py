@@ -8,13 +8,13 @@ found another way than ours, so where the two contradict each other neither can 
 from collections.abc import Callable, Iterable, Sequence
 
 from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import VersionsChecked
-from rolloutbus.engine_worker.engines.sglang.upstream.types import Run, SchedulerRequest
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SchedulerRequest, VersionRun
 
-Counted = Callable[[SchedulerRequest, int], Sequence[Run]]
+Counted = Callable[[SchedulerRequest, int], Sequence[VersionRun]]
 """SGLang's account of so many tokens of a request."""
 
 
-def contradiction(told: Sequence[Run], counted: Sequence[Run], n_late: int) -> str:
+def contradiction(told: Sequence[VersionRun], counted: Sequence[VersionRun], n_late: int) -> str:
     """Where the versions told of tokens contradict those counted by SGLang; empty: nowhere.
 
     A token is of the version that is counted for it or for one of the `n_late` places before it,
@@ -40,7 +40,7 @@ def contradiction(told: Sequence[Run], counted: Sequence[Run], n_late: int) -> s
     return ""
 
 
-def _next(version: str, after: int, counted: Sequence[Run], place: int) -> int:
+def _next(version: str, after: int, counted: Sequence[VersionRun], place: int) -> int:
     """Of the first run, from `place` on, that is of this version and stops after this token."""
     while place < len(counted) and (
         counted[place].version != version or counted[place].stop <= after
@@ -49,7 +49,7 @@ def _next(version: str, after: int, counted: Sequence[Run], place: int) -> int:
     return place
 
 
-def _sentence(token: int, version: str, counted: Sequence[Run], n_late: int) -> str:
+def _sentence(token: int, version: str, counted: Sequence[VersionRun], n_late: int) -> str:
     near = [run.version for run in counted if run.start <= token and run.stop > token - n_late]
     return (
         f"token {token} was told as of version {version}, and by SGLang's own account it is of "
@@ -82,7 +82,7 @@ class VersionAccount:
             told: int = getattr(request, "rolloutbus_told", 0)
             noted, start = _noted(request)
             if told > start:
-                request.rolloutbus_versions = [*noted, Run(str(version), start, told)]
+                request.rolloutbus_versions = [*noted, VersionRun(str(version), start, told)]
 
     def problem_of(self, request: SchedulerRequest, version: int | None, stop: int) -> str:
         """Why versions of a request that ends cannot be trusted; empty: nothing speaks against it.
@@ -93,7 +93,7 @@ class VersionAccount:
             stop: how many tokens it has told, with those that are about to be told.
         """
         noted, start = _noted(request)
-        told = [*noted, Run(str(version), start, stop)] if stop > start else noted
+        told = [*noted, VersionRun(str(version), start, stop)] if stop > start else noted
         if not told:
             return ""
         try:
@@ -108,10 +108,10 @@ class VersionAccount:
         return problem
 
 
-def _noted(request: SchedulerRequest) -> tuple[Sequence[Run], int]:
+def _noted(request: SchedulerRequest) -> tuple[Sequence[VersionRun], int]:
     """What is known of a request's versions, and its first token that it is not known of.
 
     What it has from an earlier attempt is not told, and so of no version here.
     """
-    noted: Sequence[Run] = getattr(request, "rolloutbus_versions", ())
+    noted: Sequence[VersionRun] = getattr(request, "rolloutbus_versions", ())
     return noted, noted[-1].stop if noted else getattr(request, "rolloutbus_from", 0)

@@ -8,16 +8,16 @@ from typing import cast
 from rolloutbus.engine_worker.engine import EngineBusy, EngineDied
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
-    Answer,
     Order,
+    SchedulerAnswer,
     answer_of,
     as_name,
 )
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Staged, Swapped
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Swapped, VersionStaged
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
 
-Word = Staged | Swapped
+Word = VersionStaged | Swapped
 
 
 class Schedulers:
@@ -30,11 +30,11 @@ class Schedulers:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._awaited: dict[type[Word], tuple[int, Future[Word]]] = {}
-        self._staged: dict[int, Staged] = {}
+        self._staged: dict[int, VersionStaged] = {}
         """By rank: what has been told of the version that is awaited."""
         thread.when_dead(self._die)
 
-    def ask(self, order: Order) -> Answer:
+    def ask(self, order: Order) -> SchedulerAnswer:
         """Have an order carried out, or begun.
 
         Raises:
@@ -60,7 +60,7 @@ class Schedulers:
         """The word of this kind that an order about `version` will bring; one at a time."""
         future: Future[Word] = Future()
         with self._lock:
-            if kind is Staged:
+            if kind is VersionStaged:
                 self._staged.clear()
             self._awaited[kind] = (version, future)
         self._thread.check()  # nobody else would hear of a death before this
@@ -85,7 +85,7 @@ class Schedulers:
             version, future = self._awaited.get(type(word), (0, None))
             if future is None or version != word.version:
                 return
-            if isinstance(word, Staged):
+            if isinstance(word, VersionStaged):
                 self._staged[word.rank] = word
                 if len(self._staged) < word.n_ranks:
                     return

@@ -42,7 +42,7 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
     offset: int
 
 
-class Rows(msgspec.Struct, array_like=True, frozen=True):
+class TensorRows(msgspec.Struct, array_like=True, frozen=True):
     """Whole rows of a tensor, and where they are to be written."""
 
     name: str
@@ -51,7 +51,7 @@ class Rows(msgspec.Struct, array_like=True, frozen=True):
     offset: int
 
 
-class Survey(msgspec.Struct, frozen=True, tag="survey"):
+class FindTensors(msgspec.Struct, frozen=True, tag="survey"):
     """Find out where the model keeps these tensors; answered with `dtypes`."""
 
     tensors: list[CheckpointTensor]
@@ -83,13 +83,13 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     """Write rows of active tensors into a file; answered with the active version."""
 
     file: str
-    rows: list[Rows]
+    rows: list[TensorRows]
 
 
-Order = Survey | Stage | Unstage | Install | Read
+Order = FindTensors | Stage | Unstage | Install | Read
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SchedulerAnswer(msgspec.Struct, frozen=True):
     """To any order."""
 
     problem: str = ""
@@ -106,7 +106,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 _decode_order = msgspec.json.Decoder(Order).decode
-_decode_answer = msgspec.json.Decoder(Answer).decode
+_decode_answer = msgspec.json.Decoder(SchedulerAnswer).decode
 
 
 def as_name(order: Order) -> str:
@@ -119,11 +119,11 @@ def order_of(name: str) -> Order | None:
     return _decode_order(name[len(PREFIX) :]) if name.startswith(PREFIX) else None
 
 
-def as_numbers(answer: Answer) -> list[float]:
+def as_numbers(answer: SchedulerAnswer) -> list[float]:
     """An answer as the numbers of a weight."""
     return [float(byte) for byte in msgspec.json.encode(answer)]
 
 
-def answer_of(numbers: Sequence[float]) -> Answer:
+def answer_of(numbers: Sequence[float]) -> SchedulerAnswer:
     """The answer that these numbers stand for."""
     return _decode_answer(bytes(int(number) for number in numbers))

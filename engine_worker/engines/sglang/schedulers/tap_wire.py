@@ -23,7 +23,7 @@ STREAMED, COARSE = "s", "c"
 MAX_MESSAGE_BYTES = 1 << 31
 
 
-class Finish(msgspec.Struct, array_like=True, frozen=True):
+class RowFinish(msgspec.Struct, array_like=True, frozen=True):
     """How a row ended, in SGLang's words."""
 
     row: int
@@ -46,7 +46,7 @@ class Rows(msgspec.Struct, array_like=True, frozen=True, tag="rows"):
     """int32 [sum(counts)]."""
     logprobs: bytes
     """float32 [sum(counts)]."""
-    finishes: list[Finish]
+    finishes: list[RowFinish]
     support_logprobs: bytes = b""
     """float32 [sum(counts)], renormalised over the support sampled from; NaN: it was truncated, and
     not measured. Empty: nothing was truncated."""
@@ -77,7 +77,7 @@ class VersionsChecked(msgspec.Struct, array_like=True, frozen=True, tag="version
     """Of them; each has failed."""
 
 
-class Flushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
+class CacheFlushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
     """The prefix cache of this scheduler is empty."""
 
     n_tokens: int
@@ -90,7 +90,7 @@ class LastWords(msgspec.Struct, array_like=True, frozen=True, tag="last_words"):
     message: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class Staged(msgspec.Struct, array_like=True, frozen=True, tag="staged"):
+class VersionStaged(msgspec.Struct, array_like=True, frozen=True, tag="staged"):
     """This process has the bytes of a version at hand."""
 
     version: int
@@ -117,7 +117,9 @@ class Swapped(msgspec.Struct, array_like=True, frozen=True, tag="swapped"):
     """The weights are of no version now."""
 
 
-Message = Rows | Looked | Pulse | LastWords | Staged | Swapped | Flushed | VersionsChecked
+Message = (
+    Rows | Looked | Pulse | LastWords | VersionStaged | Swapped | CacheFlushed | VersionsChecked
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode

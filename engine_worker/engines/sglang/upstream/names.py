@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_type_hints
 
 from rolloutbus.engine_worker.engines.sglang.upstream.types import (
-    Run,
     Scheduler,
     SchedulerInitResult,
     SchedulerRequest,
     SglangHandle,
+    VersionRun,
 )
 
 ProcessFunction = Callable[..., None]
@@ -99,7 +99,7 @@ def is_halted(scheduler: Scheduler) -> bool:
     return is_paused
 
 
-def counted_runs(request: SchedulerRequest, n_tokens: int) -> list[Run]:
+def counted_runs(request: SchedulerRequest, n_tokens: int) -> list[VersionRun]:
     """SGLang's own account of the weight versions of a request's first tokens.
 
     Its spans are made of the same, and leave out weights that came and went between two tokens.
@@ -109,7 +109,8 @@ def counted_runs(request: SchedulerRequest, n_tokens: int) -> list[Run]:
     stops = [event.num_output_tokens for event in events]
     current: str = _module("runtime_context").get_serving().weight_version
     return [
-        Run(*run) for run in zip([*versions, current], [0, *stops], [*stops, n_tokens], strict=True)
+        VersionRun(*run)
+        for run in zip([*versions, current], [0, *stops], [*stops, n_tokens], strict=True)
     ]
 
 

@@ -47,11 +47,11 @@ class TokenizerManager(Protocol):
         """Go on."""
         ...
 
-    async def flush_cache(self, timeout_s: float | None = None) -> "Outcome":
+    async def flush_cache(self, timeout_s: float | None = None) -> "ControlOutcome":
         """Forget what is cached, at once or when nothing runs any more."""
         ...
 
-    async def clear_hicache_storage(self) -> "Outcome":
+    async def clear_hicache_storage(self) -> "ControlOutcome":
         """Forget what is in the storage behind the caches."""
         ...
 
@@ -80,7 +80,7 @@ class TokenizerManager(Protocol):
         ...
 
 
-class Outcome(Protocol):
+class ControlOutcome(Protocol):
     """Answer to a control call."""
 
     success: bool
@@ -269,7 +269,7 @@ class VersionEvent(Protocol):
     num_output_tokens: int
 
 
-class Run(NamedTuple):
+class VersionRun(NamedTuple):
     """Tokens of one version, one after another."""
 
     version: str
@@ -292,7 +292,7 @@ class RequestLogprobs(Protocol):
     output_token_logprobs_val: Sequence[float] | None
 
 
-class SamplingParams(Protocol):
+class SglangSamplingParams(Protocol):
     """As SGLang has them."""
 
     custom_params: Mapping[str, object] | None
@@ -307,10 +307,10 @@ class SchedulerRequest(Protocol):
     finished_reason: FinishReason | None
     finished_output: bool | None
     logprob: RequestLogprobs
-    sampling_params: SamplingParams
+    sampling_params: SglangSamplingParams
     rolloutbus_told: int
     """Ours: how many of its tokens have left. Not there before the first."""
-    rolloutbus_versions: "Sequence[Run]"
+    rolloutbus_versions: "Sequence[VersionRun]"
     """Ours: of the tokens that left before the last change. Not there before the first."""
     weight_version_events: "Sequence[VersionEvent]"
     """SGLang's account of such changes. Missing in some versions."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rolloutbus.engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
-from rolloutbus.engine_worker.engines.sglang.schedulers.orders import CheckpointTensor, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.orders import CheckpointTensor, TensorRows
 
 N_RANKS = 2
 SHAPES = {
@@ -80,7 +80,7 @@ def test_what_ranks_hold_between_them_is_the_tensor(name: str) -> None:
             continue
         raw = torch.zeros(whole[first:stop].nbytes + 8, dtype=torch.uint8)
         for _, held in parts:
-            held.read(Rows(name, first, stop - first, 0), raw[4:-4])
+            held.read(TensorRows(name, first, stop - first, 0), raw[4:-4])
         assert raw[4:-4].view(torch.float32).tolist() == whole[first:stop].flatten().tolist()
         assert raw[:4].tolist() == raw[-4:].tolist() == [0] * 4
 

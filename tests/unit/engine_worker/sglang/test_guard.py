@@ -17,7 +17,7 @@ from rolloutbus.engine_worker.engines.sglang.guard import (
     Abilities,
     GateEvent,
     GateState,
-    Guard,
+    StateGuard,
 )
 
 STATES = get_args(GateState)
@@ -27,8 +27,8 @@ EVENTS = get_args(GateEvent)
 ANY_SGLANG = Abilities()
 
 
-def guard_in(state: GateState, can: Abilities = ANY_SGLANG) -> Guard:
-    return Guard(can, state=state)
+def guard_in(state: GateState, can: Abilities = ANY_SGLANG) -> StateGuard:
+    return StateGuard(can, state=state)
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(STATES, EVENTS)))
@@ -250,7 +250,7 @@ def test_weights_of_a_shared_cache_are_neither_updated_nor_released() -> None:
 def test_weights_that_can_never_change_are_refused_before_they_are_staged(
     can: Abilities, why: str
 ) -> None:
-    guard = Guard(can)
+    guard = StateGuard(can)
     for ask in (guard.check_takes_updates, guard.begin_update):
         with pytest.raises(EngineFailed, match=why) as caught:
             ask()

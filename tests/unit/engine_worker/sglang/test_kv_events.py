@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.prefix_marks import marks_of, unpacked
+from rolloutbus.bus.prefix_hashes import marks_of, unpacked
 from rolloutbus.engine_worker.engines.sglang.schedulers.kv_events import KvEvents, events_of
 from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
 

@@ -6,7 +6,7 @@ from rolloutbus.bus.wire.ids import AttemptKey, RequestId
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import Step, Work
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequests
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Finish, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import RowFinish, Rows
 
 
 def key(name: str) -> AttemptKey:
@@ -17,7 +17,7 @@ def work(name: str) -> Work:
     return Work(key(name), np.array([1], np.int32), SamplingParams())
 
 
-def rows(version: int | None, counts: dict[str, int], finishes: list[Finish]) -> Rows:
+def rows(version: int | None, counts: dict[str, int], finishes: list[RowFinish]) -> Rows:
     column = np.zeros(sum(counts.values()), "<i4").tobytes()
     return Rows(version, [*counts], [*counts.values()], column, column, finishes)
 
@@ -26,7 +26,7 @@ def test_tokens_of_no_version_fail_their_requests_and_are_never_version_0() -> N
     steps: list[Step] = []
     live = LiveRequests(steps.append)
     first, second, third = (live.add(work(name)) for name in ("a", "b", "c"))
-    told = rows(None, {first.rid: 2, second.rid: 0, "of nobody": 1}, [Finish(1, "abort")])
+    told = rows(None, {first.rid: 2, second.rid: 0, "of nobody": 1}, [RowFinish(1, "abort")])
     given_up = live.tell(told)
     (step,) = steps
     assert [each.key for each in given_up] == [first.key]

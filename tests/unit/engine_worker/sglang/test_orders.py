@@ -3,15 +3,15 @@
 import pytest
 
 from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
-    Answer,
     CheckpointTensor,
+    FindTensors,
     Install,
     Order,
     Placed,
     Read,
-    Rows,
+    SchedulerAnswer,
     Stage,
-    Survey,
+    TensorRows,
     Unstage,
     answer_of,
     as_name,
@@ -21,11 +21,11 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
 
 TENSOR = CheckpointTensor("model.norm.weight", "BF16", (3, 4))
 ORDERS: list[Order] = [
-    Survey([TENSOR]),
+    FindTensors([TENSOR]),
     Stage(7, ["/proc/1/fd/3"], [Placed(TENSOR, 0, 64)]),
     Unstage(7),
     Install(7, "finish_old"),
-    Read("/proc/1/fd/4", [Rows("model.norm.weight", 1, 2, 64)]),
+    Read("/proc/1/fd/4", [TensorRows("model.norm.weight", 1, 2, 64)]),
 ]
 
 
@@ -39,7 +39,9 @@ def test_the_name_of_a_weight_is_no_order() -> None:
 
 
 def test_an_answer_is_what_its_numbers_say() -> None:
-    answer = Answer(problem="größer", is_busy=True, version=3, dtypes=["F32", ""], unreadable=["a"])
+    answer = SchedulerAnswer(
+        problem="größer", is_busy=True, version=3, dtypes=["F32", ""], unreadable=["a"]
+    )
     numbers = as_numbers(answer)
     assert {type(number) for number in numbers} == {float}
     assert answer_of(numbers) == answer

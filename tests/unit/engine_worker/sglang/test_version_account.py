@@ -18,22 +18,22 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
     Rows,
     VersionsChecked,
 )
-from rolloutbus.engine_worker.engines.sglang.upstream.types import Run
+from rolloutbus.engine_worker.engines.sglang.upstream.types import VersionRun
 
 Lengths = list[tuple[str, int]]
 """Versions, and how many tokens are of each."""
 LENGTHS = st.lists(st.tuples(st.sampled_from("0123"), st.integers(0, 3)), max_size=8)
 
 
-def runs_of(lengths: Lengths, start: int = 0) -> list[Run]:
-    runs: list[Run] = []
+def runs_of(lengths: Lengths, start: int = 0) -> list[VersionRun]:
+    runs: list[VersionRun] = []
     for version, n in lengths:
-        runs.append(Run(version, start, start + n))
+        runs.append(VersionRun(version, start, start + n))
         start += n
     return runs
 
 
-def is_explained(told: Sequence[Run], counted: Sequence[Run], n_late: int) -> bool:
+def is_explained(told: Sequence[VersionRun], counted: Sequence[VersionRun], n_late: int) -> bool:
     """By trying for each token every run of `counted` that it may be from."""
     reached = {-1}
     for run in told:
@@ -105,13 +105,13 @@ class Decoding:
         while self._launched:
             self._book(is_last=len(self._launched) == 1)
 
-    def counted(self, request: object, n_tokens: int) -> list[Run]:
+    def counted(self, request: object, n_tokens: int) -> list[VersionRun]:
         """What SGLang would say."""
         del request
         stops = [n for _, n in self._events]
         versions = [version for version, _ in self._events]
         columns = [*versions, str(self.version)], [0, *stops], [*stops, n_tokens]
-        return [Run(*run) for run in zip(*columns, strict=True)]
+        return [VersionRun(*run) for run in zip(*columns, strict=True)]
 
     def _book(self, *, is_last: bool = False) -> None:
         self._hear(self.columns.change_version(self._launched.pop(0), [self.request]))
@@ -166,7 +166,7 @@ def test_a_version_that_stays_behind_fails_its_request_and_no_more_of_it_is_told
 
 
 def test_an_account_that_cannot_be_read_fails_the_request() -> None:
-    def counted(*_: object) -> Sequence[Run]:
+    def counted(*_: object) -> Sequence[VersionRun]:
         raise AttributeError("version")
 
     decoding = Decoding(0, is_overlapped=False)

@@ -16,7 +16,7 @@ import torch
 
 from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.engine_worker.engine import EngineFacts, Work
-from rolloutbus.engine_worker.engines.shared.request import Request, open_request
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_request
 from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
 from rolloutbus.engine_worker.engines.transformers.causal_lm import CausalLm
 from rolloutbus.engine_worker.engines.transformers.forward import Forward
@@ -87,8 +87,8 @@ class Bench:
         self.blocks = KvBlocks(N_BLOCKS, is_sharing=True)
         limits = BatchLimits(SLOTS, BLOCK, MAX_CONTEXT // BLOCK, prefill_tokens=10)
         self.batch = Batch(self.forward, Sampler(SLOTS, N_VERSIONS, cpu), self.blocks, limits)
-        self.waiting: deque[Request] = deque()
-        self.running: dict[str, Request] = {}
+        self.waiting: deque[EngineRequest] = deque()
+        self.running: dict[str, EngineRequest] = {}
         self.floor: dict[str, int] = {}
         """The version at which a request began."""
         self.hurt: set[str] = set()
@@ -133,7 +133,7 @@ class Bench:
         self.forward.drop()
         self.forward.allocate()
 
-    def put_back(self, requests: list[Request]) -> None:
+    def put_back(self, requests: list[EngineRequest]) -> None:
         self.waiting.extendleft(reversed(requests))
         for request in requests:
             del self.running[request.key[0]]

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from rolloutbus.bus.prefix_marks import marks_of, unpacked
+from rolloutbus.bus.prefix_hashes import marks_of, unpacked
 from rolloutbus.bus.wire.messages.control import DEVICE
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import Int32s, Work

@@ -6,7 +6,7 @@ import pytest
 
 from rolloutbus.bus.weights.rendezvous import RankReport, done_key, joined_key, read_report
 from rolloutbus.engine_worker.weights.staged import CannotFetch
-from rolloutbus.engine_worker.weights.transports.meeting import Meeting
+from rolloutbus.engine_worker.weights.transports.rendezvous import WorkerRendezvous
 from rolloutbus.trainer_adapter.publisher.offers.rendezvous import Rendezvous
 
 PATIENCE_S = 30.0
@@ -16,7 +16,7 @@ def test_a_worker_that_hears_why_nothing_is_sent_says_that_it_has() -> None:
     async def meet() -> RankReport:
         rendezvous = Rendezvous("127.0.0.1", PATIENCE_S)
         keys = rendezvous.client()
-        meeting = Meeting(f"{rendezvous.host}:{rendezvous.port}", (1, 2))
+        meeting = WorkerRendezvous(f"{rendezvous.host}:{rendezvous.port}", (1, 2))
         meeting.join(RankReport())
         assert keys.check([joined_key(1)])
         rendezvous.go("two ranks on one GPU")

@@ -5,27 +5,27 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.trainer_adapter.openai.answer_reader import AnswerReader, Call, Piece
+from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, AnswerReader, Call
 from rolloutbus.trainer_adapter.openai.tool_formats import TOOL_FORMATS
 from tests.tool_call_samples import ARGUMENTS, ONE, TOOLS, TWO
 
 BEFORE = "Let me see."
 
 
-def read(name: str, text: str, size: int = 10_000) -> list[Piece | Call]:
+def read(name: str, text: str, size: int = 10_000) -> list[AnswerPiece | Call]:
     reader = AnswerReader(TOOL_FORMATS[name], "", TOOLS)
-    found: list[Piece | Call] = []
+    found: list[AnswerPiece | Call] = []
     for at in range(0, len(text), size):
         found += reader.feed(text[at : at + size])
     return [*found, *reader.end()]
 
 
-def calls(found: list[Piece | Call]) -> list[tuple[str, Any]]:
+def calls(found: list[AnswerPiece | Call]) -> list[tuple[str, Any]]:
     return [(each.name, json.loads(each.arguments)) for each in found if isinstance(each, Call)]
 
 
-def content(found: list[Piece | Call]) -> str:
-    return "".join(each.text for each in found if isinstance(each, Piece))
+def content(found: list[AnswerPiece | Call]) -> str:
+    return "".join(each.text for each in found if isinstance(each, AnswerPiece))
 
 
 def test_there_is_a_sample_of_every_format() -> None:
@@ -95,6 +95,6 @@ def test_a_template_of_ones_own_may_tell_reasoning() -> None:
     reader = AnswerReader(template, "user: hi assistant:<think>", ())
     found = [*reader.feed("hm</think>Yes."), *reader.feed("<call>{broken</call> after")]
     found += reader.end()
-    assert found[:2] == [Piece("reasoning", "hm"), Piece("content", "Yes.")]
+    assert found[:2] == [AnswerPiece("reasoning", "hm"), AnswerPiece("content", "Yes.")]
     assert "{broken" in content(found[2:])
     assert " after" in content(found[2:])

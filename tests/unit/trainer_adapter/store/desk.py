@@ -13,10 +13,10 @@ from rolloutbus.trainer_adapter.store.askers import BulkAsker, MemberAsker
 from rolloutbus.trainer_adapter.store.core import StoreCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
-    Answer,
     MakeDelta,
     Persist,
     Release,
+    StoreAnswer,
     StoreEffect,
     Verify,
     WriteFiles,
@@ -89,7 +89,7 @@ class Desk:
 
 
 def answer_of(effects: list[StoreEffect]) -> object:
-    (answer,) = [each.body for each in effects if isinstance(each, Answer)]
+    (answer,) = [each.body for each in effects if isinstance(each, StoreAnswer)]
     return answer
 
 

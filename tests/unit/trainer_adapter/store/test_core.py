@@ -17,15 +17,15 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
-    Answer,
     Freeze,
     Persist,
     Release,
-    SendChunk,
+    SendSegmentChunk,
+    StoreAnswer,
     Verify,
     WriteChunk,
 )
-from rolloutbus.trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
+from rolloutbus.trainer_adapter.store.records import Assigned, CommitRecord, Retired, Sealed
 from rolloutbus.trainer_adapter.store.versions import VERSION_LIFE, StoredVersion, VersionTable
 from tests.unit.trainer_adapter.store.desk import (
     CLIENT,
@@ -42,7 +42,7 @@ from tests.unit.trainer_adapter.store.desk import (
 
 def test_version_numbers_are_written_down_before_anyone_sees_them() -> None:
     effects = Desk().say(ReserveVersion("default", TENSORS))
-    assert [type(each) for each in effects] == [Persist, Allocate, Answer]
+    assert [type(each) for each in effects] == [Persist, Allocate, StoreAnswer]
     assert effects[0] == Persist(Assigned("default", 1))
     assert answer_of(effects) == Reserved(1, "host", "segment1", SIZE_BYTES)
 
@@ -56,7 +56,7 @@ def test_a_version_is_durable_and_readable_before_its_seal_is_answered() -> None
     desk = Desk()
     desk.say(ReserveVersion("default", TENSORS))
     effects = desk.say(SealVersion("default", 1, DIGESTS))
-    assert [type(each) for each in effects] == [Verify, Persist, Freeze, Answer]
+    assert [type(each) for each in effects] == [Verify, Persist, Freeze, StoreAnswer]
     (sealed,) = [each for each in desk.records if isinstance(each, Sealed)]
     assert [each.digest for each in sealed.tensors] == DIGESTS
 
@@ -115,9 +115,9 @@ def test_commits_are_idempotent_and_never_go_back() -> None:
     assert answer_of(desk.say(RecordCommit("default", second))) == Done()
     assert code_of(desk.say(RecordCommit("default", first))) == "stale_version"
     assert desk.core.committed == {"default": second}
-    assert [each for each in desk.records if isinstance(each, Committed)] == [
-        Committed("default", first),
-        Committed("default", second),
+    assert [each for each in desk.records if isinstance(each, CommitRecord)] == [
+        CommitRecord("default", first),
+        CommitRecord("default", second),
     ]
 
 
@@ -232,7 +232,7 @@ def test_chunks_are_written_only_while_the_version_is_reserved() -> None:
     desk.say(SealVersion("default", 1, DIGESTS))
     assert code_of(desk.say(push, by_bulk=True)) == "version_unavailable"
     pull = PullChunk("default", 1, 0, 4)
-    assert desk.say(pull, by_bulk=True) == [SendChunk(PULLER, "segment1", 0, 4)]
+    assert desk.say(pull, by_bulk=True) == [SendSegmentChunk(PULLER, "segment1", 0, 4)]
 
 
 def test_a_restored_table_is_the_one_that_was_written_down() -> None:

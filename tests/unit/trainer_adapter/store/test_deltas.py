@@ -2,19 +2,19 @@ import pytest
 
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import (
-    Delta,
     DeltaPart,
     PullChunk,
     PullDelta,
     RecordCommit,
+    WeightDelta,
 )
 from rolloutbus.trainer_adapter.store.askers import BulkAsker
 from rolloutbus.trainer_adapter.store.deltas import IDLE_S, MAX_IN_THE_MAKING
 from rolloutbus.trainer_adapter.store.effects import (
-    Answer,
     ForgetDelta,
     MakeDelta,
     SendDeltaChunk,
+    StoreAnswer,
     StoreEffect,
 )
 from tests.unit.trainer_adapter.store.desk import (
@@ -46,7 +46,7 @@ def test_a_delta_is_made_once_and_answered_to_all() -> None:
     desk.publish(n=2)
     first = ask(desk, 2, 1)
     assert n_made(first) == 1
-    assert answer_of(first) == Delta("default", 2, 1, 8, PARTS)
+    assert answer_of(first) == WeightDelta("default", 2, 1, 8, PARTS)
     second = ask(desk, 2, 1)
     assert (n_made(second), answer_of(second)) == (0, answer_of(first))
 
@@ -59,7 +59,7 @@ def test_who_asks_while_it_is_made_waits_for_the_same_one() -> None:
     other = BulkAsker(b"\x02" * 16, "9")  # type: ignore[arg-type]
     assert desk.core.handle(other, PullDelta("default", 2, 1), desk.now) == []
     answers = desk.core.delta_made(("default", 2, 1), PARTS, 8, desk.now)
-    assert [each.asker for each in answers if isinstance(each, Answer)] == [PULLER, other]
+    assert [each.asker for each in answers if isinstance(each, StoreAnswer)] == [PULLER, other]
 
 
 def test_versions_that_are_being_compared_are_kept() -> None:
@@ -122,7 +122,7 @@ def test_deltas_to_a_version_go_with_it() -> None:
     ask(desk, 2, 1)
     desk.say(RecordCommit("default", 2))
     # The base may go first: who has it can still be brought to the newer one.
-    assert answer_of(ask(desk, 2, 1)) == Delta("default", 2, 1, 8, PARTS)
+    assert answer_of(ask(desk, 2, 1)) == WeightDelta("default", 2, 1, 8, PARTS)
     assert forgotten(desk.say(RecordCommit("default", desk.seal()))) == [("default", 2, 1)]
 
 

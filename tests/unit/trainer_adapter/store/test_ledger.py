@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.trainer_adapter.store.ledger import Ledger
 from rolloutbus.trainer_adapter.store.records import (
     Assigned,
-    Committed,
+    CommitRecord,
     Opened,
     Record,
     Retired,
@@ -20,7 +20,7 @@ RECORDS: list[Record] = [
     Opened("0123456789abcdef"),
     Assigned("default", 1),
     Sealed("default", 1, "segment", [Tensor("wé\n", "F32", (2,), 0, 8, 2**64 - 1)]),
-    Committed("default", 1),
+    CommitRecord("default", 1),
     Retired("default", 1),
 ]
 

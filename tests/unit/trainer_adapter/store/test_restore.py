@@ -4,10 +4,10 @@ from rolloutbus.bus.wire.messages.weights import (
     PullChunk,
     PullManifest,
     RecordCommit,
-    Restored,
     RestoreVersion,
+    VersionRestored,
 )
-from rolloutbus.trainer_adapter.store.effects import Persist, Release, SendChunk
+from rolloutbus.trainer_adapter.store.effects import Persist, Release, SendSegmentChunk
 from rolloutbus.trainer_adapter.store.records import Assigned, Sealed
 from rolloutbus.trainer_adapter.store.versions import VersionTable
 from tests.unit.trainer_adapter.store.desk import (
@@ -22,7 +22,7 @@ from tests.unit.trainer_adapter.store.desk import (
 
 def restored(desk: Desk, version: int) -> int:
     answer = answer_of(desk.say(RestoreVersion("default", version)))
-    assert isinstance(answer, Restored)
+    assert isinstance(answer, VersionRestored)
     return answer.version
 
 
@@ -56,7 +56,7 @@ def test_a_restored_version_can_be_committed_and_pulled() -> None:
     desk.say(RecordCommit("default", version))
     assert desk.core.committed == {"default": 3}
     pull = desk.say(PullChunk("default", version, 0, 4), by_bulk=True)
-    assert pull == [SendChunk(PULLER, "segment1", 0, 4)]
+    assert pull == [SendSegmentChunk(PULLER, "segment1", 0, 4)]
 
 
 def test_a_shared_segment_is_given_back_with_its_last_version() -> None:

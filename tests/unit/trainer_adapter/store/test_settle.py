@@ -9,7 +9,7 @@ from rolloutbus.bus.wire.messages.weights import (
     Settled,
     SettleVersion,
 )
-from rolloutbus.trainer_adapter.store.effects import Answer, Persist
+from rolloutbus.trainer_adapter.store.effects import Persist, StoreAnswer
 from rolloutbus.trainer_adapter.store.records import Retired
 from rolloutbus.trainer_adapter.store.versions import VersionTable
 from tests.unit.trainer_adapter.store.desk import (
@@ -44,7 +44,7 @@ def test_a_sealed_version_that_is_settled_can_never_be_committed() -> None:
     version = desk.seal()
     effects = desk.say(settle(version))
     kinds = [type(each) for each in effects]
-    assert kinds.index(Persist) < kinds.index(Answer)
+    assert kinds.index(Persist) < kinds.index(StoreAnswer)
     assert Persist(Retired("default", version)) in effects
     assert released(effects) == ["segment1"]
     assert code_of(desk.say(RecordCommit("default", version))) == "version_unavailable"
@@ -58,7 +58,7 @@ def test_a_committed_version_stays_and_that_is_said_after_it_is_written() -> Non
     desk = Desk()
     version = desk.publish()
     effects = desk.say(settle(version))
-    assert [type(each) for each in effects] == [Persist, Answer]
+    assert [type(each) for each in effects] == [Persist, StoreAnswer]
     assert answer_of(effects) == Settled(is_committed=True)
     assert released(effects) == []
 
@@ -93,7 +93,7 @@ def test_a_version_that_is_being_verified_is_settled_afterwards() -> None:
     desk.core.handle(CLIENT, SealVersion("default", 1, DIGESTS), desk.now)
     assert desk.core.handle(CLIENT, settle(1), desk.now) == []
     effects = desk.settle(desk.core.verified(("default", 1), "", desk.now))
-    assert Answer(CLIENT, "finished", Settled(is_committed=False)) in effects
+    assert StoreAnswer(CLIENT, "finished", Settled(is_committed=False)) in effects
     assert released(effects) == [reserved.segment]
 
 
@@ -120,5 +120,5 @@ def test_a_full_store_says_what_is_being_written() -> None:
     desk.say(ReserveVersion("default", TENSORS))
     effects = desk.core.handle(CLIENT, ReserveVersion("default", TENSORS), desk.now)
     effects += desk.core.allocation_failed(("default", 2), "no room")
-    [answer] = [each for each in effects if isinstance(each, Answer)]
+    [answer] = [each for each in effects if isinstance(each, StoreAnswer)]
     assert "being written now" in str(answer.body)

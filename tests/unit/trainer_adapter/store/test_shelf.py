@@ -15,9 +15,9 @@ from rolloutbus.bus.weights.manifest import (
 )
 from rolloutbus.bus.weights.tensor_files import shard_name
 from rolloutbus.bus.wire.messages.weights import Offer
-from rolloutbus.trainer_adapter.store.records import Assigned, Committed, Retired, Sealed
+from rolloutbus.trainer_adapter.store.records import Assigned, CommitRecord, Retired, Sealed
 from rolloutbus.trainer_adapter.store.segments import SegmentPool
-from rolloutbus.trainer_adapter.store.startup import Shelf
+from rolloutbus.trainer_adapter.store.startup import StoreStartup
 
 LAYOUT = lay_out([("a", "F32", (16, 4)), ("b", "BF16", (8,))])
 SIZE_BYTES = total_bytes(LAYOUT)
@@ -33,9 +33,9 @@ class Host:
         self._left_behind: list[SegmentPool] = []
         self.shelf = self.start()
 
-    def start(self, directory: str = "store") -> Shelf:
+    def start(self, directory: str = "store") -> StoreStartup:
         """A store starts on what is there."""
-        self.shelf = Shelf(self._root / directory, self._root / "shm", str(self.disk))
+        self.shelf = StoreStartup(self._root / directory, self._root / "shm", str(self.disk))
         return self.shelf
 
     def crash(self) -> None:
@@ -72,7 +72,7 @@ class Host:
     def record(self, sealed: Sealed) -> Sealed:
         self.shelf.ledger.append(Assigned("p", sealed.version))
         self.shelf.ledger.append(sealed)
-        self.shelf.ledger.append(Committed("p", sealed.version))
+        self.shelf.ledger.append(CommitRecord("p", sealed.version))
         return sealed
 
     def held(self) -> list[int]:

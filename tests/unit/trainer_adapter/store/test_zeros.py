@@ -7,9 +7,9 @@ from rolloutbus.bus.wire.messages.weights import (
     RecordCommit,
     Reserved,
     ReserveVersion,
-    Restored,
     RestoreVersion,
     SealVersion,
+    VersionRestored,
 )
 from rolloutbus.trainer_adapter.store.core import StoreCore
 from rolloutbus.trainer_adapter.store.versions import VersionTable
@@ -32,7 +32,7 @@ def allows_zeros(desk: Desk, version: int) -> bool:
 
 def restored(desk: Desk, version: int) -> int:
     answer = answer_of(desk.say(RestoreVersion("default", version)))
-    assert isinstance(answer, Restored)
+    assert isinstance(answer, VersionRestored)
     return answer.version
 
 

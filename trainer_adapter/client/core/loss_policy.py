@@ -7,16 +7,16 @@ from rolloutbus.bus.wire.errors import EngineFailed, PeerLost
 from rolloutbus.bus.wire.messages.delivery import Lost
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.trainer_adapter.client.core.endings import cancelled
-from rolloutbus.trainer_adapter.client.core.request_book import Desk, RequestBook
+from rolloutbus.trainer_adapter.client.core.request_book import ClientContext, RequestBook
 from rolloutbus.trainer_adapter.client.core.requests import OpenRequest
 
 ENGINE_CRASHED = "engine_crashed"
 
 
-class Losses:
+class LossPolicy:
     """Judges `lost`."""
 
-    def __init__(self, desk: Desk, book: RequestBook) -> None:
+    def __init__(self, desk: ClientContext, book: RequestBook) -> None:
         self._counters = desk.counters
         self._max_crashes = desk.settings.max_crashes
         self._book = book

@@ -19,7 +19,7 @@ READ_AT_ONCE = 64
 _SUBSCRIBE, _CANCEL = b"\1", b"\0"
 
 
-class Turnstile:
+class SubscriptionGate:
     """Reads what subscribers of one XPUB socket ask for."""
 
     def __init__(self, socket: zmq.Socket[bytes], doorway: Doorway, counters: PortCounters) -> None:

@@ -8,9 +8,9 @@ it has taken all of them.
 from collections import deque
 from collections.abc import Iterable
 
-from rolloutbus.replay.following.followed_stream import FollowedStream
-from rolloutbus.replay.following.stream_events import Cause, Demoted, LetGo, Restored, StreamEvent
-from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
+from rolloutbus.replay.stream.events import Cause, Demoted, LetGo, Restored, StreamEvent
+from rolloutbus.replay.stream.followed_stream import FollowedStream
+from rolloutbus.replay.stream.settings import SubscriberSettings
 
 MAX_NEWS = 10_000
 """Events that are no stream's, and wait; later ones are dropped."""
@@ -19,7 +19,7 @@ TOKEN_BYTES = 8
 STREAM_BYTES = 1024
 
 
-class Telling:
+class EventQueue:
     """All streams that were not told to their end yet."""
 
     def __init__(self, settings: SubscriberSettings) -> None:

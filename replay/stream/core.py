@@ -19,16 +19,9 @@ from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.messages.generation import FinishReason, Repaired
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
-from rolloutbus.replay.following.followed_stream import FollowedStream
-from rolloutbus.replay.following.repairs import (
-    MAX_TRIES,
-    TRY_AGAIN_MAX_S,
-    TRY_AGAIN_S,
-    Answer,
-    AskRepair,
-    Repairs,
-)
-from rolloutbus.replay.following.stream_events import (
+from rolloutbus.replay.recording.choice import Choice
+from rolloutbus.replay.stream.event_queue import EventQueue
+from rolloutbus.replay.stream.events import (
     GapFound,
     GapRepaired,
     Interrupted,
@@ -36,12 +29,19 @@ from rolloutbus.replay.following.stream_events import (
     WorkerJoined,
     WorkerLeft,
 )
-from rolloutbus.replay.following.subscriber_settings import SubscriberSettings
-from rolloutbus.replay.following.telling import Telling
-from rolloutbus.replay.recording.choice import Choice
+from rolloutbus.replay.stream.followed_stream import FollowedStream
+from rolloutbus.replay.stream.repairs import (
+    MAX_TRIES,
+    TRY_AGAIN_MAX_S,
+    TRY_AGAIN_S,
+    Answer,
+    AskRepair,
+    Repairs,
+)
+from rolloutbus.replay.stream.settings import SubscriberSettings
 
 SILENT_S = 3.0
-"""A stream that nobody speaks of for so long may have ended; its beats come five times a second."""
+"""A stream that nobody speaks of for so long may have ended: it has five heartbeats a second."""
 GONE_S = 10.0
 """After so long it has: a client resumes what was lost elsewhere before that."""
 LOOK_S = 1.0
@@ -83,7 +83,7 @@ class SubscriberCore:
         self._repairs = Repairs(settings.repairs_at_once)
         self._members: dict[str, Member] = {}
         self._look_at = self._ticked_at = self._awake_at = 0.0
-        self.telling = Telling(settings)
+        self.telling = EventQueue(settings)
         self.counters = SubscriberCounters()
 
     @property
@@ -183,7 +183,7 @@ class SubscriberCore:
         return self._repairs.next(now)
 
     def take(self, n_unread: int) -> StreamEvent | None:
-        """The next event; see `Telling.take`."""
+        """The next event; see `EventQueue.take`."""
         return self.telling.take(n_unread)
 
     def _deltas(self, topic: bytes, entry: Entry, now: float) -> None:

@@ -33,7 +33,7 @@ _MARGIN_S = 10.0
 """The trainer's timeout ends first, so that all hear the same reason."""
 
 
-class Meeting:
+class WorkerRendezvous:
     """A connection to the rendezvous; after any error nothing more can be done with it."""
 
     def __init__(self, at: str, seat: tuple[int, int]) -> None:

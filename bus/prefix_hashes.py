@@ -44,7 +44,7 @@ MARKED_TOKENS = tuple(UNIT_TOKENS * rung for rung in RUNGS)
 """The same in tokens."""
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """Where a chain of units has come to."""
 
     chain: int = 0
@@ -53,7 +53,7 @@ class Link(NamedTuple):
     rest: bytes = b""
     """Tokens after it, less than a unit."""
 
-    def extended(self, tokens: bytes) -> "tuple[Link, list[int]]":
+    def extended(self, tokens: bytes) -> "tuple[ChainLink, list[int]]":
         """With int32 [n] tokens more; and the marks on the way."""
         chain, n_units = self.chain, self.n_units
         held = self.rest + tokens
@@ -64,10 +64,10 @@ class Link(NamedTuple):
             n_units += 1
             if is_rung(n_units):
                 marks.append(chain)
-        return Link(chain, n_units, held[end:]), marks
+        return ChainLink(chain, n_units, held[end:]), marks
 
 
-ROOT = Link()
+ROOT = ChainLink()
 """No tokens yet."""
 
 

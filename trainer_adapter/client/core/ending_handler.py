@@ -24,7 +24,7 @@ from rolloutbus.trainer_adapter.client.core.endings import (
     rollout_of,
     row_of,
 )
-from rolloutbus.trainer_adapter.client.core.request_book import Desk, RequestBook
+from rolloutbus.trainer_adapter.client.core.request_book import ClientContext, RequestBook
 from rolloutbus.trainer_adapter.client.core.requests import OpenRequest
 from rolloutbus.trainer_adapter.client.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
 
@@ -60,10 +60,10 @@ def _require_asked_for(request: OpenRequest, generated: Generated) -> None:
         )
 
 
-class Verdicts:
+class EndingHandler:
     """Judges endings."""
 
-    def __init__(self, desk: Desk, book: RequestBook) -> None:
+    def __init__(self, desk: ClientContext, book: RequestBook) -> None:
         self._counters = desk.counters
         self._out = desk.out
         self._book = book

@@ -1,6 +1,6 @@
 """Marks that are held, and what one reader of them has not been told yet."""
 
-from rolloutbus.bus.prefix_marks import MARK_BYTES, packed
+from rolloutbus.bus.prefix_hashes import MARK_BYTES, packed
 from rolloutbus.bus.wire.limits import MAX_MARK_NEWS_BYTES
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
 
@@ -10,7 +10,7 @@ MAX_HELD = 16_384
 """As many as a router takes of one worker: beginnings of a million tokens at least."""
 
 
-class MarkBook:
+class PrefixHashSet:
     """What the reader knows is what was taken: marks that come and go in between cost nothing."""
 
     def __init__(self) -> None:

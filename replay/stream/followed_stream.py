@@ -10,7 +10,7 @@ import numpy as np
 from rolloutbus.bus.streams.reassembly import Assembly, Row
 from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.messages.generation import FinishReason
-from rolloutbus.replay.following.stream_events import Finished, GapLost, Tokens
+from rolloutbus.replay.stream.events import Finished, GapLost, Tokens
 
 
 class FollowedStream:

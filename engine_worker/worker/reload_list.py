@@ -8,7 +8,7 @@ from rolloutbus.bus.wire.ids import NO_ATTEMPT, AttemptKey, RequestId
 from rolloutbus.bus.wire.messages.engine import LoadLora
 
 
-class AdapterMemory:
+class ReloadList:
     """Of one worker."""
 
     def __init__(self) -> None:

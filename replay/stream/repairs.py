@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
-from rolloutbus.replay.following.followed_stream import FollowedStream
+from rolloutbus.replay.stream.followed_stream import FollowedStream
 
 MAX_TRIES = 3
 """Of repairs that brought nothing although they might have."""

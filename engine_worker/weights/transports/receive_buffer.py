@@ -13,11 +13,11 @@ from rolloutbus.engine_worker.weights.gpu import device_of, first_wrong
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.staged import CannotFetch
 from rolloutbus.engine_worker.weights.transports.buckets import wrong_bucket
-from rolloutbus.engine_worker.weights.transports.meeting import Meeting
+from rolloutbus.engine_worker.weights.transports.rendezvous import WorkerRendezvous
 from rolloutbus.engine_worker.weights.verify import wrong_bytes
 
 
-class Landing(Protocol):
+class ReceiveBuffer(Protocol):
     """Memory for one version, a piece per bucket."""
 
     @property
@@ -52,7 +52,7 @@ class HostLanding:
         self.pieces: list[torch.Tensor] = [torch.as_tensor(each) for each in self.parts]
 
     def wrong(self) -> EngineFailed | None:
-        """See `Landing`."""
+        """See `ReceiveBuffer`."""
         tensor = first_mismatch(self._content, self._manifest.tensors)
         return wrong_bytes(tensor.name) if tensor is not None else None
 
@@ -76,12 +76,14 @@ class GpuLanding:
         self._buckets = buckets
 
     def wrong(self) -> EngineFailed | None:
-        """See `Landing`."""
+        """See `ReceiveBuffer`."""
         bucket = first_wrong(self.pieces, self._buckets)
         return wrong_bucket(bucket) if bucket is not None else None
 
 
-def receive(offer: Offer, seat: tuple[int, int], place: Callable[[], Landing]) -> Landing:
+def receive(
+    offer: Offer, seat: tuple[int, int], place: Callable[[], ReceiveBuffer]
+) -> ReceiveBuffer:
     """Blocks until the bytes are in the memory that `place` makes, and verified.
 
     Args:
@@ -93,7 +95,7 @@ def receive(offer: Offer, seat: tuple[int, int], place: Callable[[], Landing]) -
         CannotFetch: there was no broadcast, or it broke.
         EngineFailed: other bytes came than were published.
     """
-    meeting = Meeting(offer.at, seat)
+    meeting = WorkerRendezvous(offer.at, seat)
     try:
         landing = place()
     except CannotFetch as error:

@@ -13,7 +13,7 @@ from rolloutbus.router.requests.table import RequestTable
 REASON = "its client has an end of it"
 
 
-class Over:
+class SettledDetached:
     """Takes the word of clients, and that of workers for clients that may be dead."""
 
     def __init__(self, context: Context, table: RequestTable) -> None:
