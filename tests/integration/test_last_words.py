@@ -38,7 +38,7 @@ from rolloutbus.bus.transport.zmq_ports import DealerPort
 async def main(endpoint, n_words, size_bytes, linger_ms):
     heard = asyncio.Event()
     link = DealerPort(endpoint, lambda _: heard.set())
-    link.send(Entry("client_heartbeat", "hello"))
+    link.send(Entry("client_beat", "hello"))
     await heard.wait()
     body = msgspec.Raw(msgspec.msgpack.encode(bytes(size_bytes)))
     for n in range(n_words):

@@ -7,6 +7,7 @@ from rolloutbus.bus.actor.effects import Connect, Send
 from rolloutbus.bus.simulation.memory_ports import MemoryNet
 from rolloutbus.bus.wire.codec import topic_of, unpack
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.delivery import Lost
@@ -200,15 +201,19 @@ class ClientNode(Process):
         left, waits = self._left.pop(rid, None), self.cases.get(rid)
         if left is None or (waits is not None and not waits.outcomes):
             return
+        deadline_s = max(ATTACHED_S, left.deadline_at - self.time.now)
+        is_followed = isinstance(left.ask.body, Generate) and left.ask.body.stream
+        attach = Ask("attach", Attach(), on_loss="fail", rid=rid, is_followed=is_followed)
+        try:
+            effects = self.core.submit(attach, deadline_s, self.time.now)[1]
+        except Refused:
+            return  # its loss was told: the request is over, even if a router still lists it
         if waits is not None:
             self.given_up.append((rid, waits))
             # It asks for whatever became of the request, as somebody who knows of no execution.
             self._dead = {key for key in self._dead if key[0] != rid}
-        deadline_s = max(ATTACHED_S, left.deadline_at - self.time.now)
-        is_followed = isinstance(left.ask.body, Generate) and left.ask.body.stream
-        attach = Ask("attach", Attach(), on_loss="fail", rid=rid, is_followed=is_followed)
         self.cases[rid] = left.taken_up(self, deadline_s)
-        self._apply(self.core.submit(attach, deadline_s, self.time.now)[1])
+        self._apply(effects)
 
     def _from_router(self, entries: list[Entry]) -> None:
         if len(entries) == 1 and entries[0].kind == "lease":  # by far the most

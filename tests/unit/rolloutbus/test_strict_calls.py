@@ -104,7 +104,7 @@ def test_the_search_finds_what_users_call() -> None:
         "SyncSession.replace",
         "SyncWeightPublisher.publish",
         "TextClient.chat",
-        "Update.put_all",
+        "PublisherUpdate.put_all",
         "WeightPublisher.__init__",
         "connect",
         "connect_sync",
