@@ -7,7 +7,7 @@ import sys
 from tests.architecture.source_tree import ROOT
 
 PROGRAM = (
-    "from rolloutbus.engine_worker.engines.sglang import upstream\n"
+    "from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream\n"
     "print(*upstream.server_argument_types(), sep='\\n')"
 )
 """SGLang is imported in a process of its own, which finds the stand-ins."""
