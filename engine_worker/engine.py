@@ -128,7 +128,7 @@ class Step:
     """(row, why) of requests that the engine gave up: their end instead of a finish."""
     arrays: Sequence[tuple[int, Mapping[str, Array]]] = ()
     """(row, name -> array) of rows that finish: what their `want` asked for; see docs/protocol.md,
-    "Arrays". Made by `bus.arrays.array_of`."""
+    "Arrays". Made by `bus.wire.arrays.array_of`."""
     adapters: Sequence[tuple[int, str]] = ()
     """(row, `NAME@VERSION`) of rows that begin with an adapter: what the engine has given them,
     told no later than with their first token. See `began_with`."""

@@ -1,7 +1,7 @@
 """Publishes the streams of a whole fleet again at one address, for readers who cannot reach it.
 
-The shell around `bus.zmq_forward`: it finds the workers through the router, as any client does.
-Spec: docs/protocol.md, "Streams", 9.
+The shell around `bus.transport.zmq_topics`: it finds the workers through the router, as any client
+does. Spec: docs/protocol.md, "Streams", 9.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Everything that the bus raises on purpose; `BusError` is the root. See `bus.errors`."""
+"""Everything that the bus raises on purpose; `BusError` is the root. See `bus.wire.errors`."""
 
 from rolloutbus.bus.wire.errors import (
     ActorStopped,

@@ -65,7 +65,7 @@ class MemberIdentity:
 
 
 class Vitals(msgspec.Struct, frozen=True, gc=False):
-    """What a heartbeat says besides the executions; see `bus.messages.membership.Heartbeat`."""
+    """What a heartbeat says but executions; see `bus.wire.messages.membership.Heartbeat`."""
 
     version: int = 0
     state: str = "ready"
@@ -129,7 +129,7 @@ class MemberCore:
 
     @property
     def state(self) -> LinkState:
-        """Where it stands in `bus.member_life.MEMBER_LINK`."""
+        """Where it stands in `bus.membership.states.MEMBER_LINK`."""
         return self._state
 
     @property

@@ -1,8 +1,8 @@
 """What a shell needs of a transport: ports that carry batches of entries, and never block.
 
-Implementations: `bus.zmq_ports`, `bus.zmq_topics` (sockets). Simulations have `bus.memory_ports`,
-which are alike but count nothing.
-Every port lives on the event loop that was running when it was made.
+Implementations: `bus.transport.zmq_ports`, `bus.transport.zmq_topics` (sockets). Simulations have
+`bus.simulation.memory_ports`, which are alike but count nothing. Every port lives on the event loop
+that was running when it was made.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 PyTorch can share its own memory too, but counts readers in a file whose name travels with the
 handle, and memory whose readers died is never free again. Here a handle is what the driver makes
-of an allocation, 64 bytes that mean nothing elsewhere; who reads is told by `bus.loans`.
+of an allocation, 64 bytes that mean nothing elsewhere; who reads is told by `bus.weights.loans`.
 
 Everything acts on the thread's current device.
 """
@@ -143,7 +143,7 @@ class CudaHandle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     memory: Annotated[bytes, msgspec.Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
     """For `CudaMemory.open`."""
     pid: _Number
-    """Of the owner; with `loan` the name of its `bus.loans.Loan`."""
+    """Of the owner; with `loan` the name of its `bus.weights.loans.Loan`."""
     loan: _Number
 
     def pack(self) -> bytes:

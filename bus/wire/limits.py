@@ -101,7 +101,7 @@ RouterEpoch = Annotated[int, Meta(ge=0, le=MAX_ROUTER_EPOCH)]
 Milliseconds = Annotated[int, Meta(le=MAX_DEADLINE_MS)]
 """May be negative: a deadline that passed is refused by name, not as malformed."""
 AttemptId = tuple[int, int]
-"""(router epoch, n); see `bus.ids.Attempt`. Compared and echoed, never reckoned with."""
+"""(router epoch, n); see `bus.wire.ids.Attempt`. Compared and echoed, never reckoned with."""
 
 Names = Annotated[list[Short], Meta(max_length=MAX_MEMBERS)]
 KindNames = Annotated[list[Short], Meta(max_length=MAX_KINDS)]

@@ -1,8 +1,8 @@
 """The engine host: the child process of a worker actor that holds the engine.
 
 A crash of the engine takes this process and nothing else; the actor keeps results, streams and
-membership. `python -m rolloutbus.engine_worker.host` is started by `engine_worker.host_process`
-only.
+membership. `python -m rolloutbus.engine_worker.host` is started by
+`engine_worker.worker.host_process` only.
 """
 
 import argparse

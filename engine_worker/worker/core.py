@@ -1,8 +1,8 @@
 """The worker core: what a worker does with what the bus, its engine host and time tell it.
 
-Pure: each method takes `now` and returns effects for the shell (`engine_worker.actor`) to apply.
-Membership and delivery are `bus.member`'s; tokens `engine_worker.generation`'s; control commands
-`engine_worker.controller`'s.
+Pure: each method takes `now` and returns effects for the shell (`engine_worker.worker.actor`) to
+apply. Membership and delivery are `bus.membership.core`'s; tokens
+`engine_worker.worker.generation`'s; control commands `engine_worker.worker.controller`'s.
 """
 
 from collections.abc import Iterable

@@ -113,7 +113,7 @@ class Request:
         self.rid = rid
         self.client = client
         self.principal = client
-        """Whose share of the workers it takes; see `router.clients.ClientRecord`."""
+        """Whose share of the workers it takes; see `router.members.clients.ClientRecord`."""
         self.place = place
         self.state: RequestState = state
         self.rule = rule

@@ -1,7 +1,7 @@
 """Weight updates as transactions: prepare everywhere, record the decision, commit in waves.
 
-Whom to bring where, and when, is decided by others: `router.publications`, `router.catch_ups`.
-Spec: docs/protocol.md, "Weights".
+Whom to bring where, and when, is decided by others: `router.updates.publications`,
+`router.updates.catch_ups`. Spec: docs/protocol.md, "Weights".
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Logit processors by name and numbers, as requests carry them, and as text for a configuration.
 
-What they do is said by the engines that know them: `engine_worker.engines.processors`.
+What they do is said by the engines that know them: `engine_worker.engines.shared.processors`.
 """
 
 import json

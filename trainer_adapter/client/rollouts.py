@@ -112,7 +112,7 @@ def ask_of(
         want: what to tell besides tokens and logprobs: it comes in `Rollout.arrays`.
         grammar: the output must match it.
         processors: change logits before sampling, in this order; see
-            `trainer_adapter.logit_processors`.
+            `trainer_adapter.client.logit_processors`.
         action_mask: token ids: nothing else is sampled. Short for the processor of this name, put
             first.
         disallowed_tokens: token ids that are not sampled. Short for the processor of this name,

@@ -13,7 +13,7 @@ ArrayDtype = Literal["int32", "int64", "float32", "float16", "bfloat16", "uint8"
 
 
 class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Elements of one type; `bus.arrays` makes and reads them."""
+    """Elements of one type; `bus.wire.arrays` makes and reads them."""
 
     dtype: ArrayDtype
     shape: Shape

@@ -95,7 +95,7 @@ def _choices_of(struct: type) -> list[tuple[str, tuple[str, ...]]]:
 class SamplingParams(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, metaclass=_Told
 ):
-    """How tokens are drawn. Limits are checked by `bus.validation`."""
+    """How tokens are drawn. Limits are checked by `bus.wire.validation`."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0

@@ -1,7 +1,7 @@
 """One worker's part in a broadcast: it meets the others at the trainer, receives, and reports.
 
-Spec: docs/protocol.md, "Collective". Every call blocks; `engine_worker.weights.collective` gives
-it a thread.
+Spec: docs/protocol.md, "Collective". Every call blocks;
+`engine_worker.weights.transports.collective` gives it a thread.
 """
 
 import ipaddress
