@@ -25,9 +25,9 @@ import uvloop
 
 from benchmarks.loop_load import BusClient, Load
 from benchmarks.loop_workers import EchoWorker
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.zmq_dialer import dialer_of
-from rolloutbus.launcher.fleet_keys import FleetKeys
+from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.security.zmq_curve import dialer_of
+from rolloutbus.launcher.plan import FleetKeys
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 

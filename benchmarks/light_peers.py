@@ -17,16 +17,15 @@ from typing import cast
 import uvloop
 
 from benchmarks.member_shell import MemberShell
-from rolloutbus.bus.actor.clock import BootClock
 from rolloutbus.bus.actor.effects import Connect, Send
-from rolloutbus.bus.actor.parent import die_with_parent
+from rolloutbus.bus.actor.loop import BootClock
+from rolloutbus.bus.actor.process import die_with_parent
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.membership.effects import Execute, MemberEffect
+from rolloutbus.bus.membership.deliveries import Execute, MemberEffect
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import RequestId
+from rolloutbus.bus.wire.entry import Entry, RequestId
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.membership import Welcome, WorkerFacts
 from rolloutbus.trainer_adapter.client.core.effects import Effect

@@ -14,12 +14,11 @@ from typing import Protocol
 import zmq
 
 from benchmarks.loop_workers import BODY, BODY_BYTES
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_sockets import Reader, new_socket
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
 from rolloutbus.bus.wire.messages.delivery import Ack, AttemptList
 from rolloutbus.bus.wire.messages.membership import ClientHeartbeat, Hello
 

@@ -13,11 +13,11 @@ import msgspec
 import uvloop
 import zmq
 
-from rolloutbus.bus.actor.clock import BootClock
 from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
-from rolloutbus.bus.membership.effects import MemberEffect
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.membership.deliveries import MemberEffect
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_sockets import Reader, new_socket

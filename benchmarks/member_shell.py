@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rolloutbus.bus.actor.clock import BootClock
 from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.membership.core import MemberCore
-from rolloutbus.bus.membership.effects import MemberEffect
+from rolloutbus.bus.membership.deliveries import MemberEffect
 from rolloutbus.bus.transport.zmq_ports import DealerPort
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.entry import AttemptKey, Entry
 from rolloutbus.bus.wire.messages.membership import WorkerFacts
 
 TICK_S = 0.1

@@ -19,14 +19,13 @@ import xxhash
 
 from benchmarks.member_shell import MemberShell
 from benchmarks.side_processes import ANY_PORT
-from rolloutbus.bus.actor.parent import die_with_parent
+from rolloutbus.bus.actor.process import die_with_parent
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.membership.effects import Execute, MemberEffect, StopSilently, StopWork
+from rolloutbus.bus.membership.deliveries import Execute, MemberEffect, StopSilently, StopWork
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.zmq_topics import PubPort
 from rolloutbus.bus.wire.codec import pack, topic_of, unpack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Attempt, RequestId
+from rolloutbus.bus.wire.entry import Attempt, Entry, RequestId
 from rolloutbus.bus.wire.messages.generation import FinishReason, Generate, Generated
 from rolloutbus.bus.wire.messages.membership import WorkerFacts
 from rolloutbus.bus.wire.messages.stream import Deltas

@@ -26,8 +26,7 @@ import msgspec
 from rolloutbus.bus.security.principals import Role
 from rolloutbus.bus.wire.messages.membership import StoreFacts, WorkerFacts
 from rolloutbus.bus.wire.messages.weights import PrepareUpdate, PublishVersion
-from rolloutbus.launcher.fleet_keys import FleetKeys
-from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.plan import FleetKeys, environment
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.router.updates.transport_plan import Target, plan_ways
 from rolloutbus.trainer_adapter.store.settings import StoreSettings

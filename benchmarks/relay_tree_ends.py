@@ -17,8 +17,8 @@ import uvloop
 
 from rolloutbus import RolloutClient
 from rolloutbus.bus.actor.ref import STORE
-from rolloutbus.bus.allocator import keep_freed_memory
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.actor.resources import keep_freed_memory
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.weights.manifest import bytes_of, digest_of, lay_out
 from rolloutbus.bus.weights.shm import SegmentWriter
 from rolloutbus.bus.wire.errors import RequestError
@@ -33,9 +33,9 @@ from rolloutbus.engine_worker.engine import TensorSpec
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
 from rolloutbus.engine_worker.weights.relay import open_relay
 from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
-from rolloutbus.launcher.fleet_keys import FleetKeys
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.launcher.plan import FleetKeys
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 DEADLINE_S = 120.0
 TENSOR_ROWS = 2048

@@ -20,11 +20,10 @@ import numpy as np
 import uvloop
 
 from benchmarks.side_processes import ANY_PORT, machine
-from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.streams.reassembly import rows_of
 from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
 from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.ids import Epoch
+from rolloutbus.bus.wire.entry import Entry, Epoch, Placement
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import StreamSettings

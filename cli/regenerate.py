@@ -31,7 +31,7 @@ from rolloutbus.replay.regenerating.differences import (
 from rolloutbus.replay.rollouts.trajectories import ints
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollout import Rollout
+from rolloutbus.trainer_adapter.client.core.results import Rollout
 
 MAX_LISTED = 50
 """Rows of the table; all of them are in the JSON."""

@@ -26,7 +26,7 @@ from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
 
 if TYPE_CHECKING:
     from rolloutbus.trainer_adapter.client.client import RolloutClient
-    from rolloutbus.trainer_adapter.client.settings import ClientSettings
+    from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 3.0
 

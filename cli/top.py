@@ -13,7 +13,7 @@ import msgspec
 from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.engine import Load
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
 
 STILL_S = 2.0
 """A worker that has not beaten for so long is shown to sample nothing."""

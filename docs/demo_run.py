@@ -16,7 +16,7 @@ import torch
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams
-from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.cli.top import Gauges, TopFrame, TopHistory, loads_of
 from rolloutbus.errors import BusError
 from rolloutbus.examples.task import draw_words, prompt_tokens

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rolloutbus.bus.membership.states import MEMBER_LINK
+from rolloutbus.bus.membership.lease import MEMBER_LINK
 from rolloutbus.engine_worker.engines.sglang.guard import GATE_LIFE
 from rolloutbus.router.health.breaker import BREAKER_LIFE
 from rolloutbus.router.members.records import MEMBER_LIFE
 from rolloutbus.router.requests.record import REQUEST_LIFE as ROUTER_REQUEST_LIFE
-from rolloutbus.router.sessions.record import SESSION_LIFE
+from rolloutbus.router.requests.record import SESSION_LIFE
 from rolloutbus.router.updates.record import UPDATE_LIFE
 from rolloutbus.trainer_adapter.client.core.requests import REQUEST_LIFE as CLIENT_REQUEST_LIFE
 from rolloutbus.trainer_adapter.store.versions import VERSION_LIFE
@@ -23,7 +23,7 @@ PAGE = Path(__file__).with_name("lifecycles.md")
 TABLES: list[tuple[str, str, Table]] = [
     (
         "A member's link to the router",
-        "`bus/membership/states.py`: what a worker or store knows of its own place on the bus.",
+        "`bus/membership/lease.py`: what a worker or store knows of its own place on the bus.",
         MEMBER_LINK,
     ),
     (
@@ -43,7 +43,7 @@ TABLES: list[tuple[str, str, Table]] = [
     ),
     (
         "An open session at the router",
-        "`router/sessions/record.py`: the place of a session between the turns of an agent.",
+        "`router/requests/record.py`: the place of a session between the turns of an agent.",
         SESSION_LIFE,
     ),
     (

@@ -14,26 +14,25 @@ import msgspec
 from msgspec import inspect
 
 from rolloutbus.bus.membership.outbox import MAX_AGE_S
-from rolloutbus.bus.membership.settled import OVER_S
+from rolloutbus.bus.membership.tombstones import OVER_S
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport import bulk as bulk_ports
 from rolloutbus.bus.transport.zmq_sockets import GONE_MS
-from rolloutbus.bus.wire.commands import COMMANDS, RESULTS, Target
+from rolloutbus.bus.wire.commands import COMMANDS, KINDS, RESULTS, Target
 from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.messages.control import FleetOutcome
 from rolloutbus.engine_worker.host import __main__ as engine_host
+from rolloutbus.engine_worker.prefixes import PACE_S
 from rolloutbus.engine_worker.settings import HostSettings, StreamSettings
 from rolloutbus.engine_worker.weights.relay_core import PARK_S
 from rolloutbus.engine_worker.worker import actor as worker_actor
-from rolloutbus.engine_worker.worker.prefix_news import PACE_S
 from rolloutbus.router import actor as router_actor
-from rolloutbus.router.detached.detached import UNHEARD_S
 from rolloutbus.router.placement.turns import PATIENCE_S
+from rolloutbus.router.requests.detached import UNHEARD_S
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.request_book import MUTE_S
-from rolloutbus.trainer_adapter.client.settings import TICK_S as CLIENT_TICK_S
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import TICK_S as CLIENT_TICK_S
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.store import actor as store_actor
 
 NATURAL = "0 to uint64"

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.entry import AttemptKey
 from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.control import CacheTier
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -33,8 +33,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Want,
 )
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
-from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
-from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
+from rolloutbus.engine_worker.weights.raw_tensor import HandleBook, RawTensor
 
 Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]

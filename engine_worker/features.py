@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, Generate, SamplingParams, Want
-from rolloutbus.bus.wire.option_checks import adapter_of
+from rolloutbus.bus.wire.validation import adapter_of
 
 PROCESSOR = "processor:"
 """Before the name of a registered processor."""

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.endpoints import is_local, require_bindable, require_reachable
 from rolloutbus.bus.wire.errors import SettingsError

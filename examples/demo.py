@@ -6,6 +6,8 @@ tokens remembers the version that sampled it. Half way, one worker is killed for
 """
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -17,11 +19,11 @@ import numpy as np
 import torch
 
 import rolloutbus
+from rolloutbus import Fleet
 from rolloutbus.errors import DeliveryError
-from rolloutbus.examples.demo_report import DemoSummary, RunDirectory, stall_ms_p50
-from rolloutbus.examples.demo_view import DemoView
+from rolloutbus.events import Finished
+from rolloutbus.examples.demo_report import DemoSummary, DemoView, RunDirectory, stall_ms_p50
 from rolloutbus.examples.grpo import Learner, LearnerOptions
-from rolloutbus.examples.kill_drill import KillDrill
 from rolloutbus.examples.rollouts import SAMPLING, FeedOptions, RolloutFeed
 from rolloutbus.examples.task import (
     as_text,
@@ -32,7 +34,87 @@ from rolloutbus.examples.task import (
 )
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 from rolloutbus.examples.training import Training
-from rolloutbus.examples.witness import Witness
+
+MIN_MID_GENERATION = 4
+"""The kill waits until the victim is in the middle of this many rollouts."""
+SETTLE_S = 0.25
+"""A frozen worker's last words have arrived by then; it is far shorter than a lease."""
+
+
+class KillDrill:
+    """What was done to whom.
+
+    What is seen here is late, so the victim is first frozen for a closer look: what a frozen
+    worker has not finished it never will.
+    """
+
+    def __init__(self, fleet: Fleet, feed: RolloutFeed, view: DemoView) -> None:
+        self.victim = ""
+        self.step = 0
+        self.n_mid_generation = 0
+        """Rollouts that the victim was in the middle of; 0 until it is dead."""
+        self._fleet = fleet
+        self._feed = feed
+        self._view = view
+
+    async def run(self, step: int) -> None:
+        """Wait for the right moment, then strike."""
+        self.victim = self._fleet.worker_names[0]
+        self.step = step
+        while not self.n_mid_generation:
+            await self._feed.progress()
+            if self._is_worth_it():
+                await self._freeze_and_kill()
+        self._view.say(
+            f"Killed worker {self.victim} (SIGKILL), on purpose, in the middle of "
+            f"{self.n_mid_generation} rollouts. They go on elsewhere; a new one will join."
+        )
+
+    def _is_worth_it(self) -> bool:
+        return self._feed.n_mid_generation(self.victim) >= MIN_MID_GENERATION
+
+    async def _freeze_and_kill(self) -> None:
+        pid = self._fleet.pids[self.victim]
+        if not pid:
+            return  # it is being started again
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(SETTLE_S)
+            if self._is_worth_it():
+                self.n_mid_generation = self._feed.n_mid_generation(self.victim)
+                self._fleet.kill(self.victim)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+class Witness:
+    """Start `run` as a task. Knows nothing of what the client asked for or got back."""
+
+    def __init__(self, address: str, client: str) -> None:
+        self._ended: dict[str, list[int]] = {}
+        """Request id -> its tokens, as a worker first ended it."""
+        self._subscriber = rolloutbus.subscribe(address, clients=[client])
+        self.n_duplicated = 0
+        """Endings with other tokens than the first one of the request."""
+
+    @property
+    def n_seen(self) -> int:
+        """Requests that a worker has ended."""
+        return len(self._ended)
+
+    async def run(self) -> None:
+        """Listen until cancelled."""
+        async with self._subscriber:
+            async for event in self._subscriber:
+                match event:
+                    case Finished(rid=rid, finish_reason="length" | "stop", n_missing=0):
+                        tokens = event.tokens.tolist()
+                        # A worker that is given all tokens ends the request and samples nothing.
+                        self.n_duplicated += self._ended.setdefault(rid, tokens) != tokens
+                    case _:
+                        pass
+
 
 HELD_OUT_WORDS = 100
 STATUS_EVERY_S = 0.5

@@ -16,8 +16,7 @@ from rolloutbus.bus.strict_calls import nearest
 from rolloutbus.bus.transport.endpoints import is_local
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
-from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
-from rolloutbus.engine_worker.engines.sglang.upstream.split import named
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.launcher.engine_python import find_python

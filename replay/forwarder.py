@@ -10,9 +10,9 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.topics import READS_EVERYTHING
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.security.principals import READS_EVERYTHING
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.endpoints import require_bindable
 from rolloutbus.bus.transport.ports import (
@@ -29,7 +29,7 @@ from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.stream.dismissal import sent_away
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 
 class Forwarder:

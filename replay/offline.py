@@ -18,7 +18,7 @@ from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.rollouts.trajectories import Ints, Trajectories, Trajectory
 from rolloutbus.replay.rollouts.trajectory_files import JSONL, PARQUET, read
-from rolloutbus.trainer_adapter.client.rollout import Rollout
+from rolloutbus.trainer_adapter.client.core.results import Rollout
 
 
 @dataclass(frozen=True, slots=True)

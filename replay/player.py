@@ -14,13 +14,11 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from rolloutbus.bus.actor.clock import BootClock
-from rolloutbus.bus.actor.loop import Actor
+from rolloutbus.bus.actor.loop import Actor, BootClock
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import PatientPubPort
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.playing.player_core import THE_TAP, Message, PlayerCore, PlayStep, Programme
 from rolloutbus.replay.playing.stand_in import Effect

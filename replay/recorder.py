@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Self, cast
 
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.transport.ports import (
     BatchHandler,
@@ -35,7 +35,7 @@ from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.recording.recorder_core import Build, Heard, RecorderCore
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 TICK_S = 0.25
 ASK_AGAIN_S = 0.5

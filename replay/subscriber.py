@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
-from rolloutbus.bus.actor.clock import BootClock
-from rolloutbus.bus.actor.loop import Actor, one_by_one
+from rolloutbus.bus.actor.loop import Actor, BootClock, one_by_one
 from rolloutbus.bus.actor.ref import Command, worker
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.transport.endpoints import require_reachable
 from rolloutbus.bus.transport.ports import (
@@ -44,8 +43,8 @@ from rolloutbus.replay.stream.repairs import Answer, AskRepair, Unrepaired
 from rolloutbus.replay.stream.settings import SubscriberSettings
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 TICK_S = 0.1
 REPAIR_S = 5.0

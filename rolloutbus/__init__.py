@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rolloutbus.replay.recorder import record
     from rolloutbus.replay.subscriber import subscribe
     from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
-    from rolloutbus.trainer_adapter.client.rollout import Rollout
+    from rolloutbus.trainer_adapter.client.core.results import Rollout
     from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, connect_sync
     from rolloutbus.trainer_adapter.client.text import TextClient
     from rolloutbus.trainer_adapter.openai.client import OpenAIClient
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
     from rolloutbus.trainer_adapter.publisher.sync_publisher import SyncWeightPublisher
 
-_CLIENT = "rolloutbus.trainer_adapter.client"
-_PUBLISHER = "rolloutbus.trainer_adapter.publisher"
 _MESSAGES = "rolloutbus.bus.wire.messages.generation"
 _HOMES = {
     "Fleet": "rolloutbus.launcher.fleet",
@@ -45,18 +43,18 @@ _HOMES = {
     "OfflineRollouts": "rolloutbus.replay.offline",
     "OpenAIClient": "rolloutbus.trainer_adapter.openai.client",
     "Processor": _MESSAGES,
-    "Rollout": f"{_CLIENT}.rollout",
-    "RolloutClient": f"{_CLIENT}.client",
+    "Rollout": "rolloutbus.trainer_adapter.client.core.results",
+    "RolloutClient": "rolloutbus.trainer_adapter.client.client",
     "SamplingParams": _MESSAGES,
-    "ShardedSource": f"{_PUBLISHER}.sharded",
+    "ShardedSource": "rolloutbus.trainer_adapter.publisher.sharded",
     "SyncOpenAIClient": "rolloutbus.trainer_adapter.openai.sync_client",
-    "SyncRolloutClient": f"{_CLIENT}.sync_client",
-    "SyncWeightPublisher": f"{_PUBLISHER}.sync_publisher",
-    "TextClient": f"{_CLIENT}.text",
+    "SyncRolloutClient": "rolloutbus.trainer_adapter.client.sync_client",
+    "SyncWeightPublisher": "rolloutbus.trainer_adapter.publisher.sync_publisher",
+    "TextClient": "rolloutbus.trainer_adapter.client.text",
     "Want": _MESSAGES,
-    "WeightPublisher": f"{_PUBLISHER}.publisher",
-    "connect": f"{_CLIENT}.client",
-    "connect_sync": f"{_CLIENT}.sync_client",
+    "WeightPublisher": "rolloutbus.trainer_adapter.publisher.publisher",
+    "connect": "rolloutbus.trainer_adapter.client.client",
+    "connect_sync": "rolloutbus.trainer_adapter.client.sync_client",
     "record": "rolloutbus.replay.recorder",
     "subscribe": "rolloutbus.replay.subscriber",
     "up": "rolloutbus.launcher.fleet",

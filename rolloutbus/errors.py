@@ -23,7 +23,7 @@ from rolloutbus.bus.wire.errors import (
     StaleVersion,
     WrongEventLoop,
 )
-from rolloutbus.trainer_adapter.client.rollout import FleetCommandFailed, RolloutCancelled
+from rolloutbus.trainer_adapter.client.core.results import FleetCommandFailed, RolloutCancelled
 
 __all__ = [
     "ActorStopped",

@@ -5,13 +5,17 @@ from rolloutbus.bus.wire.messages.generation import DetachedRequest
 from rolloutbus.replay.offline import OfflineRollout
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.subscriber import Subscriber
+from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
 from rolloutbus.trainer_adapter.client.memory_tags import MemoryTag
-from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.sync_client import SyncSession
 from rolloutbus.trainer_adapter.client.transcript import Transcript
-from rolloutbus.trainer_adapter.publisher.published import Published, PublishedLora
-from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher.transfer import (
+    Published,
+    PublishedLora,
+    TransferProgress,
+    WeightTransferHandle,
+)
 
 __all__ = [
     "Delta",

@@ -3,7 +3,7 @@
 import sys
 
 from rolloutbus.bus.actor.process import run_actor
-from rolloutbus.router.serving import serve
+from rolloutbus.router.actor import serve
 from rolloutbus.router.settings import RouterSettings
 
 if __name__ == "__main__":

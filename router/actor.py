@@ -6,19 +6,18 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.actor.clock import BootClock, Clock
-from rolloutbus.bus.actor.loop import Actor
-from rolloutbus.bus.actor.process import warn
+from rolloutbus.bus.actor.loop import Actor, BootClock, Clock
+from rolloutbus.bus.actor.process import ActorExit, announce_ready, complain, on_stop_signal, warn
 from rolloutbus.bus.actor.resources import ResourceWatch
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.ports import PortCounters
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import TapPort
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.router.events import (
     Counted,
+    Effect,
     Event,
     Handle,
     LettersKept,
@@ -29,10 +28,26 @@ from rolloutbus.router.events import (
     Ticked,
 )
 from rolloutbus.router.health.dead_letters import DeadLetter, append_letters, check_letters
-from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.recording import TurnLog, core_of, recorded
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.router.tap import TapFeed, tapped
+
+
+async def serve(settings: RouterSettings, log: TurnLog | None = None) -> ActorExit:
+    """Route until SIGTERM or SIGINT; `log` keeps every turn of the core."""
+    router = RouterActor(settings, secrets.token_hex(16), log=log)
+    on_stop_signal(router.stop)
+    async with router:
+        frontend, backend = router.endpoints
+        tap = {"tap": router.tap} if router.tap else {}
+        announce_ready(frontend=frontend, backend=backend, **tap)
+        await router.stopped()
+    problem = router.core.context.superseded
+    if problem:
+        complain(problem)
+        return ActorExit.REJECTED
+    return ActorExit.STOPPED
+
 
 TICK_S = 0.05
 

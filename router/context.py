@@ -6,19 +6,16 @@ from typing import NamedTuple
 from msgspec import Raw
 
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import NO_BODY, Entry
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import NO_BODY, Attempt, Entry
 from rolloutbus.bus.wire.limits import MAX_POLICIES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Intent
 from rolloutbus.bus.wire.versions import VersionRule
-from rolloutbus.router.detached.detached import Detached
-from rolloutbus.router.detached.followers import Followers
+from rolloutbus.router.events import Outgoing
 from rolloutbus.router.members.clients import Clients
 from rolloutbus.router.members.eligibility import Eligibility
-from rolloutbus.router.members.expected import ExpectedWorkers
-from rolloutbus.router.members.records import MemberRecord, MemberTable, Reason
-from rolloutbus.router.outgoing import Outgoing
+from rolloutbus.router.members.records import ExpectedWorkers, MemberRecord, MemberTable, Reason
+from rolloutbus.router.requests.detached import Detached, Followers
 from rolloutbus.router.settings import RouterSettings
 
 

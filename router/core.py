@@ -10,18 +10,18 @@ from typing import Any, assert_never
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.wire.codec import unpack_as
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.commands import ENDINGS
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
 from rolloutbus.bus.wire.messages.membership import Hello
+from rolloutbus.router.client_commands import PASSED_ON, ClientCommands
 from rolloutbus.router.context import Context, refusal
-from rolloutbus.router.detached.reattachment import Reattachment
-from rolloutbus.router.detached.settled import SettledDetached
+from rolloutbus.router.dispatch import Dispatcher
 from rolloutbus.router.events import (
     Counted,
+    Effect,
     Event,
     LettersKept,
     Malformed,
@@ -30,30 +30,24 @@ from rolloutbus.router.events import (
     Revoked,
     Ticked,
 )
-from rolloutbus.router.health.dead_letter import DeadLetter
+from rolloutbus.router.executions import Executions, Undelivered
 from rolloutbus.router.health.health import Health, told_reason
-from rolloutbus.router.members.authority import Authority
-from rolloutbus.router.members.client_commands import PASSED_ON, ClientCommands
+from rolloutbus.router.health.suspicion import DeadLetter
+from rolloutbus.router.members.authority import Authority, Expulsion
 from rolloutbus.router.members.clients import ClientRecord
-from rolloutbus.router.members.expulsion import Expulsion
 from rolloutbus.router.members.intents import Intents
 from rolloutbus.router.members.member_commands import MemberCommands, is_share
 from rolloutbus.router.members.membership import Membership
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.placement.affinity import Affinity
 from rolloutbus.router.placement.load import Load
 from rolloutbus.router.placement.placement import Placer
 from rolloutbus.router.placement.prefixes import PrefixIndex
+from rolloutbus.router.placement.sessions import Sessions
 from rolloutbus.router.placement.turns import SessionTurns
-from rolloutbus.router.requests.admission_control import Door
-from rolloutbus.router.requests.backpressure import Backlogs
-from rolloutbus.router.requests.dispatch import Dispatcher
-from rolloutbus.router.requests.executions import Executions
+from rolloutbus.router.requests.admission_control import Admission, Backlogs, Door
+from rolloutbus.router.requests.reattachment import Reattachment, SettledDetached
 from rolloutbus.router.requests.table import RequestTable
-from rolloutbus.router.requests.undelivered import Undelivered
-from rolloutbus.router.requests.validation import Admission
-from rolloutbus.router.sessions.sessions import Sessions
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.router.updates.catch_ups import CatchUps
 from rolloutbus.router.updates.publications import Publications

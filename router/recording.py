@@ -9,12 +9,13 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from rolloutbus.bus.actor.stimulus import Outcome, Stimulus, crash_of, outcome_of
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.streams.tap import Outcome, Stimulus, crash_of, outcome_of
+from rolloutbus.bus.wire.entry import Peer
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.events import (
     Counted,
+    Effect,
     Event,
     Handle,
     LettersKept,
@@ -24,7 +25,6 @@ from rolloutbus.router.events import (
     Revoked,
     Ticked,
 )
-from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.settings import RouterSettings
 
 

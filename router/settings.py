@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.endpoints import require_bindable
 from rolloutbus.bus.wire.errors import SettingsError

@@ -10,11 +10,11 @@ from typing import assert_never
 from rolloutbus.bus.actor.effects import ForgetPeer
 from rolloutbus.bus.streams.tap import TapEvent, TapMark
 from rolloutbus.bus.wire.codec import frames_of
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.router.context import Context
 from rolloutbus.router.events import (
     Counted,
+    Effect,
     Event,
     Handle,
     LettersKept,
@@ -24,7 +24,6 @@ from rolloutbus.router.events import (
     Revoked,
     Ticked,
 )
-from rolloutbus.router.outgoing import Effect
 
 MAX_CONNECTIONS = 100_000
 """More are not remembered: who was known longest gets a new number when it speaks again."""

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
-from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.entry import AttemptKey, RequestId
 from rolloutbus.engine_worker.engine import Engine, Step
 
 Result = TypeVar("Result")

@@ -31,10 +31,10 @@ from transformers.utils import logging as transformers_logging
 import rolloutbus
 from benchmarks.open_requests import open_requests
 from rolloutbus.bus.weights.manifest import lay_out
-from rolloutbus.trainer_adapter.publisher.named_tensors import DTYPE_NAMES
-from rolloutbus.trainer_adapter.publisher.offers.buckets import checksum_of, fill, spans_of
-from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
-from rolloutbus.trainer_adapter.publisher.offers.cuda_ipc import BUCKET_BYTES
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.cuda_ipc import BUCKET_BYTES
+from rolloutbus.trainer_adapter.publisher.offering import checksum_of, fill, spans_of
+from rolloutbus.trainer_adapter.publisher.tensor_source import DTYPE_NAMES
 
 WAYS = ("cuda_ipc", "collective", "shm")
 DEADLINE_S = 300.0

@@ -5,10 +5,118 @@ ends the actor: whoever waits for it is told, and nothing goes on half done.
 """
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, TypeVarTuple, Unpack
+from concurrent.futures import Future
+from typing import Generic, Protocol, TypeVar, TypeVarTuple, Unpack
 
-from rolloutbus.bus.actor.clock import Clock
+from rolloutbus.bus.wire.errors import WrongEventLoop
+
+Result = TypeVar("Result")
+
+
+async def in_daemon_thread(call: Callable[[], Result], name: str) -> Result:
+    """What `call` returns or raises; when this is cancelled, it goes on by itself."""
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is handed over, whatever it is
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+class HomeLoop:
+    """Remembers the loop that an object was opened on; until then any will do."""
+
+    def __init__(self, what: str) -> None:
+        """`what` the object is, for the error."""
+        self._what = what
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def settle(self) -> None:
+        """The object belongs to the running loop from now on.
+
+        Raises:
+            WrongEventLoop: it belongs to another one.
+        """
+        self.require()
+        self._loop = asyncio.get_running_loop()
+
+    def leave(self) -> None:
+        """The object is closed: it belongs to none."""
+        self._loop = None
+
+    @property
+    def away(self) -> asyncio.AbstractEventLoop | None:
+        """The object's loop, if this is called from elsewhere; None if all is well."""
+        return None if self._loop is None or self._loop is _running() else self._loop
+
+    def require(self) -> None:
+        """Do nothing on the object's own loop.
+
+        Raises:
+            WrongEventLoop: this is another loop, or none; the object's state is as before.
+        """
+        home = self.away
+        if home is None:
+            return
+        here = "from another event loop" if _running() is not None else "outside of any event loop"
+        if home.is_closed():
+            advice = "its own is closed; make a new one inside the loop that runs"
+        else:
+            advice = (
+                "use it on the loop that opened it (asyncio.run_coroutine_threadsafe), or make "
+                "another one here; plain scripts and threads take `connect_sync`"
+            )
+        raise WrongEventLoop(f"this {self._what} was called {here}: {advice}")
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class Clock(Protocol):
+    """Seconds since some fixed moment; only differences mean anything."""
+
+    def now(self) -> float:
+        """Seconds."""
+        ...
+
+
+class BootClock:
+    """CLOCK_BOOTTIME: unlike CLOCK_MONOTONIC it counts time asleep, so leases expire meanwhile."""
+
+    def now(self) -> float:
+        """Seconds since boot."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ManualClock:
+    """Stands still until it is advanced."""
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        """Seconds, as last set."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move forward by `seconds` >= 0."""
+        if seconds < 0:
+            msg = "a clock only moves forward"
+            raise ValueError(msg)
+        self._now += seconds
+
 
 EffectT = TypeVar("EffectT")
 Event = TypeVarTuple("Event")

@@ -5,11 +5,31 @@ again at once, for ever, on a whole core. So what will be needed is checked at t
 told while there is still something left, and the last ones are not for strangers.
 """
 
+import ctypes
 import errno
 import resource
 from pathlib import Path
 
 from rolloutbus.bus.wire.errors import SettingsError
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+KEEP_BYTES = 256 * 1024 * 1024
+"""Freed memory at the end of a heap that is kept."""
+_LARGEST_MMAP_THRESHOLD = 32 * 1024 * 1024
+"""The most that glibc accepts; larger blocks are mapped and unmapped one by one."""
+
+
+def keep_freed_memory() -> None:
+    """Tune malloc for the whole process; for processes of ours that move weights.
+
+    Does nothing where the C library has no `mallopt`.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the system says when a disk, or a share of it, is full: that may change by itself."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from rolloutbus.bus.actor.child import ChildProcess, ProcessSpec, how_it_ended, last_lines
-from rolloutbus.bus.actor.clock import BootClock, Clock
+from rolloutbus.bus.actor.loop import BootClock, Clock
 from rolloutbus.bus.actor.process import ActorExit, complaint_in
 from rolloutbus.bus.backoff import wait_after
 from rolloutbus.bus.wire.errors import DeadlineExceeded, ProcessFailed

@@ -12,29 +12,32 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from rolloutbus.bus.actor.effects import THE_LINK, Connect, Send, Stop
-from rolloutbus.bus.actor.life import next_state
+from rolloutbus.bus.actor.effects import THE_LINK, Connect, Send, Stop, next_state
 from rolloutbus.bus.backoff import Backoff, Chance
-from rolloutbus.bus.membership.crash_witness import CrashWitness
-from rolloutbus.bus.membership.deliveries import Deliveries
-from rolloutbus.bus.membership.effects import Execute, Heed, MemberEffect, StopSilently, StopWork
-from rolloutbus.bus.membership.lease import LeaseHolder
-from rolloutbus.bus.membership.outbox import MAX_BYTES
-from rolloutbus.bus.membership.states import (
+from rolloutbus.bus.membership.deliveries import (
+    Deliveries,
+    Execute,
+    Heed,
+    MemberEffect,
+    StopSilently,
+    StopWork,
+)
+from rolloutbus.bus.membership.lease import (
     HOLDING,
     LINKED,
     MEMBER_LINK,
     UNLINKED_TRYING,
+    LeaseHolder,
     LinkEvent,
     LinkState,
 )
+from rolloutbus.bus.membership.outbox import MAX_BYTES
+from rolloutbus.bus.membership.tombstones import CrashWitness
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.commands import COMMANDS
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
+from rolloutbus.bus.wire.entry import AttemptKey, Entry, Epoch
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import AttemptKey, Epoch
-from rolloutbus.bus.wire.kinds import ENDINGS, KINDS
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import (

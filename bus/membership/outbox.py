@@ -14,8 +14,7 @@ import msgspec
 
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import NO_BODY, Entry
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import NO_BODY, Attempt, Entry
 from rolloutbus.bus.wire.messages.endings import Problem
 
 MAX_BYTES = 1 << 30

@@ -1,17 +1,20 @@
-"""Principals: whom a public key stands for, and what their role lets them say.
+"""Which streams a principal may read, as its subscriptions ask for them.
 
+A topic is the digest of a client's name, from which nobody can tell the name. So who reads the rows
+of a client from a guarded publisher says the name, too: that is its *claim*. The publisher answers
+the claim; the digest counts only for roles that may read everything.
 Spec: docs/protocol.md, "Security".
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
 
-from rolloutbus.bus.security.keys import check_public_key
-from rolloutbus.bus.wire.commands import sent_by
+from rolloutbus.bus.security.keys import KEY_BYTES, check_public_key
+from rolloutbus.bus.wire.codec import topic_of
+from rolloutbus.bus.wire.commands import ENDINGS, sent_by
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.validation import MAX_PRIORITY, check_name
 
 Role = Literal["client", "trainer", "worker", "store", "subscriber", "admin"]
@@ -145,3 +148,86 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
     return any(
         name.startswith(each[:-1]) if each.endswith("*") else name == each for each in patterns
     )
+
+
+VERSION = b"1.0"
+ALLOWED, REFUSED, MISPLACED = b"200", b"400", b"500"
+"""`MISPLACED`: the key is known, but its role has no place at this socket. Who connects is told."""
+QUESTION_FRAMES = 8
+"""Delimiter, version, request id, domain, address, routing id, mechanism, key."""
+
+
+def answer(
+    question: Sequence[bytes], principals: Mapping[str, Principal], also: Collection[str] = ()
+) -> list[bytes]:
+    """The frames of the answer, delimiter first.
+
+    Args:
+        question: the frames as they came, delimiter first.
+        principals: public key -> whose it is.
+        also: keys that are let in everywhere although nobody's: see `zmq_proof`.
+
+    Returns:
+        Status 200 with the key in hexadecimal digits as the `User-Id`, 500 to a key whose role has
+        no place here, or 400.
+    """
+    status, key = _judged(question, principals, also)
+    request_id = question[2] if len(question) > 2 else b""  # noqa: PLR2004 - its place
+    text = b"OK" if key else b"not allowed"
+    return [b"", VERSION, request_id, status, text, key.encode(), b""]
+
+
+def user_in(reply: Sequence[bytes]) -> str:
+    """Whom an answer lets in; empty for nobody."""
+    return reply[5].decode()
+
+
+def knocker(question: Sequence[bytes]) -> tuple[str, str] | None:
+    """(door, key in hexadecimal digits) of who asks to be let in; None if that cannot be read."""
+    if len(question) != QUESTION_FRAMES or len(question[7]) != KEY_BYTES:
+        return None
+    return question[3].decode("ascii", "replace"), question[7].hex()
+
+
+def _judged(
+    question: Sequence[bytes], principals: Mapping[str, Principal], also: Collection[str]
+) -> tuple[bytes, str]:
+    """(status, the key if it may come in, else nothing)."""
+    if len(question) != QUESTION_FRAMES:
+        return REFUSED, ""
+    delimiter, version, _, domain, _, _, mechanism, key = question
+    if (delimiter, version, mechanism) != (b"", VERSION, b"CURVE") or len(key) != KEY_BYTES:
+        return REFUSED, ""
+    shown = key.hex()
+    if shown in also:
+        return ALLOWED, shown
+    principal, roles = principals.get(shown), ROLES_AT.get(domain.decode("ascii", "replace"))
+    if principal is None or roles is None:
+        return REFUSED, ""
+    return (ALLOWED, shown) if principal.role in roles else (MISPLACED, "")
+
+
+CLAIM = b"client:"
+READS_EVERYTHING = frozenset({"subscriber", "admin"})
+"""Roles that watch a fleet."""
+
+
+def claim_of(client: str) -> bytes:
+    """What a subscriber asks a guarded publisher for, to get the rows of this client."""
+    return CLAIM + client.encode()
+
+
+def is_claim(asked: bytes) -> bool:
+    """Whether a subscription names a client."""
+    return asked.startswith(CLAIM)
+
+
+def granted(principal: Principal, asked: bytes) -> bytes | None:
+    """The topic, or beginning of topics, that a subscription gets; None: nothing."""
+    sees_everything = principal.role in READS_EVERYTHING
+    if not is_claim(asked):
+        return asked if sees_everything else None
+    client = asked.removeprefix(CLAIM).decode("ascii", "replace")
+    if check_name(client) is None and (sees_everything or principal.may_be(client)):
+        return topic_of(client)
+    return None

@@ -1,9 +1,15 @@
-"""Making CURVE keys, and putting them on sockets."""
+"""How an actor with keys connects: as itself, to the holder of a key that it expects."""
+
+import sys
+from collections.abc import Sequence
 
 import zmq
 from zmq.utils import z85
 
-from rolloutbus.bus.security.keys import KeyPair
+from rolloutbus.bus.security.key_files import read_key_pair, read_public_key
+from rolloutbus.bus.security.keys import KeyPair, SecuritySettings
+from rolloutbus.bus.transport.endpoints import split_key
+from rolloutbus.bus.wire.errors import SettingsError
 
 
 def new_key_pair(name: str) -> KeyPair:
@@ -28,3 +34,80 @@ def dress_client(socket: zmq.Socket[bytes], pair: KeyPair, server_key: str) -> N
     socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(pair.public))
     socket.setsockopt(zmq.CURVE_SECRETKEY, pair.reveal())
     socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server_key))
+
+
+class Dialer:
+    """Puts keys on sockets that connect. An endpoint's own key goes before the list."""
+
+    def __init__(
+        self, pair: KeyPair, server_keys: Sequence[str] = (), server_key_file: str = ""
+    ) -> None:
+        """Connect as the holder of `pair`.
+
+        Args:
+            pair: our own.
+            server_keys: what a router may prove to hold, besides the key in its endpoint.
+            server_key_file: holds one more, which may change meanwhile.
+        """
+        self._pair = pair
+        self._server_keys = list(server_keys)
+        self._server_key_file = server_key_file
+        self._next: dict[str, int] = {}
+        """Endpoint with a choice of keys -> which one to try next."""
+        self._last: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        """Whose key it is."""
+        return self._pair.name
+
+    @property
+    def exact(self) -> "Dialer":
+        """For endpoints that peers have told: each has its key, and no other will do."""
+        return Dialer(self._pair)
+
+    def dress(self, socket: zmq.Socket[bytes], endpoint: str) -> str:
+        """Before a socket connects; returns the bare address.
+
+        A router that changes its key has two meanwhile: each try after one that was not
+        `answered` takes the next.
+
+        Raises:
+            SettingsError: nobody said whose key to expect there.
+        """
+        address, key = split_key(endpoint)
+        known = [*([key] if key else []), *self._server_keys, *self._key_in_file()]
+        keys = list(dict.fromkeys(known))
+        if not keys:
+            raise SettingsError(f"{address}: nobody said which key to expect there")
+        turn = self._next.get(endpoint, 0)
+        if len(keys) > 1:
+            self._last[endpoint], self._next[endpoint] = turn, turn + 1
+        dress_client(socket, self._pair, keys[turn % len(keys)])
+        return address
+
+    def _key_in_file(self) -> list[str]:
+        if not self._server_key_file:
+            return []
+        try:
+            return [read_public_key(self._server_key_file)]
+        except SettingsError as error:
+            sys.stderr.write(f"warning: {error}: its key is not tried\n")
+            return []
+
+    def answered(self, endpoint: str) -> None:
+        """The last try had the right key: the next one begins with it."""
+        if endpoint in self._last:
+            self._next[endpoint] = self._last[endpoint]
+
+
+def dialer_of(security: SecuritySettings | None) -> Dialer | None:
+    """What these settings connect with; None without keys.
+
+    Raises:
+        SettingsError: the key file cannot be used.
+    """
+    if security is None or not security.key_file:
+        return None
+    pair = read_key_pair(security.key_file)
+    return Dialer(pair, security.server_keys, security.server_key_file)

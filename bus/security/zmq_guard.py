@@ -1,4 +1,9 @@
-"""What stands before the sockets that an actor binds: its key, its allow-list, its ZAP handler."""
+"""The subscriptions at a guarded publisher: each one is granted or not, by the key that asks.
+
+libzmq hands them over one by one (ZMQ_XPUB_MANUAL), and a grant goes to the connection whose
+subscription was read last. It counts wrong when a subscriber sends a message, which no honest one
+does: from then on, until all is read, a grant would go to somebody else's connection.
+"""
 
 import asyncio
 import sys
@@ -11,12 +16,19 @@ import zmq.utils.monitor
 from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.security.allow_list import AllowList
 from rolloutbus.bus.security.key_files import read_key_pair
-from rolloutbus.bus.security.keys import KeyPair
-from rolloutbus.bus.security.principals import Door, Principal
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.zap import answer, knocker, user_in
+from rolloutbus.bus.security.keys import KeyPair, SecuritySettings
+from rolloutbus.bus.security.principals import (
+    Door,
+    Principal,
+    answer,
+    granted,
+    is_claim,
+    knocker,
+    user_in,
+)
 from rolloutbus.bus.security.zmq_curve import dress_client, dress_server, new_key_pair
 from rolloutbus.bus.transport.endpoints import split_key, with_key
+from rolloutbus.bus.transport.ports import PortCounters
 from rolloutbus.bus.transport.zmq_connections import Wire, hang_up, wire_of
 from rolloutbus.bus.transport.zmq_sockets import (
     Reader,
@@ -25,9 +37,8 @@ from rolloutbus.bus.transport.zmq_sockets import (
     new_context,
     new_socket,
 )
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import SecurityError, SettingsError
-from rolloutbus.bus.wire.ids import Peer
 
 # The proof of a lock only shakes hands: the actor behind the socket notices nothing.
 HANDSHAKE_S = 20.0
@@ -375,3 +386,69 @@ class Doorway(NamedTuple):
     def note(self, frame: zmq.Frame) -> Wire | None:
         """See `SocketGuard.note`."""
         return self.guard.note(frame, self.door)
+
+
+MAX_ASKED = 1_000
+"""Subscriptions of one connection. One that asks on and on would fill the publisher's memory."""
+READ_AT_ONCE = 64
+
+_SUBSCRIBE, _CANCEL = b"\1", b"\0"
+
+
+class SubscriptionGate:
+    """Reads what subscribers of one XPUB socket ask for."""
+
+    def __init__(self, socket: zmq.Socket[bytes], doorway: Doorway, counters: PortCounters) -> None:
+        """Before the socket is bound."""
+        socket.setsockopt(zmq.XPUB_MANUAL, 1)
+        self._socket = socket
+        self._doorway = doorway
+        self._counters = counters
+        self._is_miscounted = False
+        self._n_asked: dict[int, tuple[Wire, int]] = {}
+        """Descriptor -> which connection that is, and how often it asked."""
+
+    def read_some(self) -> bool:
+        """Judge some of what waits; True if there may be more."""
+        for _ in range(READ_AT_ONCE):
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._is_miscounted = False
+                return False
+            self._judge(frame)
+        return True
+
+    def _judge(self, frame: zmq.Frame) -> None:
+        asked = frame.bytes
+        if frame.more or asked[:1] not in (_SUBSCRIBE, _CANCEL):
+            self._is_miscounted = True
+        if self._is_miscounted:
+            # The guilty one must go, and whoever came meanwhile will come again.
+            self._counters.malformed_in += 1
+            self._turn_out(wire_of(frame))
+            return
+        principal = self._doorway.guard.signer(frame)
+        wire = self._doorway.note(frame)
+        if principal is None or wire is None:  # also how libzmq tells that a connection has ended
+            return
+        if self._counted(wire) > MAX_ASKED:
+            self._turn_out(wire)
+            return
+        topic = granted(principal, asked[1:])
+        if topic is None:
+            self._counters.foreign_in += is_claim(asked[1:])
+        elif asked[:1] == _SUBSCRIBE:
+            self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+        else:
+            self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
+
+    def _counted(self, wire: Wire) -> int:
+        known, n_before = self._n_asked.get(wire.fd, (wire, 0))
+        n = n_before + 1 if known == wire else 1
+        self._n_asked[wire.fd] = (wire, n)
+        return n
+
+    def _turn_out(self, wire: Wire | None) -> None:
+        if wire is not None:
+            hang_up(wire)

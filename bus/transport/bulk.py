@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from rolloutbus.bus.backoff import Backoff
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry

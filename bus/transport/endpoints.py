@@ -6,8 +6,7 @@ An address may carry the public key of whoever listens there: `tcp://HOST:PORT#K
 import ipaddress
 from urllib.parse import urlsplit
 
-from rolloutbus.bus.security.keys import check_public_key
-from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.keys import SecuritySettings, check_public_key
 from rolloutbus.bus.wire.errors import SettingsError
 
 MAX_IPC_PATH_BYTES = 107

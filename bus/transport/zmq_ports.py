@@ -8,10 +8,15 @@ from typing import NamedTuple
 import zmq
 
 from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
-from rolloutbus.bus.membership.patience import LinkFailure
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.security.zmq_guard import Doorway
-from rolloutbus.bus.transport.ports import BatchHandler, DownHandler, PeerBatchHandler, PortCounters
+from rolloutbus.bus.transport.ports import (
+    BatchHandler,
+    DownHandler,
+    LinkFailure,
+    PeerBatchHandler,
+    PortCounters,
+)
 from rolloutbus.bus.transport.zmq_connections import ConnectionLimit, LinkEvent, Monitor
 from rolloutbus.bus.transport.zmq_sockets import (
     Reader,
@@ -22,9 +27,8 @@ from rolloutbus.bus.transport.zmq_sockets import (
     limit_frames,
     new_socket,
 )
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES
 
 _DOWN = int(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)

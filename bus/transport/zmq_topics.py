@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 
-from rolloutbus.bus.security.topics import claim_of, is_claim
-from rolloutbus.bus.security.zmq_dialer import Dialer
-from rolloutbus.bus.security.zmq_guard import Doorway
-from rolloutbus.bus.security.zmq_subscription_gate import SubscriptionGate
+from rolloutbus.bus.security.principals import claim_of, is_claim
+from rolloutbus.bus.security.zmq_curve import Dialer
+from rolloutbus.bus.security.zmq_guard import Doorway, SubscriptionGate
 from rolloutbus.bus.transport.ports import PortCounters, TopicBatchHandler
 from rolloutbus.bus.transport.zmq_connections import ConnectionLimit, LinkEvent, Monitor
 from rolloutbus.bus.transport.zmq_sockets import (

@@ -1,18 +1,66 @@
-"""What a list of tensors must satisfy before a byte is allocated for it, and how it is laid out.
+"""The checksum of a bucket: what a GPU can compute of its own memory, unlike a digest.
 
-Spec: docs/protocol.md, "Weights".
+Spec: docs/protocol.md, "Bucket". Every single flipped bit changes it, because each word counts an
+odd number of times. It is no protection against somebody who means to deceive.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from rolloutbus.bus.weights.dtypes import DTYPES
 from rolloutbus.bus.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Tensor
+
+
+class FloatBits(NamedTuple):
+    """How to see that a floating-point number is none."""
+
+    size_bytes: int
+    """Of one number; a complex one is two."""
+    not_finite: int
+    """Bits that are all set in infinity and NaN, and in nothing else."""
+
+
+class Dtype(NamedTuple):
+    """One type."""
+
+    size_bytes: int
+    """Of one element."""
+    numpy: str = ""
+    """numpy's name; empty: it has none."""
+    torch: str = ""
+    """PyTorch's name; empty: tensors of this type are neither published nor taken from there."""
+    floats: FloatBits | None = None
+    """None: its values are always finite."""
+
+
+DTYPES: Mapping[str, Dtype] = {
+    "BOOL": Dtype(1, "bool", "bool"),
+    "U8": Dtype(1, "uint8", "uint8"),
+    "I8": Dtype(1, "int8", "int8"),
+    "F8_E4M3": Dtype(1, "", "float8_e4m3fn", FloatBits(1, 0x7F)),
+    "F8_E5M2": Dtype(1, "", "float8_e5m2", FloatBits(1, 0x7C)),
+    "I16": Dtype(2, "int16", "int16"),
+    "U16": Dtype(2, "uint16"),
+    "F16": Dtype(2, "float16", "float16", FloatBits(2, 0x7C00)),
+    "BF16": Dtype(2, "", "bfloat16", FloatBits(2, 0x7F80)),
+    "I32": Dtype(4, "int32", "int32"),
+    "U32": Dtype(4, "uint32"),
+    "F32": Dtype(4, "float32", "float32", FloatBits(4, 0x7F80_0000)),
+    "I64": Dtype(8, "int64", "int64"),
+    "U64": Dtype(8, "uint64"),
+    "F64": Dtype(8, "float64", "float64", FloatBits(8, 0x7FF0_0000_0000_0000)),
+    "C64": Dtype(8, "complex64", "complex64", FloatBits(4, 0x7F80_0000)),
+}
+"""All that may be published."""
+
+CASTABLE = ("F64", "F32", "F16", "BF16")
+"""Types that a publisher casts to one another."""
+
 
 ALIGN_BYTES = 64
 """Tensors begin at multiples of this: a cache line, and enough for every vector load."""
@@ -92,3 +140,39 @@ def first_mismatch(content: Bytes, tensors: Sequence[Tensor]) -> Tensor | None:
 def bytes_of(content: Bytes, tensor: Tensor) -> Bytes:
     """View of one tensor's bytes, uint8 [tensor.size_bytes]."""
     return content[tensor.offset : tensor.offset + tensor.size_bytes]
+
+
+CHUNK_WORDS = 1 << 15
+"""So many at once on a CPU: what is made of them stays in its cache."""
+_WORD_BYTES = 8
+_MODULUS = 1 << 64
+
+
+Array = Any
+"""One-dimensional, numpy's or torch's: what both can do is all that is needed here."""
+
+
+def checksum(content: Bytes) -> int:
+    """Of bytes in memory, uint8 [n]; they begin at a multiple of 8."""
+    return checksum_by(content, np.arange(1, 2 * CHUNK_WORDS, 2, dtype=np.uint64))
+
+
+def checksum_by(content: Array, odd: Array) -> int:
+    """Of bytes anywhere, uint8 [n], with the arithmetic of `odd`: 1, 3, 5, … as 64-bit integers.
+
+    The length of `odd` is the number of words that are looked at in one go; no more memory is
+    needed than for twice as many. Both are on the same device, whose queue is waited for once
+    everything is in it.
+    """
+    n_words: int = len(content) // _WORD_BYTES
+    tail = int.from_bytes(bytes(content[n_words * _WORD_BYTES :].tolist()), "little")
+    total = tail * (2 * n_words + 1)
+    if n_words == 0:
+        return total  # torch cannot view nothing as words
+    words = content[: n_words * _WORD_BYTES].view(odd.dtype)
+    starts = range(0, n_words, len(odd))
+    chunks = [words[start : start + len(odd)] for start in starts]
+    sums = [(chunk.sum(), (chunk * odd[: len(chunk)]).sum()) for chunk in chunks]
+    for start, (plain, weighted) in zip(starts, sums, strict=True):
+        total += int(weighted) + 2 * start * int(plain)
+    return total % _MODULUS

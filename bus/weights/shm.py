@@ -16,8 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from rolloutbus.bus.host import SHM_DIR
 from rolloutbus.bus.weights.manifest import Bytes
+
+SHM_DIR = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_id() -> str:
+    """This boot of this kernel, and this mount of /dev/shm: containers usually have their own."""
+    device = SHM_DIR.stat().st_dev
+    return f"{_BOOT_ID.read_text().strip()}:{device:x}"
+
 
 SEGMENT_NAME = re.compile(r"rolloutbus-[0-9a-f]{16}-[0-9a-f]{16}")
 _KEPT_MAPPINGS = 8

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from rolloutbus.bus.weights.dtypes import DTYPES
-from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.weights.manifest import DTYPES, Bytes, bytes_of, total_bytes
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.weights import DeltaPart, Tensor
 

@@ -18,8 +18,13 @@ from rolloutbus.bus.wire.messages.engine import (
     Score,
     UnloadLora,
 )
-from rolloutbus.bus.wire.option_checks import ADAPTER_NAME, MAX_ADAPTER_CHARS, check_tokens_listed
-from rolloutbus.bus.wire.validation import TOKEN_BYTES, check_tokens
+from rolloutbus.bus.wire.validation import (
+    ADAPTER_NAME,
+    MAX_ADAPTER_CHARS,
+    TOKEN_BYTES,
+    check_tokens,
+    check_tokens_listed,
+)
 from rolloutbus.bus.wire.versions import MAX_VERSION
 
 _ADAPTER = re.compile(ADAPTER_NAME)

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from rolloutbus.bus.security.key_files import router_key_beside
-from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.cli.options import (
     AllowFile,
     DeadLetters,

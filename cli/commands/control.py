@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.messages.control import PauseMode
 from rolloutbus.cli.options import Address, Deadline, YourKey, example, not_empty
 from rolloutbus.cli.terminal import ExitStatus, connected, run
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
 
 Worker = Annotated[
     str,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import ExitStatus
-from rolloutbus.engine_worker.engines.survey.finding import Finding
+from rolloutbus.engine_worker.engines.survey.machine import Finding
 from rolloutbus.launcher.plan import environment, python
 
 STYLES = {"ok": "green", "note": "yellow", "missing": "dim", "failed": "red"}

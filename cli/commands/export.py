@@ -16,7 +16,7 @@ from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.rollouts.trajectories import Trajectories, Trajectory
 from rolloutbus.replay.rollouts.trajectory_files import write
-from rolloutbus.trainer_adapter.client.tokenizer_file import TokenizerFile, load_tokenizer
+from rolloutbus.trainer_adapter.client.text import TokenizerFile, load_tokenizer
 
 app = typer.Typer()
 

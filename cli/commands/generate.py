@@ -13,10 +13,10 @@ import typer
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.cli.options import Address, Deadline, YourKey, example
 from rolloutbus.cli.terminal import ExitStatus, checked, connected, fail, run
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.rollout import Rollout
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
-from rolloutbus.trainer_adapter.client.tokenizer_file import TokenizerFile, load_tokenizer
+from rolloutbus.trainer_adapter.client.core.results import Rollout
+from rolloutbus.trainer_adapter.client.text import TokenizerFile, load_tokenizer
 
 app = typer.Typer()
 

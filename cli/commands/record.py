@@ -15,7 +15,7 @@ from rolloutbus.cli.terminal import ExitStatus, Unreachable, checked, client_set
 from rolloutbus.replay.journal.settings import MIB, JournalSettings
 from rolloutbus.replay.recorder import Progress, Recorder
 from rolloutbus.replay.recording.choice import Filter, filter_in
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 PROGRESS_EVERY_S = 1.0
 

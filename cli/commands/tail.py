@@ -22,7 +22,7 @@ from rolloutbus.cli.terminal import Unreachable, checked, client_settings, run
 from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.stream.events import StreamEvent
 from rolloutbus.replay.subscriber import Subscriber
-from rolloutbus.trainer_adapter.client.tokenizer_file import TokenizerFile, load_tokenizer
+from rolloutbus.trainer_adapter.client.text import TokenizerFile, load_tokenizer
 
 REDRAW_S = 0.1
 MAX_LINES = 24

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.cli.options import Address, YourKey, example
 from rolloutbus.cli.terminal import connected, run

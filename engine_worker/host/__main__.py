@@ -17,16 +17,17 @@ from types import FrameType
 from typing import NoReturn, cast
 
 import msgspec
+import numpy as np
 import uvloop
 from msgspec import Raw
 
-from rolloutbus.bus.actor.parent import die_with_parent
-from rolloutbus.bus.allocator import keep_freed_memory
-from rolloutbus.bus.host import host_id
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.actor.process import die_with_parent
+from rolloutbus.bus.actor.resources import keep_freed_memory
+from rolloutbus.bus.security.zmq_curve import dialer_of
+from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.commands import RESULTS
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, RequestId
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
@@ -36,11 +37,30 @@ from rolloutbus.engine_worker.engine import Engine, EngineDied, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
 from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.host.link import HostLink
-from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.host.operations import OperatorPaths
 from rolloutbus.engine_worker.host.step_buffer import StepBuffer
-from rolloutbus.engine_worker.host.work import work_of
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.weights.relay import Relay, open_relay
+
+
+def work_of(entry: Entry, body: Generate) -> Work:
+    """What the engine is to do for this execution; `body` is the entry's."""
+    place = entry.place
+    return Work(
+        key=(RequestId(entry.rid), entry.attempt),
+        prompt=np.frombuffer(body.prompt, np.int32),
+        sampling=body.sampling,
+        prefix=body.prefix,
+        stream=body.stream,
+        lora=body.lora,
+        want=body.want,
+        grammar=body.grammar,
+        processors=body.processors,
+        media=body.media,
+        priority=place.priority if place is not None else 0,
+        session=place.session if place is not None else "",
+    )
+
 
 BEAT_S = 0.25
 CLOSE_S = 5.0

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.commands import done_by
 from rolloutbus.bus.wire.entry import Entry
@@ -18,8 +18,13 @@ from rolloutbus.bus.wire.errors import BusError, EngineFailed, RequestError
 from rolloutbus.bus.wire.messages.control import Memory, Pause, Resume, Sleep, WakeUp
 from rolloutbus.bus.wire.messages.endings import Done, Problem, bad_request
 from rolloutbus.engine_worker.engine import Engine, EngineBusy
-from rolloutbus.engine_worker.host.operations import Operation, Operations, StoreAccess, there
-from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.host.operations import (
+    Operation,
+    Operations,
+    OperatorPaths,
+    StoreAccess,
+    there,
+)
 from rolloutbus.engine_worker.host.weight_commands import (
     WEIGHT_COMMANDS,
     WeightCommand,

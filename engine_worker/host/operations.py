@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.security.zmq_dialer import Dialer
-from rolloutbus.bus.wire.arrays import AnyArray, array_of
+from rolloutbus.bus.security.zmq_curve import Dialer
+from rolloutbus.bus.wire.codec import AnyArray, array_of
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.limits import MAX_PIECE_BYTES
 from rolloutbus.bus.wire.messages.array import Array
@@ -50,8 +50,27 @@ from rolloutbus.engine_worker.engine import (
     Scorer,
 )
 from rolloutbus.engine_worker.features import lacks_tier
-from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.weights.adapter_sources import adapter_folder, adapter_in_store
+
+NOWHERE: Mapping[str, str] = {}
+
+
+class OperatorPaths(NamedTuple):
+    """From the worker's settings; peers name what lies below these, never anything else."""
+
+    weights_root: str = ""
+    """Versions and adapters are read from files here; empty: none are."""
+    save_targets: Mapping[str, str] = NOWHERE
+    """Name -> directory or address that weights may be written to."""
+    profile_dir: str = ""
+    """Profiles are written here; empty: none are."""
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> Self:
+        """Those of a worker."""
+        return cls(settings.weights_root, settings.save_targets, settings.profile_dir)
+
 
 Result = TypeVar("Result")
 Part = TypeVar("Part")

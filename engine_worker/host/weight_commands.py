@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.weights import (
@@ -22,11 +22,11 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.engine_worker.engine import Engine, WeightSink
 from rolloutbus.engine_worker.weights.active import ActiveWeights
+from rolloutbus.engine_worker.weights.checks import require_sound
 from rolloutbus.engine_worker.weights.in_place import InPlace
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.soundness import require_sound
 from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 
 Result = TypeVar("Result")

@@ -18,7 +18,7 @@ from rolloutbus.bus.wire.messages.weights import (
     TensorCheck,
 )
 from rolloutbus.engine_worker.engine import TensorRange, TensorSpec, WeightSource
-from rolloutbus.engine_worker.weights.soundness import is_zero, n_not_finite
+from rolloutbus.engine_worker.weights.checks import is_zero, n_not_finite
 
 
 def in_batches(

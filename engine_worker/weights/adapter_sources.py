@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 
 from rolloutbus.bus.paths import named_directory
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.engine import LoadLora
 from rolloutbus.bus.wire.messages.weights import PrepareUpdate
 from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
-from rolloutbus.engine_worker.weights.asking import ask_manifest
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.relay import Relay
+from rolloutbus.engine_worker.weights.staged import ask_manifest
 from rolloutbus.engine_worker.weights.transports.tcp import Pull
 
 CONFIG = "adapter_config.json"

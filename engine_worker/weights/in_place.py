@@ -14,11 +14,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import xxhash
 
-from rolloutbus.bus.host import host_id
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
-from rolloutbus.bus.weights.shm import PinnedSegment, SegmentGone, SegmentReader
+from rolloutbus.bus.weights.shm import PinnedSegment, SegmentGone, SegmentReader, host_id
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -32,9 +31,8 @@ from rolloutbus.bus.wire.messages.weights import (
     Tensor,
 )
 from rolloutbus.engine_worker.engine import InPlaceSink
-from rolloutbus.engine_worker.weights.asking import ask_chunk, ask_manifest
-from rolloutbus.engine_worker.weights.soundness import n_not_finite
-from rolloutbus.engine_worker.weights.verify import wrong_bytes
+from rolloutbus.engine_worker.weights.checks import n_not_finite, wrong_bytes
+from rolloutbus.engine_worker.weights.staged import ask_chunk, ask_manifest
 
 Result = TypeVar("Result")
 

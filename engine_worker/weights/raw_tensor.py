@@ -1,11 +1,49 @@
 """The bytes of one tensor, wherever they lie."""
 
-from typing import TYPE_CHECKING, TypeAlias, Union
+import threading
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+
+class LentBytes(NamedTuple):
+    """Part of an allocation of another process."""
+
+    handle: bytes
+    """For `CudaMemory.open`."""
+    size_bytes: int
+    """Of the allocation."""
+    offset: int
+
+
+class HandleBook:
+    """Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[bytes, int]] = {}
+
+    def opened(self, address: int, handle: bytes, size_bytes: int) -> None:
+        """So many bytes are here now."""
+        with self._lock:
+            self._open[address] = handle, size_bytes
+
+    def closed(self, address: int) -> None:
+        """They are not any more."""
+        with self._lock:
+            self._open.pop(address, None)
+
+    def find(self, address: int, size_bytes: int) -> LentBytes | None:
+        """Whose bytes lie at this address; None: nobody else's."""
+        with self._lock:
+            for start, (handle, room) in self._open.items():
+                if start <= address and address + size_bytes <= start + room:
+                    return LentBytes(handle, room, address - start)
+        return None
+
 
 RawTensor: TypeAlias = Union[np.ndarray[tuple[int], np.dtype[np.uint8]], "torch.Tensor"]
 """Raw little-endian bytes: uint8 [size_bytes], in memory or on a device."""

@@ -8,18 +8,17 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Manifest, Prepared, PrepareUpdate
 from rolloutbus.engine_worker.engine import TensorSpec
-from rolloutbus.engine_worker.weights.asking import ask_manifest
-from rolloutbus.engine_worker.weights.fit import misfit
+from rolloutbus.engine_worker.weights.checks import misfit
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged, ask_manifest
 from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
 
 Judge = Callable[[Mapping[str, RawTensor], Manifest], None]

@@ -8,15 +8,14 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar, cast
 
+from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
-from rolloutbus.bus.security.settings import SecuritySettings
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.limits import MAX_BULK_IN_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Chunk, Manifest, PullChunk, PullManifest

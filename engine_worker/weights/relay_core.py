@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Peer
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Manifest, PullChunk, PullManifest

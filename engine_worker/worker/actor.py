@@ -7,15 +7,13 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from rolloutbus.bus.actor.clock import BootClock
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
-from rolloutbus.bus.actor.loop import Actor, one_by_one
+from rolloutbus.bus.actor.loop import Actor, BootClock, one_by_one
 from rolloutbus.bus.actor.process import warn
-from rolloutbus.bus.membership.effects import Heed
-from rolloutbus.bus.membership.patience import Patience
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.membership.deliveries import Heed
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
-from rolloutbus.bus.transport.ports import LAST_WORDS_MS
+from rolloutbus.bus.transport.ports import LAST_WORDS_MS, Patience
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_topics import PubPort
 from rolloutbus.bus.wire.entry import Entry

@@ -1,27 +1,213 @@
 """Control commands of one worker: what state they are allowed in, what they change."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
 
-from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.command_checks import check_command
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.commands import COMMANDS, done_by
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import AttemptKey, RequestId
 from rolloutbus.bus.wire.messages.control import Memory, Sleep
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
 from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
 from rolloutbus.engine_worker.features import cannot_do
-from rolloutbus.engine_worker.worker.control import HOST_COMMANDS, READING, ControlLanes
 from rolloutbus.engine_worker.worker.effects import ToHost
 from rolloutbus.engine_worker.worker.generation import Generation
-from rolloutbus.engine_worker.worker.reload_list import ReloadList
-from rolloutbus.engine_worker.worker.states import WorkerState
+
+
+class ReloadList:
+    """Of one worker."""
+
+    def __init__(self) -> None:
+        self._asked: dict[AttemptKey, LoadLora] = {}
+        """Being loaded."""
+        self._loaded: dict[str, LoadLora] = {}
+        """By name: how each was had."""
+        self._due: set[AttemptKey] = set()
+
+    @property
+    def is_reloading(self) -> bool:
+        """Whether the engine does not have all yet that the one before it had."""
+        return bool(self._due)
+
+    def asked(self, key: AttemptKey, ask: LoadLora) -> None:
+        """The engine was told to load one."""
+        self._asked[key] = ask
+
+    def ended(self, key: AttemptKey, adapters: Collection[str] | None) -> None:
+        """The engine has loaded or unloaded one; what it has now, None: it has failed."""
+        self._due.discard(key)
+        ask = self._asked.pop(key, None)
+        if adapters is None:
+            return
+        if ask is not None:
+            self._loaded[ask.name] = ask
+        self._loaded = {name: each for name, each in self._loaded.items() if name in adapters}
+
+    def reload(self) -> list[Entry]:
+        """What to tell an engine that has just begun; its endings concern nobody else."""
+        entries = [
+            Entry("load_lora", RequestId(f"again/{name}"), NO_ATTEMPT, body=pack(ask))
+            for name, ask in self._loaded.items()
+        ]
+        for entry, ask in zip(entries, self._loaded.values(), strict=True):
+            key = (RequestId(entry.rid), entry.attempt)
+            self._due.add(key)
+            self._asked[key] = ask
+        return entries
+
+    def host_lost(self) -> None:
+        """The engine is gone; whatever the next one should have had, the one after it should."""
+        for key in self._due:
+            self._loaded[self._asked[key].name] = self._asked[key]
+        self._asked.clear()
+        self._due.clear()
+
+
+_HINTS = {
+    "starting": "Its engine is not up yet.",
+    "broken": "Its engine has failed.",
+    "draining": "It is shutting down.",
+    "torn": "Its weights are half overwritten; it waits for a whole version.",
+    "updating": "Wait for the weight update to end.",
+    "asleep": "Send wake_up first.",
+    "paused": "Send resume first.",
+}
+
+
+class WorkerState:
+    """Facts that the state follows from."""
+
+    def __init__(self) -> None:
+        self.is_host_ready = False
+        self.is_draining = False
+        self.is_broken = False
+        self.is_updating = False
+        self.is_torn = False
+        """The weights are being overwritten, or half overwritten."""
+        self.is_paused = False
+        self.is_frozen = False
+        """The engine host has fallen silent."""
+        self.asleep: list[str] = []
+        """Memory tags released now."""
+
+    @property
+    def name(self) -> str:
+        """As in `Heartbeat.state`.
+
+        A silent host only keeps new requests away: what else a state refuses, and what waits,
+        does not change with it.
+        """
+        phase = self._phase()
+        return "frozen" if self.is_frozen and phase in ("ready", "updating") else phase
+
+    @property
+    def phase(self) -> str:
+        """What commands are judged by; the most restrictive one wins."""
+        return self._phase()
+
+    def _phase(self) -> str:
+        if self.is_broken:
+            return "broken"
+        if not self.is_host_ready:
+            return "starting"
+        if self.is_draining:
+            return "draining"
+        if self.asleep:
+            return "asleep"
+        if self.is_torn:
+            return "torn"
+        if self.is_updating:
+            return "updating"
+        return "paused" if self.is_paused else "ready"
+
+    def host_lost(self) -> None:
+        """A new host knows nothing of pauses and sleep."""
+        self.is_host_ready = self.is_updating = self.is_paused = self.is_frozen = False
+        self.is_torn = False
+        self.asleep = []
+
+    def refusal(self, command: str) -> Problem | None:
+        """Why this command cannot be started now."""
+        for state in (self.phase, "updating" if self.is_updating else "ready"):
+            if self._refuses(state, command):
+                code = "update_in_progress" if state == "updating" else "not_ready"
+                message = f"This worker is {state}. {_HINTS[state]}"
+                return Problem(code, message, "not_started", retry_after_ms=250)
+        return None
+
+    def _refuses(self, state: str, command: str) -> bool:
+        if state in ("starting", "broken"):
+            return True
+        refused_in = COMMANDS[command].refused_in
+        has_none = state == "asleep" and "weights" in self.asleep
+        return state in refused_in or (has_none and "no_weights" in refused_in)
+
+
+HOST_COMMANDS = done_by("engine")
+"""Commands that the engine host carries out."""
+READING = frozenset(kind for kind in HOST_COMMANDS if "paused" in COMMANDS[kind].refused_in)
+"""Those that compute with the model, beside generation."""
+MAX_WAITING = 64
+"""Commands of one kind that wait; more are refused."""
+
+
+class ControlLanes:
+    """What runs in the host and what waits for it, per kind."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, AttemptKey] = {}
+        self._waiting: dict[str, deque[Entry]] = {}
+
+    def is_running(self, kind: str) -> bool:
+        """Whether a command of this kind is in the host now."""
+        return kind in self._running
+
+    @property
+    def in_phase(self) -> bool:
+        """Whether a command is in the host now that may take minutes."""
+        return any("slow" in COMMANDS[kind].traits for kind in self._running)
+
+    def submit(self, entry: Entry) -> list[ToHost] | Problem:
+        """Pass a command on, now or when its turn comes."""
+        if entry.kind not in self._running:
+            return [self._pass_on(entry)]
+        waiting = self._waiting.setdefault(entry.kind, deque())
+        if len(waiting) >= MAX_WAITING:
+            message = f"{len(waiting)} commands of this kind are waiting; try again later."
+            return Problem("busy", message, "not_started", retry_after_ms=1000)
+        waiting.append(entry)
+        return []
+
+    def kind_of(self, key: AttemptKey) -> str | None:
+        """Which command this execution in the host is; None if it is not there."""
+        return next((kind for kind, running in self._running.items() if running == key), None)
+
+    def ended(self, kind: str) -> list[ToHost]:
+        """The host has ended its command of this kind: the next one may go."""
+        del self._running[kind]
+        waiting = self._waiting.get(kind)
+        return [self._pass_on(waiting.popleft())] if waiting else []
+
+    def drop_waiting(self) -> None:
+        """The lease is over: what waits has no owner; what runs in the host goes on to its end."""
+        self._waiting.clear()
+
+    def clear(self) -> None:
+        """The host is gone, and all of it with it."""
+        self._running.clear()
+        self._waiting.clear()
+
+    def _pass_on(self, entry: Entry) -> ToHost:
+        self._running[entry.kind] = (RequestId(entry.rid), entry.attempt)
+        return ToHost(Entry(entry.kind, entry.rid, entry.attempt, body=entry.body))
 
 
 class Ending(NamedTuple):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
-from rolloutbus.bus.membership.effects import Heed
+from rolloutbus.bus.membership.deliveries import Heed
 from rolloutbus.bus.wire.entry import Entry
 
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Attempt, AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import Attempt, AttemptKey, RequestId
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, FinishReason, Generate
 from rolloutbus.bus.wire.messages.host import EngineReady, Extras

@@ -3,8 +3,7 @@
 import numpy as np
 import xxhash
 
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.entry import AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import (
@@ -15,7 +14,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Repaired,
     VersionRuns,
 )
-from rolloutbus.bus.wire.option_checks import truncates
+from rolloutbus.bus.wire.validation import truncates
 
 ITEM_BYTES = 4
 """Of a token (int32) and of a logprob (float32)."""

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from rolloutbus.bus.actor.effects import Publish
 from rolloutbus.bus.wire.codec import pack, topic_of
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Epoch
+from rolloutbus.bus.wire.entry import Entry, Epoch
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.engine_worker.settings import StreamSettings

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
-from rolloutbus.bus.streams.tap import TapEvent
+from rolloutbus.bus.streams.tap import Outcome, Stimulus, TapEvent
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.limits import AttemptId, Natural, Rid, Sentence, Short

@@ -9,11 +9,9 @@ from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row, TokenColumns
-from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row, TokenColumns, rows_of
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas

@@ -9,9 +9,8 @@ from typing import NamedTuple, cast
 
 from rolloutbus.bus.streams.tap import TapMark
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.replay.journal.records import Record, Stream, Tap, ToldRecord

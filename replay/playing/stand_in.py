@@ -12,9 +12,8 @@ import msgspec
 from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack
 from rolloutbus.bus.wire.commands import COMMANDS
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.control import (
     FleetOutcome,
     FleetStatus,

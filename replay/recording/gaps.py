@@ -8,8 +8,7 @@ from typing import NamedTuple, cast
 
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, GapTracker, Span
 from rolloutbus.bus.wire.codec import unpack, unpack_result
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Entry
 from rolloutbus.bus.wire.messages.generation import Generate, Generated
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.journal.records import LostSource

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from rolloutbus.bus.streams.reassembly import GapTracker
 from rolloutbus.bus.streams.tap import TapMark, mark_in
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.commands import ENDINGS
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.replay.journal.records import LostRecord, Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.recording.choice import Choice, Filter
 from rolloutbus.replay.recording.gaps import RecordingGap, StreamGaps, is_generate_to_worker

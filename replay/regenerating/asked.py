@@ -11,10 +11,9 @@ from typing import cast
 
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES
 from rolloutbus.bus.wire.codec import unpack, unpack_result
-from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.commands import ENDINGS
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.generation import Generate, Generated
 from rolloutbus.replay.journal.records import Record, Tap
 from rolloutbus.replay.rollouts.trajectories import MAX_DONE

@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 
 from rolloutbus.bus.wire.codec import unpack, unpack_result
-from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.commands import ENDINGS
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Entry, Placement
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.generation import Generate, Generated
 from rolloutbus.replay.journal.records import Head, Record, Tap
 

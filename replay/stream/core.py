@@ -10,12 +10,10 @@ from typing import cast
 
 from rolloutbus.bus.backoff import wait_after
 from rolloutbus.bus.membership.tombstones import Tombstones
-from rolloutbus.bus.streams.reassembly import Span
-from rolloutbus.bus.streams.rows import row_of_repaired, rows_of
+from rolloutbus.bus.streams.reassembly import Span, row_of_repaired, rows_of
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.messages.generation import FinishReason, Repaired
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle

@@ -6,10 +6,10 @@ Arrays are read-only. Indices count the tokens of a request, from its first one.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt
 from rolloutbus.bus.wire.messages.generation import FinishReason, VersionRuns
 from rolloutbus.bus.wire.near_names import no_attribute
-from rolloutbus.trainer_adapter.client.rollout import Float32s, Int32s
+from rolloutbus.trainer_adapter.client.core.results import Float32s, Int32s
 
 Cause = Literal["reader", "socket"]
 

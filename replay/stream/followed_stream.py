@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rolloutbus.bus.streams.reassembly import Assembly, Row
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.replay.stream.events import Finished, GapLost, Tokens
 

@@ -5,7 +5,7 @@ Pure. Spec: docs/protocol.md, "Streams".
 
 from typing import NamedTuple
 
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from rolloutbus.replay.stream.followed_stream import FollowedStream
 

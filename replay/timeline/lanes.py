@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt
 
 SpanKind = Literal[
     # of an execution

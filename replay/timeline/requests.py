@@ -6,8 +6,7 @@ Pure. Times are seconds since the beginning of the recording.
 from typing import cast
 
 from rolloutbus.bus.wire.codec import unpack, unpack_result
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.delivery import Accepted, Fenced, Lost
 from rolloutbus.bus.wire.messages.generation import Generate, Generated
 from rolloutbus.bus.wire.messages.stream import Deltas

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from typing import cast
 
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.commands import ENDINGS
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.membership import Goodbye, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.replay.journal.records import End, Head, LostRecord, Record, Stream, Tap, ToldRecord

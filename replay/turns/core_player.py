@@ -6,7 +6,7 @@ Pure. Which core that is, the caller says. Spec: docs/journal.md, "Turns".
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
+from rolloutbus.bus.streams.tap import Outcome, Stimulus
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.membership import Hello

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from rolloutbus.bus.actor.stimulus import Outcome, Stimulus, ToldEffect
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.streams.tap import Outcome, Stimulus, ToldEffect
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
 from rolloutbus.replay.turns.core_player import Divergence
 
 MAX_HEX_BYTES = 32

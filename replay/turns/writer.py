@@ -10,9 +10,9 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
+from rolloutbus.bus.streams.tap import Outcome, Stimulus
+from rolloutbus.bus.wire.entry import NO_ATTEMPT
 from rolloutbus.bus.wire.errors import BusError
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
 from rolloutbus.replay.journal.format import JournalFull
 from rolloutbus.replay.journal.records import LostRecord, Record, Router, TurnRecord
 from rolloutbus.replay.journal.settings import JournalSettings

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from rolloutbus.bus.actor.life import next_state
+from rolloutbus.bus.actor.effects import next_state
 
 BreakerState = Literal["closed", "open", "trying"]
 

@@ -13,7 +13,7 @@ from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.actor.resources import NO_ROOM
 from rolloutbus.bus.wire.entry import NO_BODY
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.router.health.dead_letter import DeadLetter
+from rolloutbus.router.health.suspicion import DeadLetter
 
 MAX_BODY_BYTES = 1 << 20
 """Bodies above this are left out of the record."""

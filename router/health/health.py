@@ -9,8 +9,7 @@ from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.router.context import Context
 from rolloutbus.router.health.breaker import Breaker
-from rolloutbus.router.health.dead_letter import DeadLetter
-from rolloutbus.router.health.suspicion import Suspicions
+from rolloutbus.router.health.suspicion import DeadLetter, Suspicions
 from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.placement.isolation import Isolation
 from rolloutbus.router.requests.record import Request

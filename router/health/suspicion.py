@@ -7,6 +7,19 @@ is a suspect gets a worker alone.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import msgspec
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """One poisonous request."""
+
+    rid: str
+    client: str
+    reason: str
+    body: msgspec.Raw
+    """Its `Generate` as last sent; an empty map when it was too large, or never seen here."""
+
+
 KEPT_S = 600.0
 """After this long without another crash a request is a stranger again."""
 KEPT_MAX = 10_000

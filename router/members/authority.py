@@ -5,23 +5,107 @@ of a command bears the name of its client, the desks check; whose name that may 
 at the hello. Spec: docs/protocol.md, "Security".
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 from rolloutbus.bus.actor.ref import worker
-from rolloutbus.bus.security.principals import KINDS_OF, ROLES, Principal
-from rolloutbus.bus.security.topics import READS_EVERYTHING
+from rolloutbus.bus.security.principals import KINDS_OF, READS_EVERYTHING, ROLES, Principal
 from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.wire.codec import pack, unpack_as
-from rolloutbus.bus.wire.commands import COMMANDS
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
-from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.kinds import ENDINGS, KINDS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Repair
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.bus.wire.messages.session import CloseSession, OpenSession
 from rolloutbus.router.context import Context
+from rolloutbus.router.members.clients import ClientRecord
+from rolloutbus.router.members.membership import Membership
+
+OFFENCES = 10
+"""Malformed messages of one connection within WINDOW_S that end it."""
+WINDOW_S = 60.0
+SHUNNED_S = 60.0
+"""A dismissed connection that said nothing for so long is heard again."""
+REMEMBERED = 10_000
+"""Connections on either list; whoever opens many pushes their own oldest ones out."""
+
+
+class Offences:
+    """Counts per connection, bounded, oldest first out."""
+
+    def __init__(self) -> None:
+        self._counted: OrderedDict[Peer, tuple[int, float]] = OrderedDict()
+        """connection -> (offences, when the window began)."""
+        self.shunned: OrderedDict[Peer, float] = OrderedDict()
+        """Dismissed connections, and when each was last heard; seldom anything but empty."""
+
+    def add(self, peer: Peer, now: float) -> bool:
+        """Count one more; True if the connection must go."""
+        n, since = self._counted.pop(peer, (0, now))
+        if now - since > WINDOW_S:
+            n, since = 0, now
+        if n + 1 < OFFENCES:
+            self._counted[peer] = (n + 1, since)
+            _trim(self._counted)
+            return False
+        self.shunned[peer] = now
+        _trim(self.shunned)
+        return True
+
+    def is_shunned(self, peer: Peer, now: float) -> bool:
+        """Whether what this connection says is dropped unread."""
+        heard_at = self.shunned.pop(peer, None)
+        if heard_at is None or now - heard_at > SHUNNED_S:
+            return False
+        self.shunned[peer] = now
+        return True
+
+    def tick(self, now: float) -> None:
+        """Forget connections that fell silent."""
+        while self.shunned and now - next(iter(self.shunned.values())) > SHUNNED_S:
+            self.shunned.popitem(last=False)
+        while self._counted and now - next(iter(self._counted.values()))[1] > WINDOW_S:
+            self._counted.popitem(last=False)
+
+
+def _trim(remembered: "OrderedDict[Peer, tuple[int, float]] | OrderedDict[Peer, float]") -> None:
+    if len(remembered) > REMEMBERED:
+        remembered.popitem(last=False)
+
+
+class Expulsion:
+    """Dismisses connections with all that they have."""
+
+    def __init__(
+        self, context: Context, membership: Membership, leave: Callable[[ClientRecord], None]
+    ) -> None:
+        """`leave` ends what a client has here."""
+        self._context = context
+        self._membership = membership
+        self._leave = leave
+        self.offences = Offences()
+
+    def expel(self, peer: Peer, code: str, why: str, now: float) -> None:
+        """End a connection, and what it held here."""
+        member = self._context.members.at(peer)
+        client = self._context.clients.at(peer)
+        self._membership.dismiss(peer, code, why)
+        if client is not None:
+            self._leave(client)
+        elif member is not None:
+            self._membership.expel(member, why, now)
+
+    def offended(self, peer: Peer, now: float) -> bool:
+        """It sent something malformed; who does so again and again is expelled. True if it was."""
+        self._context.count("malformed")
+        if not self.offences.add(peer, now):
+            return False
+        self._context.count("offenders_dismissed")
+        self.expel(peer, "protocol", "too many malformed messages; see the protocol", now)
+        return True
+
 
 ROLES_THAT_ARE: dict[str, frozenset[str]] = {
     "client": frozenset({"client", "trainer", "subscriber", "admin"}),

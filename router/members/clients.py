@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Peer
 from rolloutbus.bus.wire.validation import MAX_PRIORITY, RID_NUMBER
 
 NOWHERE = Peer(b"")

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from rolloutbus.bus.membership.lease import lease_number
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack_as
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.limits import MAX_ROUTER_EPOCH
 from rolloutbus.bus.wire.messages.membership import (
     ClientHeartbeat,

@@ -1,13 +1,75 @@
 """Workers and stores as the router sees them: their records, leases and life cycle."""
 
 import enum
-from collections.abc import Callable, Iterator
-from typing import Literal, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, NamedTuple, Self
 
-from rolloutbus.bus.actor.life import next_state
+from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.membership.outbox import MAX_NEWS
-from rolloutbus.bus.wire.ids import AttemptKey, Peer, RequestId
+from rolloutbus.bus.wire.entry import AttemptKey, Peer, RequestId
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member
+
+TERMS = 10
+"""A worker that was lost is expected back for so many lease terms."""
+MAX_LOST = 1000
+"""More lost workers than this are not remembered; the oldest go first."""
+LEFT = frozenset({"shutdown", "left"})
+"""Farewells of workers that do not come back by themselves."""
+
+
+class _Absent(NamedTuple):
+    policy: str
+    why: str
+    until: float
+    """When it is not expected any more, seconds."""
+
+
+class ExpectedWorkers:
+    """Workers that are not on the bus and are counted all the same. Pure; `now` is in seconds."""
+
+    def __init__(self, launched: Mapping[str, str], lease_s: float) -> None:
+        """Expect the launched ones, worker -> policy, until they leave in good order."""
+        self._launched = dict(launched)
+        self._patience_s = TERMS * lease_s
+        self._absent = {
+            name: _Absent(policy, "it was launched and has not joined yet", float("inf"))
+            for name, policy in launched.items()
+        }
+
+    @property
+    def are_told(self) -> bool:
+        """Whether they are known from the start, not only once they were seen."""
+        return bool(self._launched)
+
+    def joined(self, name: str) -> None:
+        """It is on the bus."""
+        self._absent.pop(name, None)
+
+    def lost(self, name: str, policy: str, reason: str, now: float) -> None:
+        """It is not on the bus any more."""
+        self._absent.pop(name, None)
+        if reason in LEFT:
+            self._launched.pop(name, None)
+            return
+        until = float("inf") if name in self._launched else now + self._patience_s
+        self._absent[name] = _Absent(policy, f"it was lost ({reason})", until)
+        if len(self._absent) > MAX_LOST + len(self._launched):
+            oldest = next(each for each in self._absent if each not in self._launched)
+            del self._absent[oldest]
+
+    def tick(self, now: float) -> None:
+        """Give up those that stayed away for too long."""
+        for name in [name for name, each in self._absent.items() if each.until <= now]:
+            del self._absent[name]
+
+    def missing(self, policy: str) -> dict[str, str]:
+        """Workers of the policy that are expected and not on the bus -> why not."""
+        return {name: each.why for name, each in self._absent.items() if each.policy == policy}
+
+    def absent(self) -> list[str]:
+        """Workers of whatever policy that are expected and not on the bus."""
+        return list(self._absent)
+
 
 MemberState = Literal["joining", "live", "gone"]
 

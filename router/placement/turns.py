@@ -8,11 +8,9 @@ from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.placement.affinity import Affinity, may_queue_at
 from rolloutbus.router.placement.placement import Rest
 from rolloutbus.router.placement.prefixes import PrefixIndex
+from rolloutbus.router.placement.sessions import LEAVING, Sessions
 from rolloutbus.router.requests.queue import WaitingRoom
-from rolloutbus.router.requests.record import Request
-from rolloutbus.router.sessions.record import SessionRecord
-from rolloutbus.router.sessions.session_slots import LEAVING
-from rolloutbus.router.sessions.sessions import Sessions
+from rolloutbus.router.requests.record import Request, SessionRecord
 
 PATIENCE_S = 1.0
 """A turn waits so long for a worker that may be back at any moment: after a pause of the fleet or

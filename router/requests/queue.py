@@ -8,8 +8,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rolloutbus.router.requests.fair_share import Turns
-from rolloutbus.router.requests.lane import Lane, Rank
+from rolloutbus.router.requests.lane import Lane, Rank, Turns
 from rolloutbus.router.requests.record import Request
 
 LaneKey = tuple[str, str, bool, str]

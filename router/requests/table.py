@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import NO_BODY, Entry
-from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Attempt, Entry
 from rolloutbus.bus.wire.messages.delivery import AttemptList, Fenced, Lost
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord

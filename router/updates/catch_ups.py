@@ -7,8 +7,7 @@ Spec: docs/protocol.md, "Weights", 3.
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.member_commands import MemberCommands
 from rolloutbus.router.updates.adapters import AdapterReloads
-from rolloutbus.router.updates.bodies import TAKES_UPDATES
-from rolloutbus.router.updates.updates import Updates
+from rolloutbus.router.updates.updates import TAKES_UPDATES, Updates
 
 CATCH_UP_S = 120.0
 """A single worker gets this long to pull and swap."""

@@ -18,9 +18,8 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.router.context import Context, refusal
-from rolloutbus.router.updates.record import UpdateRecord, Watcher
+from rolloutbus.router.updates.record import COUNTS_ALL, RULES, UpdateRecord, Watcher, n_needed
 from rolloutbus.router.updates.store_record import is_recorded
-from rolloutbus.router.updates.success_rule import COUNTS_ALL, RULES, n_needed
 from rolloutbus.router.updates.transport_plan import without_groups
 from rolloutbus.router.updates.updates import Updates
 

@@ -1,18 +1,53 @@
 """One version on its way to workers: its record and its life cycle."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from rolloutbus.bus.actor.life import next_state
+from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.wire.messages.weights import (
     Prepared,
     PublishVersion,
     UpdateProgress,
     UpdateStatus,
 )
-from rolloutbus.router.updates.success_rule import n_needed
 from rolloutbus.router.updates.transport_plan import Way
+
+RULES = "all, quorum, any and at-least:N (N from 1 on)"
+"""What may be asked for, for people."""
+COUNTS_ALL = frozenset({"all", "quorum"})
+"""Rules for which it matters how many workers there are in all."""
+
+
+def n_needed(require: str, n_targets: int) -> int | None:
+    """How many of `n_targets` expected workers the rule asks for; None if there is no such rule."""
+    match require.partition(":"):
+        case ("all", "", ""):
+            return n_targets
+        case ("quorum", "", ""):
+            return n_targets // 2 + 1
+        case ("any", "", ""):
+            return 1
+        case ("at-least", _, n) if n.isascii() and n.isdecimal() and int(n) > 0:
+            return int(n)
+        case _:
+            return None
+
+
+def next_wave(left: Sequence[str], serving: Collection[str], floor: int) -> list[str]:
+    """The workers whose commit begins now; never none while some are left.
+
+    Args:
+        left: prepared workers that have not begun, in the order in which they shall.
+        serving: all workers of the policy that take requests now, whether they take part or not.
+        floor: so many of those go on meanwhile; where there are too few, one at a time swaps.
+    """
+    if floor == 0:
+        return list(left)
+    idle = [name for name in left if name not in serving]
+    n_spare = max(len(serving) - floor, 0 if idle else 1)
+    return idle + [name for name in left if name in serving][:n_spare]
+
 
 UpdateState = Literal["preparing", "recording", "committing", "committed", "aborted", "unknown"]
 

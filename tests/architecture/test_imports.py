@@ -42,7 +42,7 @@ LAZY_EXCEPTIONS = {("cli", "examples")}
 # What those who are clients of the bus may use of the package that clients are in.
 CLIENT_SIDE = (
     r"rolloutbus\.trainer_adapter\.client"
-    r"\.(client|connection|rollout|settings|tokenizer_file)\..*"
+    r"\.(client|connection|core\.results|core\.settings|text)\..*"
 )
 CLIENTS = {"replay"}
 

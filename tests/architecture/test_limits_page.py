@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rolloutbus.bus.security.zmq_subscription_gate import MAX_ASKED
+from rolloutbus.bus.security.zmq_guard import MAX_ASKED
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import MAX_BATCH_BYTES
 from rolloutbus.bus.wire.limits import (
@@ -17,7 +17,7 @@ from rolloutbus.bus.wire.limits import (
     MAX_RID_CHARS,
 )
 from rolloutbus.bus.wire.validation import MAX_NAME_BYTES, MAX_RID_BYTES
-from rolloutbus.router.members.offences import OFFENCES, SHUNNED_S, WINDOW_S
+from rolloutbus.router.members.authority import OFFENCES, SHUNNED_S, WINDOW_S
 from rolloutbus.trainer_adapter.client.core.request_book import MUTE_S
 from tests.architecture.source_tree import ROOT
 

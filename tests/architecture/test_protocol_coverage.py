@@ -11,8 +11,7 @@ import re
 import msgspec
 import pytest
 
-from rolloutbus.bus.wire.commands import RESULTS
-from rolloutbus.bus.wire.kinds import KINDS
+from rolloutbus.bus.wire.commands import KINDS, RESULTS
 from tests.architecture.source_tree import ROOT
 
 DOCUMENT = ROOT / "docs/protocol.md"

@@ -15,9 +15,8 @@ from rolloutbus.bus.wire.codec import (
     unpack_fleet,
     unpack_result,
 )
-from rolloutbus.bus.wire.commands import RESULTS
+from rolloutbus.bus.wire.commands import ENDINGS, KINDS, RESULTS
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
-from rolloutbus.bus.wire.kinds import ENDINGS, KINDS
 from rolloutbus.bus.wire.messages.endings import Done
 from tests.conformance import plain
 from tests.conformance.make_vectors import FOLDER, frame_of, hex_text

@@ -24,9 +24,8 @@ import msgspec
 
 with atheris.instrument_imports(include=["rolloutbus"]):
     from rolloutbus.bus.wire.codec import SIGNATURE
-    from rolloutbus.bus.wire.commands import COMMANDS
+    from rolloutbus.bus.wire.commands import COMMANDS, KINDS
     from rolloutbus.bus.wire.entry import Entry
-    from rolloutbus.bus.wire.kinds import KINDS
     from tests.conformance.representatives import NAMES
     from tests.fuzz.mutations import changed_bytes, changed_map
     from tests.fuzz.readers import Readers

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 import zmq
 
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, pack, unpack
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.transport.endpoints import split_key
 from tests.fuzz.garbage import connect_and_say, nonsense
 from tests.fuzz.intruder import Intruder

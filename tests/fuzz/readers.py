@@ -11,16 +11,14 @@ import numpy as np
 
 from rolloutbus.bus.membership.lease import lease_number
 from rolloutbus.bus.paths import WEIGHTS, check_path
-from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.streams.reassembly import rows_of
 from rolloutbus.bus.streams.tap import TapMark
 from rolloutbus.bus.weights.manifest import check_tensors, lay_out
 from rolloutbus.bus.weights.weight_delta import check_parts
 from rolloutbus.bus.wire.codec import decode_batch, pack, unpack, unpack_fleet, unpack_result
-from rolloutbus.bus.wire.commands import COMMANDS, RESULTS
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.commands import COMMANDS, KINDS, RESULTS
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.messages.membership import Hello, Member
 from rolloutbus.bus.wire.messages.stream import Deltas

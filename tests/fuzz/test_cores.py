@@ -12,10 +12,9 @@ from rolloutbus.bus.wire.messages.control import Resume
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.weights import PullChunk, PullManifest, PushChunk, ReserveVersion
 from rolloutbus.router.events import Malformed
-from rolloutbus.trainer_adapter.store.askers import BulkAsker
 from rolloutbus.trainer_adapter.store.core import StoreCore
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
-from rolloutbus.trainer_adapter.store.versions import VersionTable
+from rolloutbus.trainer_adapter.store.versions import BulkAsker, VersionTable
 from tests.fuzz.peers import HostilePeer
 from tests.unit.engine_worker.core_bench import Bench as WorkerBench
 from tests.unit.router.harness import Bus, SimPeer

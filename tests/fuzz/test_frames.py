@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.codec import MAX_BATCH_BYTES, SIGNATURE, decode_batch, encode_batch
-from rolloutbus.bus.wire.commands import RESULTS
+from rolloutbus.bus.wire.commands import KINDS, RESULTS
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.limits import MAX_BATCH_ENTRIES
 from tests.conformance.representatives import NAMES
 from tests.fuzz.frames import fuzz

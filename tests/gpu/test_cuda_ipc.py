@@ -6,8 +6,8 @@ import torch
 from rolloutbus.bus.weights.cuda_memory import CudaHandle, unpack_handle
 from rolloutbus.bus.weights.manifest import total_bytes
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer
-from rolloutbus.engine_worker.weights.gpu import gpu_uuid
-from rolloutbus.trainer_adapter.publisher.offers.cuda_ipc import CudaIpcOffering
+from rolloutbus.engine_worker.weights.torch_tensors import gpu_uuid
+from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
 from tests.gpu.takers import Version, takers
 
 BUCKET_BYTES = 5 << 20

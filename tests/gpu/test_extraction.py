@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from rolloutbus.bus.weights.manifest import digest_of
-from rolloutbus.trainer_adapter.publisher.host_copy import PINNED_BYTES, put
 from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
+from rolloutbus.trainer_adapter.publisher.weight_writer import PINNED_BYTES, put
 
 N = 3 * PINNED_BYTES // 4 + 13
 """float32 elements: more than two buffers full, and an odd rest."""

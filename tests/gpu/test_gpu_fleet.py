@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import rolloutbus
 from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
-from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from tests.integration.reference import Reference
 from tests.line_process import DEADLINE_S
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import torch
 
-from rolloutbus.engine_worker.weights.gpu import gpu_uuid
-from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
+from rolloutbus.engine_worker.weights.torch_tensors import gpu_uuid
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from tests.gpu.takers import Version, takers
 from tests.line_process import DEADLINE_S
 

@@ -15,13 +15,13 @@ import pytest_asyncio
 import torch
 
 from rolloutbus import Grammar, Rollout, RolloutClient, SamplingParams, Want
-from rolloutbus.engine_worker.engines.shared.penalties import penalised
+from rolloutbus.engine_worker.engines.shared.row_rules import penalised
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.logit_processors import (
     action_mask,
     disallowed_tokens,
     temperature_schedule,
 )
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
 from tests.gpu.gpu_fleets import DEADLINE_S, SLOTS, Served, gpu_fleet, running
 from tests.gpu.tiny import NEAR, Logits, load_tiny, logits_of, save_tiny
 from tests.integration.drills import Streamed

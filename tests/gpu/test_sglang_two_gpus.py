@@ -12,7 +12,7 @@ import torch
 import rolloutbus
 from rolloutbus import SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import ServerFacts
-from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from tests.gpu.permuting import PermutingModel, permutation
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from rolloutbus import Rollout
-from rolloutbus.bus.wire.arrays import AnyArray
+from rolloutbus.bus.wire.codec import AnyArray
 from tests.sglang.models import BOS, EOS, PAD, VOCAB_SIZE, byte_tokenizer
 
 N_EXPERTS, N_CHOSEN = 8, 2

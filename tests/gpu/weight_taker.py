@@ -16,16 +16,15 @@ import torch
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import digest_of
-from rolloutbus.bus.weights.rendezvous import RankReport
+from rolloutbus.bus.weights.rank_group import RankReport
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
+from rolloutbus.engine_worker.weights.transports.broadcast import GpuLanding, WorkerRendezvous
 from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 from rolloutbus.engine_worker.weights.transports.collective import Collective
 from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc
-from rolloutbus.engine_worker.weights.transports.receive_buffer import GpuLanding
-from rolloutbus.engine_worker.weights.transports.rendezvous import WorkerRendezvous
 
 
 class HalfMeeting(WorkerRendezvous):

@@ -17,15 +17,14 @@ import torch
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import digest_of
-from rolloutbus.bus.weights.rendezvous import RankReport
+from rolloutbus.bus.weights.rank_group import RankReport
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.transports.broadcast import HostLanding, WorkerRendezvous
 from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 from rolloutbus.engine_worker.weights.transports.collective import Collective
-from rolloutbus.engine_worker.weights.transports.receive_buffer import HostLanding
-from rolloutbus.engine_worker.weights.transports.rendezvous import WorkerRendezvous
 from tests.integration.drills import n_held
 
 SETTLE_S = 10.0

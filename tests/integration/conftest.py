@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, ENDLESS
 from tests.integration.hold import Hold
 

@@ -12,10 +12,10 @@ import pytest
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.control import ServerFacts
-from rolloutbus.engine_worker.engines.fake.tokens import fake_logprob, prompt_digest, token_after
+from rolloutbus.engine_worker.engines.fake.engine import fake_logprob, prompt_digest, token_after
 from rolloutbus.errors import RolloutCancelled
 from rolloutbus.launcher.plan import environment
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
 from rolloutbus.types import Delta, FleetStatus, WorkerStatus
 
 DEADLINE_S = 60.0

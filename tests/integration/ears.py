@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from rolloutbus import Rollout, RolloutClient
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.transport.ports import (
     BatchHandler,
     DownHandler,

@@ -7,7 +7,7 @@ import numpy as np
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.bus.prefix_hashes import marks_of, unpacked
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, status_when
 from tests.integration.session_steps import n_cached
 

@@ -8,8 +8,8 @@ from msgspec import Raw
 
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Goodbye, Hello

@@ -16,7 +16,7 @@ from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, Tap
 from rolloutbus.replay.player import Player, PlayerSettings
 from rolloutbus.replay.playing.player_core import THE_TAP
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S
 
 Frames = list[bytes]

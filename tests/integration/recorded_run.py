@@ -9,7 +9,7 @@ from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.recorder import Recorder
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, Streamed, fake_sampling
 from tests.integration.ears import CLIENT, Ears, marked
 from tests.integration.hold import Hold

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.allocator import keep_freed_memory
+from rolloutbus.bus.actor.resources import keep_freed_memory
 from rolloutbus.bus.weights.manifest import Bytes, digest_of
 from rolloutbus.bus.wire.errors import BusError, RequestError
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate

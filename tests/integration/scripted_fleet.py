@@ -9,8 +9,7 @@ from pathlib import Path
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import PubPort
 from rolloutbus.bus.wire.codec import pack, topic_of, unpack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Attempt, Peer
+from rolloutbus.bus.wire.entry import Attempt, Entry, Peer
 from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired

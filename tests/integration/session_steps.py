@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.types import Session
 from tests.integration.drills import DEADLINE_S
 

@@ -13,16 +13,15 @@ import msgspec
 from rolloutbus.bus.actor.ref import STORE, ActorRef, Command
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import EngineFailed
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.delivery import Ack
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
 from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
-from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
+from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
 from tests.integration.drills import DEADLINE_S
 from tests.integration.update_desk import UpdateDesk
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
+from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard
 from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
 from rolloutbus.bus.wire.codec import topic_of

@@ -24,7 +24,7 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from tests.capable_engine import CapableEngine
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness

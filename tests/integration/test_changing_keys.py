@@ -21,7 +21,7 @@ from rolloutbus.launcher import discovery
 from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.types import FleetStatus
 from tests.integration.drills import (
     DEADLINE_S,

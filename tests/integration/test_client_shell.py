@@ -15,9 +15,8 @@ import xxhash
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import PubPort
 from rolloutbus.bus.wire.codec import pack, topic_of, unpack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Attempt, Entry, Peer
 from rolloutbus.bus.wire.errors import ActorStopped, LocalProtocolError, PeerLost, Refused
-from rolloutbus.bus.wire.ids import Attempt, Peer
 from rolloutbus.bus.wire.messages.control import FleetOutcome, FleetStatus, Status, WorkerOutcome
 from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.endings import Done
@@ -34,8 +33,8 @@ from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.replay.stream.events import Tokens
 from rolloutbus.replay.subscriber import subscribe
 from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
-from rolloutbus.trainer_adapter.client.rollout import RolloutCancelled
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.results import RolloutCancelled
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.sync_client import connect_sync
 from tests.integration.drills import DEADLINE_S
 

@@ -15,7 +15,7 @@ import torch
 
 from rolloutbus.bus.weights.manifest import digest_of, lay_out, total_bytes
 from rolloutbus.bus.wire.messages.weights import Manifest, Offer
-from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from tests.integration.drills import DEADLINE_S, n_held
 from tests.line_process import LineProcess, line_processes
 

@@ -15,11 +15,9 @@ import xxhash
 from rolloutbus import Grammar, Media, Processor, RolloutClient, SamplingParams, Want, connect_sync
 from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.transport.zmq_ports import RouterPort
-from rolloutbus.bus.wire.arrays import array_of
-from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.codec import array_of, pack, unpack
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.control import FleetOutcome, FlushCache, Flushed, WorkerOutcome
 from rolloutbus.bus.wire.messages.endings import Done, Problem
@@ -43,7 +41,7 @@ from rolloutbus.bus.wire.messages.engine import (
 )
 from rolloutbus.bus.wire.messages.generation import Generate, Generated
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -16,9 +16,8 @@ import pytest_asyncio
 from rolloutbus import RolloutClient, SyncRolloutClient, connect, connect_sync
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import EngineFailed, Refused
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.control import FleetOutcome, FleetStatus, WorkerOutcome
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome

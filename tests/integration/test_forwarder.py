@@ -15,7 +15,7 @@ from msgspec import Raw
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.bus.actor.process import read_ready
-from rolloutbus.bus.security.topics import claim_of
+from rolloutbus.bus.security.principals import claim_of
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard
 from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.transport.zmq_topics import ForwardPort, SubPort
@@ -27,7 +27,7 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.forwarder import Forwarder
 from rolloutbus.replay.subscriber import Subscriber
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, PACE_S, Streamed, fake_sampling
 from tests.integration.hold import Hold
 from tests.integration.keyring import Keyring

@@ -21,9 +21,9 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.engine_worker.engine import EngineBusy, InFlight, TensorRange, Work
 from rolloutbus.engine_worker.engines.transformers.engine import TransformersEngine
-from rolloutbus.engine_worker.weights.asking import ask_manifest
 from rolloutbus.engine_worker.weights.in_place import InPlace
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.staged import ask_manifest
 from tests.integration.drills import DEADLINE_S
 from tests.integration.relay_family import put
 from tests.integration.store_harness import StoreHarness, store_harness

@@ -14,8 +14,7 @@ from rolloutbus.bus.transport.ports import LAST_WORDS_MS
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
 from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
 from rolloutbus.bus.wire.codec import decode_batch, pack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.messages.membership import ClientHeartbeat
 from rolloutbus.launcher.plan import environment
 from tests.architecture.source_tree import ROOT

@@ -12,17 +12,15 @@ import zmq
 
 from rolloutbus.bus.security.key_files import read_key_pair, write_public_key
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.security.zmq_curve import dress_client, new_key_pair
-from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
+from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of, dress_client, new_key_pair
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, prove
 from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
 from rolloutbus.bus.transport.zmq_sockets import bind_anywhere, new_socket
 from rolloutbus.bus.transport.zmq_topics import PubPort
 from rolloutbus.bus.wire.codec import encode_batch, pack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import SecurityError, SettingsError
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.membership import ClientHeartbeat
 from tests.integration.drills import DEADLINE_S, News
 from tests.integration.keyring import Keyring

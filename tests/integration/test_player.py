@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from rolloutbus import RolloutClient, connect
-from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry

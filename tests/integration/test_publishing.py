@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rolloutbus.bus.host import SHM_DIR
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.checksum import checksum
-from rolloutbus.bus.weights.manifest import digest_of
+from rolloutbus.bus.weights.manifest import checksum, digest_of
+from rolloutbus.bus.weights.shm import SHM_DIR
 from rolloutbus.bus.wire.errors import DeadlineExceeded, Refused, RequestCancelled, SettingsError
 from rolloutbus.bus.wire.messages.weights import (
     Bucket,
@@ -21,7 +20,7 @@ from rolloutbus.bus.wire.messages.weights import (
     Tensor,
     UpdateProgress,
 )
-from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, Layout
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle

@@ -26,7 +26,7 @@ from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.rollouts.trajectories import Trajectories
 from rolloutbus.replay.rollouts.trajectory_files import read
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.ears import CLIENT, Ears, marked
 from tests.integration.keyring import Keyring

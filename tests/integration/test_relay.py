@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.transport import bulk
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.transport.endpoints import with_key

@@ -21,7 +21,7 @@ from rolloutbus.replay.rollouts.trajectories import Trajectories
 from rolloutbus.replay.stream.events import Finished, GapRepaired, Tokens
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.types import FleetResult
 from tests.integration import recorded_run
 from tests.integration.drills import DEADLINE_S

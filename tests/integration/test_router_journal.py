@@ -20,7 +20,7 @@ from rolloutbus.replay.journal.records import Router, TurnRecord
 from rolloutbus.replay.turns.writer import TurnWriter
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, fake_sampling
 from tests.integration.keyring import Keyring
 

@@ -14,7 +14,7 @@ import torch
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams, subscribe
 from rolloutbus.bus.security.key_files import read_key_pair
-from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
+from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
 from rolloutbus.bus.transport.endpoints import split_key, with_key
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.wire.codec import pack
@@ -25,7 +25,7 @@ from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, WorkerFact
 from rolloutbus.bus.wire.messages.weights import PullManifest
 from rolloutbus.events import Tokens
 from rolloutbus.launcher.plan import environment
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
 from rolloutbus.types import Subscriber
 from tests.integration.drills import (

@@ -7,8 +7,8 @@ import pytest
 from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import Refused
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
 from rolloutbus.trainer_adapter.client.core.effects import Result
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
 from rolloutbus.trainer_adapter.client.session import Session
 from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling, status_when
 from tests.integration.hold import Hold

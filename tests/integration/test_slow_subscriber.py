@@ -21,7 +21,7 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.stream.settings import SubscriberSettings
 from rolloutbus.replay.subscriber import Subscriber
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import (
     DEADLINE_S,
     PACE_S,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rolloutbus.bus.security.topics import claim_of
-from rolloutbus.bus.security.zmq_dialer import Dialer
-from rolloutbus.bus.security.zmq_subscription_gate import MAX_ASKED
+from rolloutbus.bus.security.principals import claim_of
+from rolloutbus.bus.security.zmq_curve import Dialer
+from rolloutbus.bus.security.zmq_guard import MAX_ASKED
 from rolloutbus.bus.transport.zmq_connections import Monitor
 from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.wire.codec import topic_of

@@ -18,7 +18,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.events import GapRepaired, Tokens
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.connection import Ports
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.conftest import REAL_ENGINES
 from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, facts_when
 from tests.integration.watching import Watching

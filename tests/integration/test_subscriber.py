@@ -8,8 +8,8 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Fleet, Rollout, RolloutClient
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.transport.ports import SubscriptionPort, TopicBatchHandler
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import LocalProtocolError
@@ -28,7 +28,7 @@ from rolloutbus.replay.forwarder import Forwarder
 from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S, Streamed, fake_sampling
 from tests.integration.hold import Hold
 from tests.integration.keyring import Keyring

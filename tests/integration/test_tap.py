@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.streams.tap import TapMark, mark_in
 from rolloutbus.bus.transport.zmq_connections import Monitor
 from rolloutbus.bus.transport.zmq_ports import DealerPort

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_listener import TapListener
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.connection import TapListener
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     CacheFlushed,
     Message,
     framed,

@@ -18,7 +18,7 @@ from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.timeline.lanes import Execution, Timeline
 from rolloutbus.replay.timeline.timeline import timeline_of
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.types import Published
 from tests.integration.doomed_trainer import WEIGHTS
 from tests.integration.drills import (

@@ -13,7 +13,7 @@ from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S
 from tests.integration.keyring import Keyring
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
 

@@ -6,7 +6,7 @@ from rolloutbus import Grammar, Media, Processor, RolloutClient, SamplingParams,
 from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.launcher.settings import UpOptions
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.types import FleetResult
 
 pytestmark = [

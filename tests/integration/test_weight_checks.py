@@ -12,7 +12,7 @@ import torch
 
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.errors import EngineFailed, RequestError
-from rolloutbus.trainer_adapter.publisher.published import Published
+from rolloutbus.trainer_adapter.publisher.transfer import Published
 from rolloutbus.types import FleetStatus
 from tests.integration.drills import DEADLINE_S, status_when
 

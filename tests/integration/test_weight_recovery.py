@@ -17,7 +17,7 @@ import rolloutbus
 from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.errors import EngineFailed, Refused
 from rolloutbus.launcher.settings import UpOptions
-from rolloutbus.trainer_adapter.publisher.published import Published, PublishOptions, RestoreOptions
+from rolloutbus.trainer_adapter.publisher.transfer import Published, PublishOptions, RestoreOptions
 from rolloutbus.types import FleetStatus
 from tests.integration.drills import (
     DEADLINE_S,

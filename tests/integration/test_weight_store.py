@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.host import SHM_DIR
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import digest_of
-from rolloutbus.bus.weights.shm import SegmentWriter
+from rolloutbus.bus.weights.shm import SHM_DIR, SegmentWriter
 from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate, PullManifest, Transport
 from rolloutbus.engine_worker.engine import TensorSpec
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
 from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
-from rolloutbus.trainer_adapter.publisher.named_tensors import DTYPE_NAMES, named_tensors
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.publisher.tensor_source import DTYPE_NAMES, named_tensors
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import ROOT, StoreHarness, store_harness

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from rolloutbus.bus.actor.ref import STORE
-from rolloutbus.bus.host import SHM_DIR
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, digest_of, lay_out
-from rolloutbus.bus.weights.shm import SegmentWriter
+from rolloutbus.bus.weights.shm import SHM_DIR, SegmentWriter
 from rolloutbus.bus.weights.tensor_files import shard_name
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import (
@@ -33,7 +32,7 @@ from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver
 from rolloutbus.engine_worker.weights.transports.delta import ChangedSince
 from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from tests.integration.drills import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolloutbus.bus.streams.rows import rows_of
+from rolloutbus.bus.streams.reassembly import rows_of
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.messages.control import Pause, Resume, ServerFacts, ServerInfo, Shutdown
 from rolloutbus.bus.wire.messages.delivery import Accepted

@@ -7,7 +7,7 @@ import sys
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.allocator import keep_freed_memory
+from rolloutbus.bus.actor.resources import keep_freed_memory
 from rolloutbus.bus.weights.manifest import digest_of
 from rolloutbus.bus.wire.messages.weights import PrepareUpdate
 from rolloutbus.engine_worker.engine import TensorSpec

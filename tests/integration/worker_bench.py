@@ -16,8 +16,7 @@ from msgspec import Raw
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import SubPort
 from rolloutbus.bus.wire.codec import pack, topic_of, unpack
-from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
 from tests.integration.drills import News

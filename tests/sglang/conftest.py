@@ -14,7 +14,7 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.errors import ProcessFailed
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.sglang.fleets import fleet_of, worker_environment
 from tests.sglang.models import save_model
 from tests.sglang.redis_server import EXECUTABLE, redis_server

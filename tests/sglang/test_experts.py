@@ -8,7 +8,7 @@ import pytest
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.errors import ProcessFailed
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.gpu.tiny import (
     N_CHOSEN,
     SHAPE,

@@ -11,7 +11,7 @@ from rolloutbus.cli.commands.doctor import look
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook
 from rolloutbus.errors import EngineFailed, ProcessFailed
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.removing import remove

@@ -18,7 +18,7 @@ from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.engine import Adapters
 from rolloutbus.engine_worker.engine import Float32s
 from rolloutbus.errors import EngineFailed, FleetCommandFailed, Refused, RequestError
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration import lora_steps
 from tests.integration.drills import Streamed
 from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish

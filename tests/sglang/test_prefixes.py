@@ -8,7 +8,7 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, WeightPublisher
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import DEADLINE_S
 from tests.integration.prefix_steps import (
     ask,

@@ -14,7 +14,7 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.engine import Load
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import PACE_S, Streamed
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of

@@ -11,7 +11,7 @@ import transformers
 
 import rolloutbus
 from rolloutbus.errors import EngineFailed, RequestError
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.reading_models import (

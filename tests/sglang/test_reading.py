@@ -13,7 +13,7 @@ import transformers
 import rolloutbus
 from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.errors import EngineFailed, RequestError
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 

@@ -18,14 +18,14 @@ import rolloutbus
 from rolloutbus import Fleet, Grammar, Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.bus.wire.messages.generation import Generate, GrammarKind, Prefix
 from rolloutbus.errors import EngineFailed, Refused
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
 from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.logit_processors import (
     action_mask,
     disallowed_tokens,
     temperature_schedule,
 )
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from tests.integration.drills import Streamed
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of

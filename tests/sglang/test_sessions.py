@@ -7,8 +7,8 @@ import pytest
 import rolloutbus
 from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.launcher.settings import UpOptions
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration import session_steps
 from tests.integration.drills import Streamed
 from tests.integration.session_steps import GREEDY, OPTIONS, Steps, n_cached

@@ -8,8 +8,12 @@ import sys
 import pytest
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.trainer_adapter.openai.answer_reader import READS_CALLS, AnswerReader, Call
-from rolloutbus.trainer_adapter.openai.tool_formats import TOOL_FORMATS
+from rolloutbus.trainer_adapter.openai.answer_reader import (
+    READS_CALLS,
+    TOOL_FORMATS,
+    AnswerReader,
+    Call,
+)
 from tests.architecture.source_tree import ROOT
 from tests.tool_call_samples import ARGUMENTS, ONE, TOOLS, TWO
 

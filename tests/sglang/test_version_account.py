@@ -15,7 +15,7 @@ from rolloutbus.bus.wire.messages.engine import Load
 from rolloutbus.bus.wire.messages.weights import InFlight
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.errors import EngineFailed
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.drills import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S

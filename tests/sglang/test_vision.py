@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 import rolloutbus
 from rolloutbus import Media, OpenAIClient, Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import EngineFailed, Refused
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.vision_model import BEGIN, END, IMAGE, picture, save_vision_model

@@ -12,8 +12,8 @@ import rolloutbus
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.weights import InFlight, Transport, TransportChoice
 from rolloutbus.errors import RequestError
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
-from rolloutbus.trainer_adapter.publisher.published import Published
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
+from rolloutbus.trainer_adapter.publisher.transfer import Published
 from tests.integration.drills import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S

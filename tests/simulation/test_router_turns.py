@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
+from rolloutbus.bus.streams.tap import Outcome, Stimulus
 from rolloutbus.replay.journal.records import Record, Router, TurnRecord, payload_of, record_in
 from rolloutbus.replay.turns.core_player import Begin, CorePlayer, Repeat
 from rolloutbus.router.core import RouterCore

@@ -8,15 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rolloutbus.bus.actor.effects import Connect, ForgetPeer, Send, SendAll
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
-from rolloutbus.bus.membership.effects import MemberEffect
+from rolloutbus.bus.membership.deliveries import MemberEffect
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import decode_batch, encode_batch
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.messages.membership import WorkerFacts
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.events import Received, Ticked
-from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.events import Effect, Received, Ticked
 from rolloutbus.router.settings import RouterSettings
 from tests.drills.simulation.peeks import holds_lease
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.security.key_files import router_key_beside
-from rolloutbus.bus.security.settings import SecuritySettings
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.errors import Refused, RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -26,12 +26,7 @@ from rolloutbus.bus.wire.messages.generation import (
 )
 from rolloutbus.bus.wire.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S, OpenSession
 from rolloutbus.bus.wire.validation import MAX_RID_BYTES
-from rolloutbus.trainer_adapter.client.core.effects import Result
-from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
-from rolloutbus.trainer_adapter.client.engine_surface import EngineClient
-from rolloutbus.trainer_adapter.client.rollout import MAX_NAMED, Delta, OnLoss, Rollout
-from rolloutbus.trainer_adapter.client.rollouts import (
+from rolloutbus.trainer_adapter.client.asks import (
     DEFAULT_DEADLINE_S,
     Prompt,
     SamplingLike,
@@ -40,8 +35,13 @@ from rolloutbus.trainer_adapter.client.rollouts import (
     ask_of,
     group_asks,
 )
+from rolloutbus.trainer_adapter.client.core.effects import Result
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.core.results import MAX_NAMED, Delta, OnLoss, Rollout
+from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.engine_surface import EngineClient
 from rolloutbus.trainer_adapter.client.session import Session
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.weight_queries import (
     ActiveTensor,
     check_weights,

@@ -15,21 +15,20 @@ from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
 from weakref import WeakValueDictionary
 
-from rolloutbus.bus.actor.clock import BootClock, Clock
 from rolloutbus.bus.actor.effects import Connect, Send
-from rolloutbus.bus.actor.home_loop import HomeLoop
-from rolloutbus.bus.actor.loop import Actor, one_by_one
+from rolloutbus.bus.actor.loop import Actor, BootClock, Clock, HomeLoop, one_by_one
 from rolloutbus.bus.actor.mailbox import Mailbox
 from rolloutbus.bus.actor.ref import Command
-from rolloutbus.bus.membership.patience import LinkFailure, sentence_of
-from rolloutbus.bus.security.zmq_dialer import Dialer, dialer_of
+from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
 from rolloutbus.bus.transport.ports import (
     LAST_WORDS_MS,
     BatchHandler,
     DownHandler,
+    LinkFailure,
     LinkPort,
     SubscriptionPort,
     TopicBatchHandler,
+    sentence_of,
 )
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_topics import SubPort
@@ -48,8 +47,8 @@ from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.bus.wire.messages.weights import UpdateProgress
 from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
-from rolloutbus.trainer_adapter.client.core.counters import ClientCounters
 from rolloutbus.trainer_adapter.client.core.effects import (
+    ClientCounters,
     Complete,
     Deliver,
     Effect,
@@ -65,9 +64,9 @@ from rolloutbus.trainer_adapter.client.core.effects import (
 )
 from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask, asked_by
+from rolloutbus.trainer_adapter.client.core.results import Delta
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
-from rolloutbus.trainer_adapter.client.rollout import Delta
-from rolloutbus.trainer_adapter.client.settings import TICK_S, ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import TICK_S, ClientSettings
 
 
 class SessionHolder(Protocol):

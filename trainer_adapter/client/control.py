@@ -5,9 +5,9 @@ from typing import NoReturn, Self, TypeVar
 
 import msgspec
 
-from rolloutbus.bus.actor.clock import Clock
+from rolloutbus.bus.actor.loop import Clock
 from rolloutbus.bus.actor.ref import FLEET, ROUTER, ActorRef, worker
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.errors import Refused, cannot_be_pickled
 from rolloutbus.bus.wire.messages.control import (
@@ -28,8 +28,8 @@ from rolloutbus.bus.wire.messages.control import (
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.trainer_adapter.client.connection import Connection, FleetListener, Ports
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged, Result
-from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 

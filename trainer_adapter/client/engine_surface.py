@@ -12,7 +12,7 @@ import numpy as np
 
 from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.arrays import numpy_of
+from rolloutbus.bus.wire.codec import numpy_of
 from rolloutbus.bus.wire.errors import Refused, RemoteProtocolError
 from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -32,9 +32,9 @@ from rolloutbus.bus.wire.messages.engine import (
     StopProfile,
     UnloadLora,
 )
+from rolloutbus.trainer_adapter.client.asks import Prompt, tokens_of
 from rolloutbus.trainer_adapter.client.control import FleetClient
-from rolloutbus.trainer_adapter.client.rollout import FleetResult, Float32s
-from rolloutbus.trainer_adapter.client.rollouts import Prompt, tokens_of
+from rolloutbus.trainer_adapter.client.core.results import FleetResult, Float32s
 
 LONG_S = 300.0
 """Deadline of what moves weights or files, unless the caller names one."""

@@ -19,17 +19,17 @@ from rolloutbus.bus.wire.messages.session import (
     OpenSession,
     SessionMoved,
 )
-from rolloutbus.trainer_adapter.client.connection import Connection
-from rolloutbus.trainer_adapter.client.control import FleetRef
-from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
-from rolloutbus.trainer_adapter.client.rollout import Delta, Rollout
-from rolloutbus.trainer_adapter.client.rollouts import (
+from rolloutbus.trainer_adapter.client.asks import (
     GenerateOptions,
     Prompt,
     SamplingLike,
     TurnOptions,
     ask_of,
 )
+from rolloutbus.trainer_adapter.client.connection import Connection
+from rolloutbus.trainer_adapter.client.control import FleetRef
+from rolloutbus.trainer_adapter.client.core.results import Delta, Rollout
+from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
 from rolloutbus.trainer_adapter.client.transcript import Transcript
 
 PASSING = frozenset({"busy", "not_ready", "session_taken"})

@@ -6,13 +6,13 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.errors import LocalProtocolError, cannot_be_pickled
+from rolloutbus.trainer_adapter.client.asks import ask_of
 from rolloutbus.trainer_adapter.client.blocking import LoopThread, Twin, at_once, blocking
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
-from rolloutbus.trainer_adapter.client.rollouts import ask_of
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.session import Session
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.transcript import Transcript
 
 T = TypeVar("T")

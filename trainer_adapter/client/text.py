@@ -4,15 +4,108 @@ Nothing here knows a tokenizer library: `Tokenizer` says what is asked of one, a
 transformers have it.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Protocol, Unpack
 
 from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions, SamplingLike, ask_of
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.rollout import Int32s, Rollout
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, SamplingLike, ask_of
-from rolloutbus.trainer_adapter.client.text_pieces import TextPieces
+from rolloutbus.trainer_adapter.client.core.results import Int32s, Rollout
+
+
+class TokenizerFile:
+    """Text to token ids and back. Chat templates are not part of the file."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # An optional dependency.
+            from tokenizers import Tokenizer  # noqa: PLC0415
+        except ModuleNotFoundError:
+            raise SettingsError(
+                "a tokenizer needs the package tokenizers: pip install rolloutbus[transformers]"
+            ) from None
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"tokenizer: cannot read {path}: {error.strerror}") from error
+        try:
+            self._tokenizer = Tokenizer.from_str(text)
+        # The package raises bare Exceptions.
+        except Exception as error:
+            raise SettingsError(f"tokenizer: {path} is not a tokenizer: {error}") from error
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+
+def load_tokenizer(path: Path) -> TokenizerFile:
+    """Read a `tokenizer.json`, or the one in a model's directory.
+
+    Raises:
+        SettingsError: it is not there, or is no tokenizer.
+    """
+    return TokenizerFile(path / "tokenizer.json" if path.is_dir() else path)
+
+
+Decode = Callable[[list[int]], str]
+
+CUT = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder puts for a character of which it has not all bytes."""
+
+
+class TextPieces:
+    """A piece is held back while it may still change, or be the beginning of a stop text."""
+
+    def __init__(self, decode: Decode, stop: Sequence[str] = ()) -> None:
+        self._decode = decode
+        self._stop = stop
+        self._n_held = max((len(text) for text in stop), default=1) - 1
+        self._tokens: list[int] = []
+        self._text = ""
+        """Of the tokens that were read."""
+        self._n_read = 0
+        self._n_before = 0
+        """Tokens before those that were read last: a word's beginning tells by its neighbour
+        whether there is a space before it, so what is new is decoded after what was."""
+        self._n_said = 0
+
+    def add(self, start: int, tokens: Sequence[int], *, is_last: bool) -> str:
+        """Tokens from index `start` on; the text that is new.
+
+        After lost work that had to be sampled anew, what was said already stays said.
+        """
+        if start < self._n_read:
+            self._text, self._n_read, self._n_before = "", 0, 0
+        self._tokens[start:] = tokens
+        self._read(is_last=is_last)
+        text = without_stop(self._text, self._stop)
+        end = len(text) if is_last else len(text) - self._n_held
+        if end <= self._n_said:
+            return ""
+        piece, self._n_said = text[self._n_said : end], end
+        return piece
+
+    def _read(self, *, is_last: bool) -> None:
+        known = self._decode(self._tokens[self._n_before : self._n_read])
+        text = self._decode(self._tokens[self._n_before :])
+        if len(text) > len(known) and (is_last or not text.endswith(CUT)):
+            self._text += text[len(known) :]
+            self._n_before, self._n_read = self._n_read, len(self._tokens)
+
+
+def without_stop(text: str, stop: Sequence[str]) -> str:
+    """Up to the first stop text, as OpenAI's answers are."""
+    ends = [at for at in map(text.find, stop) if at >= 0]
+    return text[: min(ends)] if ends else text
+
 
 Message = Mapping[str, str]
 """`role` and `content`."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.arrays import AnyArray
+from rolloutbus.bus.wire.codec import AnyArray
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.near_names import no_attribute
-from rolloutbus.trainer_adapter.client.rollout import Float32s, Int32s, Int64s, Rollout
-from rolloutbus.trainer_adapter.client.rollouts import Prompt, tokens_of
+from rolloutbus.trainer_adapter.client.asks import Prompt, tokens_of
+from rolloutbus.trainer_adapter.client.core.results import Float32s, Int32s, Int64s, Rollout
 
 NO_VERSION = -1
 """In place of the version of a token that no weights sampled."""

@@ -9,8 +9,7 @@ import numpy as np
 
 from rolloutbus.bus.actor.ref import FLEET, worker
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.dtypes import DTYPES
-from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.weights.manifest import DTYPES, Bytes
 from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, RemoteProtocolError
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.weights import (
@@ -22,7 +21,7 @@ from rolloutbus.bus.wire.messages.weights import (
     PullManifest,
 )
 from rolloutbus.trainer_adapter.client.control import FleetClient
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.client.weights_report import (
     Digests,
     Version,

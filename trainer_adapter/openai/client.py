@@ -1,39 +1,82 @@
 """Chat completions and completions: OpenAI's bodies in, its responses out."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, TypeVar, Unpack
 
 import msgspec
 
 from rolloutbus.bus.strict_calls import Described, strict
 from rolloutbus.bus.wire.errors import EngineFailed, Refused, SettingsError
 from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, row_seed
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.rollout import Rollout
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of, row_seed
-from rolloutbus.trainer_adapter.openai.answer_reader import AnswerReader
+from rolloutbus.trainer_adapter.client.core.results import Rollout
+from rolloutbus.trainer_adapter.openai.answer_reader import (
+    TOOL_FORMATS,
+    AnswerReader,
+    ResponseTemplate,
+)
 from rolloutbus.trainer_adapter.openai.answers import (
     Answers,
     ChatAnswers,
     CompletionAnswers,
     token_texts,
+    usage_of,
 )
-from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, CompletionBody, Json, body_of
-from rolloutbus.trainer_adapter.openai.choices import usage_of
-from rolloutbus.trainer_adapter.openai.merged import merged
+from rolloutbus.trainer_adapter.openai.bodies import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    Json,
+    body_of,
+    by_body,
+    options_of,
+    refusal,
+    sampling_of,
+    unsupported,
+)
 from rolloutbus.trainer_adapter.openai.prompts import (
     ChatPrompt,
     ChatTokenizer,
     chat_prompt,
     prompts_of,
 )
-from rolloutbus.trainer_adapter.openai.refusals import by_body, refusal, unsupported
-from rolloutbus.trainer_adapter.openai.sampling import options_of, sampling_of
-from rolloutbus.trainer_adapter.openai.tool_formats import TOOL_FORMATS, ResponseTemplate
+
+T = TypeVar("T")
+
+
+async def merged(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """(index of its stream, item) of each, as they come; leaving early closes all streams.
+
+    Raises:
+        Exception: what a stream raised; the others are closed.
+    """
+    waiting = {asyncio.create_task(_next(stream)): i for i, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                item = task.result()
+                index = waiting.pop(task)
+                if item is not None:
+                    yield index, item
+                    waiting[asyncio.create_task(_next(streams[index]))] = index
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[T]) -> T | None:
+    return await anext(stream, None)
+
 
 Payload = Mapping[str, Any]
 """A request's body, or `{"json": body, "headers": …}`; headers are left alone."""

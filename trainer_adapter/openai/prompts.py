@@ -1,14 +1,139 @@
 """Bodies as prompts of token ids, by the model's own tokenizer and chat template."""
 
+import base64
+import binascii
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from rolloutbus.bus.wire.messages.generation import Media
+from rolloutbus.bus.wire.messages.generation import Media, MediaKind
 from rolloutbus.trainer_adapter.client.text import Tokenizer
-from rolloutbus.trainer_adapter.openai.bodies import ChatBody, CompletionBody, Json
-from rolloutbus.trainer_adapter.openai.conversation import Conversation, conversation_of
-from rolloutbus.trainer_adapter.openai.refusals import refusal, unsupported
+from rolloutbus.trainer_adapter.openai.bodies import (
+    ChatBody,
+    CompletionBody,
+    Json,
+    refusal,
+    unsupported,
+)
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+ADDRESSES: dict[str, MediaKind] = {
+    "image_url": "image",
+    "video_url": "video",
+    "audio_url": "audio",
+}
+"""Type of a part -> what its address holds."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Ready for a chat template."""
+
+    messages: list[Json] = field(default_factory=list[Json])
+    media: list[Media] = field(default_factory=list[Media])
+    """In the order of their places."""
+
+
+def conversation_of(messages: Sequence[Json]) -> Conversation:
+    """Check messages and take their media out; each leaves a part `{"type": kind}` in its place.
+
+    Raises:
+        Refused: `.field` names the part, e.g. `messages[1].content[0].image_url.url`.
+    """
+    if not messages:
+        raise refusal("messages", "a conversation has at least one message")
+    found = Conversation()
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        if message.get("role") not in ROLES:
+            raise refusal(f"{path}.role", f"a role is one of {', '.join(sorted(ROLES))}")
+        told = dict(message)
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = cast("list[Any]", content)
+            told["content"] = _parts(parts, f"{path}.content", found.media)
+        elif not isinstance(content, str | None):
+            raise refusal(f"{path}.content", "content is a text or a list of parts")
+        elif content is None:
+            told["content"] = ""
+        if message.get("tool_calls"):
+            told["tool_calls"] = _calls(message["tool_calls"], f"{path}.tool_calls")
+        found.messages.append(told)
+    return found
+
+
+def _parts(parts: list[Any], path: str, media: list[Media]) -> str | list[Json]:
+    """Parts with places instead of media; a plain text, which any template takes, if all are."""
+    found: list[Json] = []
+    for index, part in enumerate(parts):
+        here = f"{path}[{index}]"
+        if not isinstance(part, dict):
+            raise refusal(here, "a part is an object with a type")
+        known = cast("Json", part)
+        kind = known.get("type")
+        if kind == "text" and isinstance(known.get("text"), str):
+            found.append({"type": "text", "text": known["text"]})
+        elif isinstance(kind, str) and kind in ADDRESSES:
+            media.append(Media(ADDRESSES[kind], _held(known.get(kind), f"{here}.{kind}")))
+            found.append({"type": ADDRESSES[kind]})
+        elif kind == "input_audio":
+            data = _field(known.get(kind), "data", f"{here}.{kind}")
+            media.append(Media("audio", _decoded(data, f"{here}.{kind}.data")))
+            found.append({"type": "audio"})
+        else:
+            kinds = ", ".join(["text", *ADDRESSES, "input_audio"])
+            raise refusal(f"{here}.type", f"a part is one of {kinds}, with what it names")
+    if all(part["type"] == "text" for part in found):
+        return "".join(part["text"] for part in found)
+    return found
+
+
+def _held(value: object, path: str) -> bytes:
+    """The bytes of a `data:` address; nothing is ever fetched."""
+    address = value if isinstance(value, str) else _field(value, "url", path)
+    where = path if isinstance(value, str) else f"{path}.url"
+    head, comma, data = address.partition(",")
+    if not head.startswith("data:") or not comma:
+        raise unsupported(where, "nothing is fetched here: send `data:TYPE;base64,…`")
+    if not head.endswith(";base64"):
+        raise refusal(where, "data is in base64: `data:TYPE;base64,…`")
+    return _decoded(data, where)
+
+
+def _field(value: object, name: str, path: str) -> str:
+    held = cast("Json", value).get(name) if isinstance(value, dict) else None
+    if not isinstance(held, str):
+        raise refusal(f"{path}.{name}", "a text is missing")
+    return held
+
+
+def _decoded(data: str, path: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise refusal(path, f"this is no base64: {error}") from error
+
+
+def _calls(calls: object, path: str) -> list[Json]:
+    """Calls of earlier turns; templates want arguments as objects, OpenAI has them as text."""
+    if not isinstance(calls, list):
+        raise refusal(path, "tool calls are a list")
+    found: list[Json] = []
+    for index, call in enumerate(cast("list[Any]", calls)):
+        here = f"{path}[{index}].function"
+        function = cast("Json", call).get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise refusal(here, "a tool call names a function")
+        told = dict(cast("Json", function))
+        if isinstance(told.get("arguments"), str):
+            try:
+                told["arguments"] = json.loads(told["arguments"] or "{}")
+            except json.JSONDecodeError as error:
+                raise refusal(f"{here}.arguments", f"this is no JSON: {error}") from error
+        found.append({**call, "function": told})
+    return found
+
 
 OURS = frozenset({"add_generation_prompt", "continue_final_message"})
 TEMPLATE_ARGUMENTS = frozenset(

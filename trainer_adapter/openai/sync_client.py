@@ -3,12 +3,12 @@
 from typing import Annotated
 
 from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.trainer_adapter.client.asks import ask_of
 from rolloutbus.trainer_adapter.client.blocking import Twin, blocking
-from rolloutbus.trainer_adapter.client.rollouts import ask_of
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
+from rolloutbus.trainer_adapter.openai.answer_reader import ResponseTemplate
 from rolloutbus.trainer_adapter.openai.client import DEFAULT_MAX_TOKENS, OpenAIClient
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
-from rolloutbus.trainer_adapter.openai.tool_formats import ResponseTemplate
 
 _CLIENT = "a SyncRolloutClient, of connect_sync(); OpenAIClient takes one of connect()"
 

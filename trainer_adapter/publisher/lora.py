@@ -16,17 +16,16 @@ from rolloutbus.bus.wire.errors import BusError, Refused, SettingsError
 from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
-from rolloutbus.trainer_adapter.publisher.named_tensors import (
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
+from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
+from rolloutbus.trainer_adapter.publisher.tensor_source import (
+    HeldTensors,
     Tensors,
     are_held,
     named_tensors,
     renamed,
 )
-from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
-from rolloutbus.trainer_adapter.publisher.published import PublishedLora, PublishOptions
-from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
-from rolloutbus.trainer_adapter.publisher.transfer import TransferLog
+from rolloutbus.trainer_adapter.publisher.transfer import PublishedLora, PublishOptions, TransferLog
 
 CONFIG = "adapter_config.json"
 """PEFT's description of an adapter: in the store, a tensor of bytes."""

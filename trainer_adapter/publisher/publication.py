@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from rolloutbus.bus.actor.ref import ROUTER, STORE
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import lay_out, total_bytes
 from rolloutbus.bus.wire.errors import (
@@ -49,20 +49,22 @@ from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.endings import UPDATE_UNKNOWN
 from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
-from rolloutbus.trainer_adapter.publisher.named_tensors import DTYPE_NAMES
-from rolloutbus.trainer_adapter.publisher.offers.devices import gpus_of, is_shared
-from rolloutbus.trainer_adapter.publisher.offers.offering import Offering
-from rolloutbus.trainer_adapter.publisher.published import (
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
+from rolloutbus.trainer_adapter.publisher.offering import Offering, gpus_of, is_shared
+from rolloutbus.trainer_adapter.publisher.tensor_source import (
+    DTYPE_NAMES,
+    StreamedTensors,
+    TensorSource,
+)
+from rolloutbus.trainer_adapter.publisher.transfer import (
     UPDATE_DEADLINE_S,
     PublishOptions,
+    TransferLog,
     publish_command,
 )
-from rolloutbus.trainer_adapter.publisher.soundness import Soundness
-from rolloutbus.trainer_adapter.publisher.tensor_source import StreamedTensors, TensorSource
-from rolloutbus.trainer_adapter.publisher.transfer import TransferLog
 from rolloutbus.trainer_adapter.publisher.weight_writer import (
     CopyWatch,
+    Soundness,
     WeightWriter,
     in_thread,
     tensors_in,

@@ -22,16 +22,10 @@ from rolloutbus.bus.wire.errors import (
 )
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import InFlight, TransportChoice, UpdateMode
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
 from rolloutbus.trainer_adapter.publisher.lora import LoraConfig, publish_adapter
-from rolloutbus.trainer_adapter.publisher.named_tensors import (
-    Rename,
-    Tensors,
-    are_held,
-    require_tensors,
-)
-from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
-from rolloutbus.trainer_adapter.publisher.offers.cuda_ipc import CudaIpcOffering
-from rolloutbus.trainer_adapter.publisher.offers.offering import Offering
+from rolloutbus.trainer_adapter.publisher.offering import Offering
 from rolloutbus.trainer_adapter.publisher.publication import (
     Assigned,
     Policy,
@@ -40,19 +34,27 @@ from rolloutbus.trainer_adapter.publisher.publication import (
     UpdateOutcome,
     outcome_of,
 )
-from rolloutbus.trainer_adapter.publisher.published import (
+from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
+from rolloutbus.trainer_adapter.publisher.tensor_source import (
+    HeldTensors,
+    Layout,
+    Rename,
+    StreamedTensors,
+    Tensors,
+    are_held,
+    require_tensors,
+)
+from rolloutbus.trainer_adapter.publisher.transfer import (
     UPDATE_DEADLINE_S,
     Published,
     PublishedLora,
     PublishOptions,
     Requirement,
+    TransferLog,
+    WeightTransferHandle,
     published_of,
 )
-from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
-from rolloutbus.trainer_adapter.publisher.soundness import Soundness, WeightCheck
-from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, Layout, StreamedTensors
-from rolloutbus.trainer_adapter.publisher.transfer import TransferLog, WeightTransferHandle
-from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
+from rolloutbus.trainer_adapter.publisher.weight_writer import Soundness, WeightCheck, WeightWriter
 
 Publishable = Tensors | HeldTensors | StreamedTensors | ShardedSource
 """A module (its parameters), a state dict, (name, tensor) pairs, or what several ranks hold.

@@ -7,17 +7,20 @@ import torch
 from rolloutbus.bus.strict_calls import Described, strict
 from rolloutbus.trainer_adapter.client.blocking import Twin, at_once, blocking
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
-from rolloutbus.trainer_adapter.publisher.named_tensors import Rename
-from rolloutbus.trainer_adapter.publisher.published import Published, PublishOptions
 from rolloutbus.trainer_adapter.publisher.publisher import (
     Publishable,
     WeightPublisher,
     give_up_sources,
     source_of,
 )
-from rolloutbus.trainer_adapter.publisher.soundness import WeightCheck
-from rolloutbus.trainer_adapter.publisher.tensor_source import Layout
-from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher.tensor_source import Layout, Rename
+from rolloutbus.trainer_adapter.publisher.transfer import (
+    Published,
+    PublishOptions,
+    TransferProgress,
+    WeightTransferHandle,
+)
+from rolloutbus.trainer_adapter.publisher.weight_writer import WeightCheck
 
 _CLIENT = "a SyncRolloutClient, of connect_sync(); WeightPublisher takes one of connect()"
 

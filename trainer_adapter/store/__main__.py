@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.actor.process import (
     ActorExit,
     announce_ready,
@@ -11,7 +11,7 @@ from rolloutbus.bus.actor.process import (
     on_stop_signal,
     run_actor,
 )
-from rolloutbus.bus.allocator import keep_freed_memory
+from rolloutbus.bus.actor.resources import keep_freed_memory
 from rolloutbus.trainer_adapter.store.actor import StoreActor
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 from rolloutbus.trainer_adapter.store.startup import StoreStartup

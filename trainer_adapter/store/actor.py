@@ -7,33 +7,30 @@ from collections.abc import Callable
 
 import msgspec
 
-from rolloutbus.bus.actor.clock import Clock
 from rolloutbus.bus.actor.effects import Connect, Send, Stop
-from rolloutbus.bus.actor.loop import Actor, one_by_one
+from rolloutbus.bus.actor.loop import Actor, Clock, one_by_one
 from rolloutbus.bus.actor.process import warn
-from rolloutbus.bus.host import host_id
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
-from rolloutbus.bus.membership.effects import Execute, Heed, MemberEffect
-from rolloutbus.bus.membership.patience import Patience
+from rolloutbus.bus.membership.deliveries import Execute, Heed, MemberEffect
 from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
-from rolloutbus.bus.security.zmq_dialer import dialer_of
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.transport.ports import LAST_WORDS_MS
+from rolloutbus.bus.transport.ports import LAST_WORDS_MS, Patience
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
+from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import AttemptKey, Entry, Peer, RequestId
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.ids import AttemptKey, Peer, RequestId
 from rolloutbus.bus.wire.limits import MAX_BULK_IN_BYTES
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.membership import StoreFacts
 from rolloutbus.bus.wire.messages.weights import PullChunk, PullDelta, PullManifest, PushChunk
-from rolloutbus.trainer_adapter.store.askers import Asker, BulkAsker, MemberAsker
 from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effect_runner import EffectRunner
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 from rolloutbus.trainer_adapter.store.startup import StoreStartup
+from rolloutbus.trainer_adapter.store.versions import Asker, BulkAsker, MemberAsker
 
 TICK_S = 0.1
 UPKEEP_S = 1.0

@@ -6,8 +6,7 @@ Spec: docs/protocol.md, "Weights", 3 and 10; "More of an engine", 2.
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import RecordCommit
 from rolloutbus.trainer_adapter.store import problems
-from rolloutbus.trainer_adapter.store.records import CommitRecord
-from rolloutbus.trainer_adapter.store.versions import StoredVersion, VersionTable
+from rolloutbus.trainer_adapter.store.versions import CommitRecord, StoredVersion, VersionTable
 
 
 def record(table: VersionTable, ask: RecordCommit) -> list[CommitRecord] | Problem:

@@ -28,9 +28,7 @@ from rolloutbus.bus.wire.messages.weights import (
     VersionRestored,
 )
 from rolloutbus.trainer_adapter.store import commits, problems
-from rolloutbus.trainer_adapter.store.askers import Asker
-from rolloutbus.trainer_adapter.store.deltas import DeltaTable
-from rolloutbus.trainer_adapter.store.disk_copies import DiskCopies
+from rolloutbus.trainer_adapter.store.derived import DeltaTable, DiskCopies
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
     AnswerKind,
@@ -43,10 +41,13 @@ from rolloutbus.trainer_adapter.store.effects import (
     Verify,
     WriteChunk,
 )
-from rolloutbus.trainer_adapter.store.records import Assigned, Intended, Retired
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 from rolloutbus.trainer_adapter.store.versions import (
+    Asker,
+    Assigned,
     DeltaKey,
+    Intended,
+    Retired,
     StoredVersion,
     VersionKey,
     VersionTable,

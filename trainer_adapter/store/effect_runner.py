@@ -9,14 +9,13 @@ from typing import Protocol, TypeVar, cast
 
 import msgspec
 
-from rolloutbus.bus.actor.clock import Clock
+from rolloutbus.bus.actor.loop import Clock
 from rolloutbus.bus.actor.process import complain, warn
 from rolloutbus.bus.weights import weight_delta as delta
 from rolloutbus.bus.weights.manifest import Bytes, first_mismatch
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.weights import Chunk
 from rolloutbus.trainer_adapter.store import problems
-from rolloutbus.trainer_adapter.store.askers import Asker
 from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
@@ -34,10 +33,9 @@ from rolloutbus.trainer_adapter.store.effects import (
     WriteChunk,
     WriteFiles,
 )
-from rolloutbus.trainer_adapter.store.records import Record, Retired
 from rolloutbus.trainer_adapter.store.segments import StoreFull
 from rolloutbus.trainer_adapter.store.startup import StoreStartup
-from rolloutbus.trainer_adapter.store.versions import DeltaKey
+from rolloutbus.trainer_adapter.store.versions import Asker, DeltaKey, Record, Retired
 
 _IN_ORDER = (Persist, Allocate, Verify, Release)
 """Run in a thread, and what comes after them waits."""

@@ -6,9 +6,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rolloutbus.bus.wire.messages.weights import Tensor
-from rolloutbus.trainer_adapter.store.askers import Asker
-from rolloutbus.trainer_adapter.store.records import Record
-from rolloutbus.trainer_adapter.store.versions import DeltaKey, VersionKey
+from rolloutbus.trainer_adapter.store.versions import Asker, DeltaKey, Record, VersionKey
 
 AnswerKind = Literal["finished", "failed", "refused", "manifest", "delta"]
 

@@ -15,8 +15,7 @@ import msgspec
 
 from rolloutbus.bus.paths import FileRules, open_named
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of
-from rolloutbus.bus.weights.tensor_files import MANIFEST, header_of, shard_name, shards
-from rolloutbus.bus.weights.tensor_reader import read_shards
+from rolloutbus.bus.weights.tensor_files import MANIFEST, header_of, read_shards, shard_name, shards
 from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.trainer_adapter.store.versions import VersionKey
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.trainer_adapter.store.records import Record
+from rolloutbus.trainer_adapter.store.versions import Record
 
 _CRC_DIGITS = 8
 SPARE_BYTES = 64 * 1024

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rolloutbus.bus.host import SHM_DIR
 from rolloutbus.bus.weights.manifest import Bytes
-from rolloutbus.bus.weights.shm import open_segment
+from rolloutbus.bus.weights.shm import SHM_DIR, open_segment
 
 GRAIN_BYTES = 4 * 1024 * 1024
 """Segment sizes are multiples of this, so that slightly different versions share segments."""

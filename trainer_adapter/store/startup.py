@@ -10,16 +10,21 @@ from pathlib import Path
 import msgspec
 
 from rolloutbus.bus.actor.process import warn
-from rolloutbus.bus.host import SHM_DIR
 from rolloutbus.bus.weights.manifest import first_mismatch
-from rolloutbus.bus.weights.shm import SegmentGone
+from rolloutbus.bus.weights.shm import SHM_DIR, SegmentGone
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.weights import Offer, ReserveVersion, RestoreVersion, SealVersion
 from rolloutbus.trainer_adapter.store.files import WeightFiles, place_of
 from rolloutbus.trainer_adapter.store.ledger import Ledger
-from rolloutbus.trainer_adapter.store.records import Opened, Record, Retired
 from rolloutbus.trainer_adapter.store.segments import SegmentPool, StoreFull, sweep
-from rolloutbus.trainer_adapter.store.versions import StoredVersion, VersionKey, VersionTable
+from rolloutbus.trainer_adapter.store.versions import (
+    Opened,
+    Record,
+    Retired,
+    StoredVersion,
+    VersionKey,
+    VersionTable,
+)
 
 _LINE_BYTES = 4096
 """Of all that a record has beside its tensors."""

@@ -2,24 +2,88 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from rolloutbus.bus.actor.life import next_state
+from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.weights.manifest import total_bytes
+from rolloutbus.bus.wire.entry import AttemptKey, Peer
 from rolloutbus.bus.wire.messages.membership import Intent
 from rolloutbus.bus.wire.messages.weights import Offer, Tensor
-from rolloutbus.trainer_adapter.store.askers import Asker
-from rolloutbus.trainer_adapter.store.records import (
-    Assigned,
-    CommitRecord,
-    Intended,
-    Opened,
-    Record,
-    Retired,
-    Sealed,
-)
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """A store process took over the ledger."""
+
+    owner: str
+    """In the names of all segments it makes."""
+
+
+class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
+    """This number is taken for ever, whatever becomes of the version."""
+
+    policy: str
+    version: int
+
+
+class Sealed(msgspec.Struct, frozen=True, tag="sealed"):
+    """The bytes were verified and lie in this segment."""
+
+    policy: str
+    version: int
+    segment: str
+    tensors: list[Tensor]
+    """With digests."""
+    allow_zeros: bool = False
+    """Tensors of zeros in it are not to be judged."""
+
+
+class CommitRecord(msgspec.Struct, frozen=True, tag="committed"):
+    """The router decided: this is the version that the policy is served with."""
+
+    policy: str
+    version: int
+    before: int = 0
+    """The version committed before it, while it is committed in waves."""
+    floor: int = 0
+    """Workers that serve meanwhile; 0: it is committed at once, or the waves are through."""
+    is_adapter: bool = False
+    """It is a version of an adapter that all workers are to have; version 0: none is."""
+
+
+class Retired(msgspec.Struct, frozen=True, tag="retired"):
+    """The bytes are gone."""
+
+    policy: str
+    version: int
+
+
+class Intended(msgspec.Struct, frozen=True, tag="intended"):
+    """What the fleet is to be, as the router told last: its identity, and who is paused."""
+
+    intent: Intent
+
+
+Record = Opened | Assigned | Sealed | CommitRecord | Retired | Intended
+
+
+class MemberAsker(NamedTuple):
+    """A command that came through the router."""
+
+    key: AttemptKey
+
+
+class BulkAsker(NamedTuple):
+    """A request on the bulk socket."""
+
+    peer: Peer
+    rid: str
+
+
+Asker = MemberAsker | BulkAsker
+"""Whoever waits for an answer."""
+
 
 VersionState = Literal[
     "reserving", "reserved", "verifying", "sealed", "committed", "withdrawn", "retired"

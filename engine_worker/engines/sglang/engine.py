@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.entry import AttemptKey
 from rolloutbus.engine_worker.engine import (
     EngineDied,
     EngineFacts,
@@ -27,10 +27,8 @@ from rolloutbus.engine_worker.engine import (
     Work,
 )
 from rolloutbus.engine_worker.engines.sglang import features
-from rolloutbus.engine_worker.engines.sglang.caches import Caches, tiers_of
-from rolloutbus.engine_worker.engines.sglang.devices import Devices
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
-from rolloutbus.engine_worker.engines.sglang.facts import abilities_of, facts_of
+from rolloutbus.engine_worker.engines.sglang.facts import Devices, abilities_of, facts_of
 from rolloutbus.engine_worker.engines.sglang.guard import StateGuard
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler import run_scheduler
 from rolloutbus.engine_worker.engines.sglang.live import (
@@ -39,12 +37,11 @@ from rolloutbus.engine_worker.engines.sglang.live import (
     cause_of,
     problem_of,
 )
-from rolloutbus.engine_worker.engines.sglang.load import SchedulerMeter
 from rolloutbus.engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits, full_name
-from rolloutbus.engine_worker.engines.sglang.memory import SglangMemory
+from rolloutbus.engine_worker.engines.sglang.memory import Caches, SglangMemory, tiers_of
+from rolloutbus.engine_worker.engines.sglang.operations import Profiling, Saving, SchedulerMeter
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
 from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed
-from rolloutbus.engine_worker.engines.sglang.profiler import Profiling
 from rolloutbus.engine_worker.engines.sglang.reading import Reading
 from rolloutbus.engine_worker.engines.sglang.requests import (
     RequestTerms,
@@ -52,10 +49,8 @@ from rolloutbus.engine_worker.engines.sglang.requests import (
     generate_request,
     n_kept,
 )
-from rolloutbus.engine_worker.engines.sglang.saving import Saving
-from rolloutbus.engine_worker.engines.sglang.schedulers.calls import Schedulers
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_listener import TapListener
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.connection import Schedulers, TapListener
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rolloutbus.bus.actor.life import next_state
+from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.engine_worker.engine import EngineBusy

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.entry import AttemptKey, RequestId
 from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.engine_worker.engine import Float32s, Int32s, Step, StepSink, Work, began_with
 from rolloutbus.engine_worker.engines.sglang.requests import engine_rid
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import RowFinish, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import RowFinish, Rows
 from rolloutbus.engine_worker.engines.shared.row_rules import (
     BROKEN_ADAPTER,
     BROKEN_WEIGHTS,

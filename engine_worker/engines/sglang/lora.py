@@ -20,7 +20,7 @@ from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.weights.tensor_files import header_of
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.option_checks import adapter_of
+from rolloutbus.bus.wire.validation import adapter_of
 from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.requests import Unfit
@@ -37,7 +37,7 @@ from rolloutbus.engine_worker.engines.shared.lora_adapter import (
 )
 from rolloutbus.engine_worker.features import unknown_adapter
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
-from rolloutbus.engine_worker.weights.torch_types import DTYPE_NAMES
+from rolloutbus.engine_worker.weights.torch_tensors import DTYPE_NAMES
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Modules that SGLang runs as one, and looks for together."""

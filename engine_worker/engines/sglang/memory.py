@@ -4,16 +4,104 @@ Its gate stays shut from before the first tag goes until the last one is back: a
 reaches a scheduler without its KV cache ends the engine.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from rolloutbus.engine_worker.engine import MemoryFreed
-from rolloutbus.engine_worker.engines.sglang.caches import Caches
-from rolloutbus.engine_worker.engines.sglang.devices import Devices
+from rolloutbus.bus.wire.messages.control import CacheTier
+from rolloutbus.engine_worker.engine import EngineBusy, MemoryFreed
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.facts import Devices
+from rolloutbus.engine_worker.engines.sglang.guard import KV_CACHE
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import CacheFlushed
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
+
+FLUSH_S = 5.0
+"""For what runs to end, when nothing seems to run."""
+COUNT_S = 2.0
+"""From SGLang's answer until the scheduler's own word, by another way, of what was flushed."""
+
+
+def tiers_of(arguments: Mapping[str, Any]) -> frozenset[CacheTier]:
+    """Of the prefix cache; `arguments`: SGLang's own, as they came out in the end."""
+    if not arguments.get("enable_hierarchical_cache"):
+        return frozenset({"device"})
+    return frozenset(
+        {"device", "host", "storage"}
+        if arguments.get("hicache_storage_backend")
+        else {"device", "host"}
+    )
+
+
+class Caches:
+    """Implements `PrefixCache`; calls come from any thread but the engine's."""
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        manager: TokenizerManager,
+        pausing: Pausing,
+        timeout_s: float,
+        tiers: frozenset[CacheTier],
+    ) -> None:
+        self._thread = thread
+        self._manager = manager
+        self._pausing = pausing
+        self._timeout_s = timeout_s
+        self.tiers = tiers
+        self._flushed: SimpleQueue[CacheFlushed] = SimpleQueue()
+
+    def heard(self, flushed: CacheFlushed) -> None:
+        """A scheduler has flushed."""
+        self._flushed.put(flushed)
+
+    def flush_all(self) -> int:
+        """Forget every cached prefix of device and host; returns how many tokens.
+
+        Raises:
+            EngineBusy: SGLang can only do it while nothing runs.
+        """
+        pausing = self._pausing
+        with pausing.lock:
+            guard = pausing.guard
+            guard.check_flush(pausing.n_live)
+            if KV_CACHE in guard.released:  # they went with it
+                return 0
+            if guard.state in ("held", "retracted"):
+                pausing.settle()
+            # Behind a shut gate nothing can end, and there is nothing to wait for.
+            return self._flush(FLUSH_S if guard.state in ("running", "settled") else None)
+
+    def flush(self, tiers: Sequence[CacheTier]) -> int:
+        """See `PrefixCache`; `device` and `host` are flushed together.
+
+        Raises:
+            EngineBusy: as of `flush_all`.
+        """
+        n_tokens = self.flush_all() if {"device", "host"} & set(tiers) else 0
+        if "storage" in tiers:
+            cleared = self._thread.call(
+                self._manager.clear_hicache_storage, self._timeout_s, "clear_hicache_storage"
+            )
+            if not cleared.success:
+                raise EngineBusy("SGLang has not cleared its storage; see its log")
+        return n_tokens
+
+    def _flush(self, patience_s: float | None) -> int:
+        while not self._flushed.empty():
+            self._flushed.get_nowait()
+        answer = self._thread.call(
+            lambda: self._manager.flush_cache(timeout_s=patience_s), self._timeout_s, "flush_cache"
+        )
+        if not answer.success:
+            why = getattr(answer, "message", "") or "it is busy"
+            raise EngineBusy(f"SGLang has not flushed its cache: {why}")
+        try:
+            return self._flushed.get(timeout=COUNT_S).n_tokens
+        except Empty:
+            return 0
 
 
 class SglangMemory:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import Grammar, SamplingParams
-from rolloutbus.bus.wire.option_checks import truncates
+from rolloutbus.bus.wire.validation import truncates
 from rolloutbus.engine_worker.engine import EngineFacts, Work
 from rolloutbus.engine_worker.engines.sglang.schedulers.rules import (
     NO_RULES,
@@ -17,7 +17,7 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.rules import (
     custom_params,
     processor_text,
 )
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import COARSE, STREAMED
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import COARSE, STREAMED
 from rolloutbus.engine_worker.engines.shared.processors import Processors
 
 MakeRequest = Callable[..., object]

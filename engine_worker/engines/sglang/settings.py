@@ -1,10 +1,82 @@
 """What an operator chooses about the SGLang engine."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 
-from rolloutbus.engine_worker.engines.sglang.upstream.split import named
+OURS: Mapping[str, str] = {
+    "model_path": "use `model`",
+    "skip_tokenizer_init": "use `text`",
+    "max_running_requests": "use `slots`",
+    "context_length": "use `max_context`",
+    "dtype": "use `dtype`",
+    "device": "use `device`",
+    "tokenizer_worker_num": "one reads the answers of the scheduler",
+}
+"""Arguments that follow from the worker's own settings."""
+
+ALIASES: Mapping[str, str] = {
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
+}
+"""Other spellings that SGLang's command line and other trainers know."""
+
+ONLY_ONE: Mapping[str, str] = {
+    "dp_size": "an update would be judged by its first replica alone; start more workers, "
+    "each an engine of its own",
+    "pp_size": "pipeline stages do not change their weights together; "
+    "split the tensors with tp_size",
+    "gpu_id_step": "each engine takes the GPUs right after those of the one before; "
+    "choose them with CUDA_VISIBLE_DEVICES",
+}
+"""Arguments that must be 1, and what to do instead."""
+
+
+def named(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Arguments by SGLang's own names, which have underscores; whatever the spelling.
+
+    Raises:
+        ValueError: one is given twice, has a setting of its own, is no number where one is needed,
+            or splits the model in a way that cannot be served.
+    """
+    found: dict[str, object] = {}
+    for spelt, value in arguments.items():
+        plain = spelt.strip().lstrip("-").replace("-", "_").lower()
+        name = ALIASES.get(plain, plain)
+        if name in found:
+            raise ValueError(f"arguments: {name} is given twice, once as {spelt!r}")
+        if name in OURS:
+            raise ValueError(f"arguments: {name} follows from the worker's settings; {OURS[name]}")
+        found[name] = value
+    for name in ("tp_size", *ONLY_ONE):
+        n = _whole(name, found, default=1, least=1)
+        if name in ONLY_ONE and n > 1:
+            raise ValueError(f"arguments: {name}: {n} cannot be served: {ONLY_ONE[name]}")
+    _whole("base_gpu_id", found, default=0, least=0)
+    return found
+
+
+def first_gpu(arguments: Mapping[str, object], index: int) -> int:
+    """Where the engine of this worker begins; arguments as `named` gives them."""
+    n_gpus = _whole("tp_size", arguments, default=1, least=1)
+    return _whole("base_gpu_id", arguments, default=0, least=0) + index * n_gpus
+
+
+def _whole(name: str, arguments: Mapping[str, object], *, default: int, least: int) -> int:
+    value = arguments.get(name, default)
+    try:
+        number = msgspec.convert(value, int, strict=isinstance(value, bool))
+    except msgspec.ValidationError:
+        number = least - 1
+    if number < least:
+        raise ValueError(f"arguments: {name}: {value!r} is no whole number of at least {least}")
+    return number
+
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

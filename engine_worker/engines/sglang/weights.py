@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rolloutbus.bus.weights.dtypes import DTYPES
-from rolloutbus.bus.weights.manifest import ALIGN_BYTES
+from rolloutbus.bus.weights.manifest import ALIGN_BYTES, DTYPES
 from rolloutbus.bus.weights.tensor_files import LENGTH_BYTES, header_bytes, parse_header
 from rolloutbus.bus.wire.errors import EngineFailed, RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -25,8 +24,8 @@ from rolloutbus.engine_worker.engine import (
     WeightSwap,
 )
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
-from rolloutbus.engine_worker.engines.sglang.schedulers.calls import Schedulers
-from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.connection import Schedulers
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     CheckpointTensor,
     FindTensors,
     Install,
@@ -34,15 +33,14 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     Placed,
     Read,
     Stage,
+    Swapped,
     TensorRows,
     Unstage,
+    VersionStaged,
 )
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Swapped, VersionStaged
-from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.fit import require_bytes
-from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
-from rolloutbus.engine_worker.weights.shared_memory import Whereabouts, shared_buffer
-from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer, Whereabouts, shared_buffer
+from rolloutbus.engine_worker.weights.checks import require_bytes
+from rolloutbus.engine_worker.weights.raw_tensor import HandleBook, RawTensor
 
 
 def tensors_of(model: Path) -> Sequence[CheckpointTensor]:

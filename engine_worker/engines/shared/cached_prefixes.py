@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rolloutbus.bus.prefix_hashes import ROOT, ChainLink
 from rolloutbus.bus.wire.messages.prefixes import Prefixes
-from rolloutbus.engine_worker.prefix_hash_set import PrefixHashSet
+from rolloutbus.engine_worker.prefixes import PrefixHashSet
 
 
 @dataclass(slots=True)

@@ -17,9 +17,8 @@ from rolloutbus.engine_worker.engine import (
     TensorSpec,
     WeightSwap,
 )
-from rolloutbus.engine_worker.engines.shared.step_loop import TORN, StepLoop
-from rolloutbus.engine_worker.engines.shared.stepper import Stepper
-from rolloutbus.engine_worker.weights.fit import require_bytes
+from rolloutbus.engine_worker.engines.shared.step_loop import TORN, StepLoop, Stepper
+from rolloutbus.engine_worker.weights.checks import require_bytes
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 

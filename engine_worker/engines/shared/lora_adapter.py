@@ -16,7 +16,7 @@ from rolloutbus.bus.weights.tensor_files import LENGTH_BYTES, header_bytes, pars
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
-from rolloutbus.engine_worker.weights.torch_types import TORCH_TYPES
+from rolloutbus.engine_worker.weights.torch_tensors import TORCH_TYPES
 
 Shape = tuple[int, ...]
 PREFIX = "base_model.model."

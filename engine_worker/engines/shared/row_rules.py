@@ -9,8 +9,30 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Want
 from rolloutbus.engine_worker.engine import Int32s
 from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor, apply
-from rolloutbus.engine_worker.engines.shared.request import EngineRequest
-from rolloutbus.engine_worker.engines.shared.wanted import NO_FLOATS, NO_IDS, TokenDetails
+from rolloutbus.engine_worker.engines.shared.request import (
+    NO_FLOATS,
+    NO_IDS,
+    EngineRequest,
+    TokenDetails,
+)
+
+
+def penalised(
+    logits: torch.Tensor, counts: torch.Tensor, seen: torch.Tensor, penalties: torch.Tensor
+) -> torch.Tensor:
+    """Logits after the repetition penalty, then the frequency and presence penalties.
+
+    Args:
+        logits: float32 [n, vocab].
+        counts: int [n, vocab], how often each token was generated.
+        seen: bool [n, vocab], whether it is in the prompt or was generated.
+        penalties: float32 [n, 3]: repetition, frequency, presence.
+    """
+    repetition, frequency, presence = (penalties[:, i : i + 1] for i in range(3))
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    scaled = torch.where(seen, repeated, logits)
+    return scaled - frequency * counts - presence * (counts > 0)
+
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 NOTHING_LEFT = "its processors leave no token to sample"

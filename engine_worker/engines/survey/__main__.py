@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from rolloutbus.engine_worker.engines.survey.devices import devices
-from rolloutbus.engine_worker.engines.survey.finding import Finding
-from rolloutbus.engine_worker.engines.survey.machine import machine, packages
+from rolloutbus.engine_worker.engines.survey.machine import Finding, machine, packages
 from rolloutbus.engine_worker.engines.survey.model import model
 from rolloutbus.engine_worker.engines.survey.sglang_probes import probes
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rolloutbus.engine_worker.engines.survey.finding import Finding
+from rolloutbus.engine_worker.engines.survey.machine import Finding
 
 GIB = 1 << 30
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -6,8 +6,23 @@ import shutil
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
-from rolloutbus.engine_worker.engines.survey.finding import Finding
+import msgspec
+
+State = Literal["ok", "note", "missing", "failed"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What was found; one line for people."""
+
+    section: str
+    name: str
+    state: State
+    """`note`: works, with something to know; `missing`: is not there, which may be as intended;
+    `failed`: is there and does not work."""
+    says: str
+
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is only measured
 GIB = 1 << 30

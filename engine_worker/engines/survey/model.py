@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.survey.finding import Finding
+from rolloutbus.engine_worker.engines.survey.machine import Finding
 
 GIB = 1 << 30
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks, presence
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Lack, When
-from rolloutbus.engine_worker.engines.survey.finding import Finding
+from rolloutbus.engine_worker.engines.survey.machine import Finding
 
 SECTION = "sglang"
 

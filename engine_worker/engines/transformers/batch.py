@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rolloutbus.bus.wire.ids import AttemptKey
+from rolloutbus.bus.wire.entry import AttemptKey
 from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.engine_worker.engine import Int32s, Step
-from rolloutbus.engine_worker.engines.shared.request import EngineRequest
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest, TokenDetails
 from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
-from rolloutbus.engine_worker.engines.shared.wanted import TokenDetails
 from rolloutbus.engine_worker.engines.transformers.forward import PADDING, Forward
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import (
     BLANK_BLOCK,

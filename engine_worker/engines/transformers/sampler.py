@@ -17,12 +17,10 @@ import numpy as np
 import torch
 
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.option_checks import truncates
+from rolloutbus.bus.wire.validation import truncates
 from rolloutbus.engine_worker.engine import Float32s, Int32s
-from rolloutbus.engine_worker.engines.shared.penalties import penalised
-from rolloutbus.engine_worker.engines.shared.request import EngineRequest
-from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_WEIGHTS, RowRules
-from rolloutbus.engine_worker.engines.shared.wanted import TokenDetails
+from rolloutbus.engine_worker.engines.shared.request import EngineRequest, TokenDetails
+from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_WEIGHTS, RowRules, penalised
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 Float64s = np.ndarray[tuple[int], np.dtype[np.float64]]

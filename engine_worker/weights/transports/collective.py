@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Collective".
 from collections.abc import Sequence
 from functools import partial
 
-from rolloutbus.bus.actor.daemon_thread import in_daemon_thread
+from rolloutbus.bus.actor.loop import in_daemon_thread
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, total_bytes
 from rolloutbus.bus.wire.messages.weights import Manifest, Offer, PrepareUpdate
@@ -44,7 +44,7 @@ class Collective:
     ) -> BucketsVersion:
         """`content` is None on a GPU, which has an allocator of its own."""
         # Torch takes seconds to import, and other ways do without.
-        from rolloutbus.engine_worker.weights.transports.receive_buffer import (  # noqa: PLC0415
+        from rolloutbus.engine_worker.weights.transports.broadcast import (  # noqa: PLC0415
             GpuLanding,
             HostLanding,
             receive,

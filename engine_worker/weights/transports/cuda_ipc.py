@@ -9,26 +9,28 @@ from functools import partial
 
 import torch
 
-from rolloutbus.bus.actor.daemon_thread import in_daemon_thread
-from rolloutbus.bus.host import host_id
+from rolloutbus.bus.actor.loop import in_daemon_thread
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.cuda_memory import (
     BadHandle,
+    Borrowed,
     CudaError,
     CudaMemory,
     DeviceBytes,
+    NotLent,
+    borrow,
     unpack_handle,
 )
-from rolloutbus.bus.weights.loans import Borrowed, NotLent, borrow
+from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer, PrepareUpdate
-from rolloutbus.engine_worker.weights.gpu import device_of, first_wrong
+from rolloutbus.engine_worker.weights.raw_tensor import HandleBook
 from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.torch_tensors import device_of, first_wrong
 from rolloutbus.engine_worker.weights.transports.buckets import (
     BucketsVersion,
     offer_of,
     wrong_bucket,
 )
-from rolloutbus.engine_worker.weights.transports.handle_book import HandleBook
 
 
 class CudaIpc:

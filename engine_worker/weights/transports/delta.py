@@ -21,9 +21,8 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.engine_worker.engine import EngineBusy, TensorRange, WeightSource
 from rolloutbus.engine_worker.weights.active import in_batches
-from rolloutbus.engine_worker.weights.asking import ask_chunk
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.staged import CannotFetch, ask_chunk
 from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
 
 READ_BYTES = 32 * 1024 * 1024

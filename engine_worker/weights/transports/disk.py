@@ -7,14 +7,13 @@ from pathlib import Path
 from rolloutbus.bus.paths import FileRules, open_named
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import total_bytes
-from rolloutbus.bus.weights.tensor_reader import read_shards
+from rolloutbus.bus.weights.tensor_files import read_shards
 from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
-from rolloutbus.engine_worker.weights.asking import ask_manifest
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.checks import verify
+from rolloutbus.engine_worker.weights.staged import CannotFetch, ask_manifest
 from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
-from rolloutbus.engine_worker.weights.verify import verify
 
 ASK_AGAIN_S = 0.1
 """While the store still writes the files."""

@@ -7,14 +7,12 @@ import asyncio
 from collections.abc import Mapping
 
 from rolloutbus.bus.backoff import wait_after
-from rolloutbus.bus.host import host_id
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
-from rolloutbus.bus.weights.shm import PinnedSegment, SegmentGone, SegmentReader
+from rolloutbus.bus.weights.shm import PinnedSegment, SegmentGone, SegmentReader, host_id
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
-from rolloutbus.engine_worker.weights.asking import ask_manifest
-from rolloutbus.engine_worker.weights.staged import CannotFetch
-from rolloutbus.engine_worker.weights.verify import verify
+from rolloutbus.engine_worker.weights.checks import verify
+from rolloutbus.engine_worker.weights.staged import CannotFetch, ask_manifest
 
 PIN_TRIES = 5
 """A segment may be renamed between the manifest and the pin; then the manifest is asked again."""

@@ -7,16 +7,16 @@ tensor while more arrives, and served to other workers at once.
 import asyncio
 from collections.abc import Mapping
 
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import WINDOW, BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, first_mismatch, total_bytes
 from rolloutbus.bus.wire.errors import BusError, EngineFailed, PeerLost
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate, PullChunk
 from rolloutbus.engine_worker.weights.arrival import Arrival, AskedBytes, Giver
-from rolloutbus.engine_worker.weights.asking import ask_chunk
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.checks import wrong_bytes
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.verify import wrong_bytes
+from rolloutbus.engine_worker.weights.staged import ask_chunk
 
 CHECK_BYTES = 32 * 1024 * 1024
 """Verified in one go: much more than a hop to another thread costs, and soon done."""

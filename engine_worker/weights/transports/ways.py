@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from rolloutbus.bus.security.zmq_dialer import Dialer
+from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.engine_worker.engine import Engine
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer, fresh_buffer
 from rolloutbus.engine_worker.weights.relay import Relay

@@ -8,7 +8,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.actor.process import ActorExit, announce_ready, on_stop_signal, run_actor
 from rolloutbus.trainer_adapter.client.client import connect
 from tests.drills.chaos.load import Lane, collect

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rolloutbus.engine_worker.engines.fake.tokens import prompt_digest, token_after
+from rolloutbus.engine_worker.engines.fake.engine import prompt_digest, token_after
 from tests.drills.chaos.ledger import Ledger
 from tests.drills.chaos.records import Ended, Invoked, Looked, Progressed, Record
 

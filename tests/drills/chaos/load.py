@@ -8,7 +8,7 @@ from random import Random
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.actor.clock import Clock
+from rolloutbus.bus.actor.loop import Clock
 from rolloutbus.bus.wire.errors import (
     ActorStopped,
     BusError,
@@ -18,9 +18,9 @@ from rolloutbus.bus.wire.errors import (
     RequestExpired,
 )
 from rolloutbus.bus.wire.messages.generation import SamplingParams
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.rollout import Delta, OnLoss, Rollout, RolloutCancelled
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions
+from rolloutbus.trainer_adapter.client.core.results import Delta, OnLoss, Rollout, RolloutCancelled
 from tests.drills.chaos.records import Ended, HistoryWriter, Invoked, Looked, Outcome, Progressed
 from tests.drills.chaos.settings import LoadSettings
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from rolloutbus.bus.actor.child import last_lines
-from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.launcher.fleet import Fleet

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.client import connect
 from tests.drills.chaos.crowd import TRAINER, Record

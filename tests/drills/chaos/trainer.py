@@ -12,7 +12,7 @@ from random import Random
 
 import torch
 
-from rolloutbus.bus.actor.clock import BootClock, Clock
+from rolloutbus.bus.actor.loop import BootClock, Clock
 from rolloutbus.bus.actor.process import ActorExit, announce_ready, on_stop_signal, run_actor
 from rolloutbus.bus.wire.errors import BusError, RequestError
 from rolloutbus.bus.wire.messages.weights import InFlight

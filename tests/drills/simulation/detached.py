@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from rolloutbus.bus.wire.errors import DeadlineExceeded, PeerLost, Refused
-from rolloutbus.trainer_adapter.client.rollout import Rollout
+from rolloutbus.trainer_adapter.client.core.results import Rollout
 from tests.drills.simulation.sim_client import Case, ClientNode
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Who has an excuse: whatever a fault may have touched cannot be called healthy for a while."""
 
-from rolloutbus.bus.simulation.virtual_time import VirtualTime
+from tests.drills.simulation.virtual_time import VirtualTime
 from tests.drills.simulation.weather import SimWeather
 
 FEW = 2

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from rolloutbus.bus.membership.core import MemberCore
 from rolloutbus.bus.wire.commands import COMMANDS
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
 from rolloutbus.router.members.records import Reason
 from rolloutbus.trainer_adapter.client.core.effects import Complete
 from tests.drills.simulation.process import Process

@@ -3,8 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Attempt, Epoch
+from rolloutbus.bus.wire.entry import Attempt, Entry, Epoch
 from rolloutbus.bus.wire.versions import VersionRule, parse_versions
 from rolloutbus.router.members.records import MemberRecord
 from tests.drills.simulation.peeks import holds_lease, is_updating, version_of

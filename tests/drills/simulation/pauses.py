@@ -10,7 +10,7 @@ from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import Pause, Resume
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from tests.drills.simulation.sim_client import Case, ClientNode
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@
 from collections.abc import Collection
 
 from rolloutbus.bus.membership.core import MemberCore
-from rolloutbus.bus.membership.states import HOLDING
+from rolloutbus.bus.membership.lease import HOLDING
 from rolloutbus.engine_worker.worker.core import WorkerCore
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.sessions.record import SessionRecord
+from rolloutbus.router.requests.record import SessionRecord
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
 
 

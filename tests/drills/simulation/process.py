@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from rolloutbus.bus.simulation.virtual_time import VirtualTime
+from tests.drills.simulation.virtual_time import VirtualTime
 
 FRONT, BACK = "ipc:///sim/front", "ipc:///sim/back"
 TICK_S = 0.25

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from rolloutbus.bus.simulation.virtual_time import VirtualTime
 from tests.drills.simulation.sim_router import RouterNode
+from tests.drills.simulation.virtual_time import VirtualTime
 
 SPLIT_AFTERMATH_S = 4.0
 """What the lost one of two routers has said is obeyed until its leases are over."""

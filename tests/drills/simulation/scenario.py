@@ -12,7 +12,7 @@ from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.weights import Offer, PublishVersion, TransportChoice
 from rolloutbus.bus.wire.validation import cost_of
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollout import OnLoss
+from rolloutbus.trainer_adapter.client.core.results import OnLoss
 from tests.drills.simulation.sim_host import POISON
 from tests.drills.simulation.watch import UpdatePhase
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.messages.session import OpenSession, SessionMoved
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.sessions.record import SessionRecord
+from rolloutbus.router.requests.record import SessionRecord
 from tests.drills.simulation.peeks import sessions_of
 
 

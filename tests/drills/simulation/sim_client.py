@@ -4,12 +4,10 @@ from functools import partial
 from typing import Protocol, cast
 
 from rolloutbus.bus.actor.effects import Connect, Send
-from rolloutbus.bus.simulation.memory_ports import MemoryNet
 from rolloutbus.bus.wire.codec import topic_of, unpack
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.commands import ENDINGS
+from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.ids import Attempt
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.delivery import Lost
 from rolloutbus.bus.wire.messages.generation import (
     Attach,
@@ -30,8 +28,9 @@ from rolloutbus.trainer_adapter.client.core.effects import (
     Unsubscribe,
 )
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollout import Delta
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.results import Delta
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
+from tests.drills.simulation.memory_ports import MemoryNet
 from tests.drills.simulation.peeks import has_rejected, is_idle_client
 from tests.drills.simulation.process import FRONT, TICK_S, Process
 from tests.drills.simulation.sim_link import SimLink

@@ -5,10 +5,8 @@ from typing import Protocol, cast
 
 import msgspec
 
-from rolloutbus.bus.simulation.virtual_time import VirtualTime
 from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.control import Flushed, Memory
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, FinishReason, Generate
@@ -17,6 +15,7 @@ from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.messages.weights import AbortUpdate, CommitUpdate, PrepareUpdate
 from tests.drills.simulation.sim_tokens import TOKEN_BYTES, VOCAB_SIZE, continuation
 from tests.drills.simulation.sim_weights import WAYS, Answer, SimWeights
+from tests.drills.simulation.virtual_time import VirtualTime
 from tests.drills.simulation.watch import UpdatePhase
 
 TOKENS_PER_STEP = 16

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from rolloutbus.bus.simulation.memory_ports import MemoryLink, MemoryNet
 from rolloutbus.bus.wire.entry import Entry
+from tests.drills.simulation.memory_ports import MemoryLink, MemoryNet
 from tests.drills.simulation.process import Process
 
 

@@ -3,15 +3,13 @@
 from functools import partial
 
 from rolloutbus.bus.actor.effects import SendAll
-from rolloutbus.bus.simulation.memory_ports import MemoryNet
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.events import Handle, LettersKept, Received, Returned, Ticked
+from rolloutbus.router.events import Effect, Handle, LettersKept, Received, Returned, Ticked
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.settings import RouterSettings
+from tests.drills.simulation.memory_ports import MemoryNet
 from tests.drills.simulation.process import BACK, FRONT, Process
 from tests.drills.simulation.session_oracle import SessionOracle
 from tests.drills.simulation.watch import UpdatePhase, Watch

@@ -7,15 +7,15 @@ import msgspec
 
 from rolloutbus.bus.actor.effects import Connect, Send, Stop
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
-from rolloutbus.bus.membership.effects import Execute, Heed, MemberEffect
+from rolloutbus.bus.membership.deliveries import Execute, Heed, MemberEffect
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.simulation.memory_ports import MemoryNet
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.membership import Intent, StoreFacts
 from rolloutbus.bus.wire.messages.weights import RecordCommit, Settled, SettleVersion
 from rolloutbus.engine_worker.worker.controller import key_of
+from tests.drills.simulation.memory_ports import MemoryNet
 from tests.drills.simulation.peeks import is_idle_member
 from tests.drills.simulation.process import BACK, TICK_S, Process
 from tests.drills.simulation.sim_host import STORES_HOST

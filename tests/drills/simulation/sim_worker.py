@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
-from rolloutbus.bus.simulation.memory_ports import MemoryNet
 from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.weights import CommitUpdate
 from rolloutbus.engine_worker.settings import HostSettings, StreamSettings, WorkerSettings
 from rolloutbus.engine_worker.worker.core import WorkerCore
 from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from tests.drills.simulation.memory_ports import MemoryNet
 from tests.drills.simulation.peeks import is_busy, is_idle_member, rest_s
 from tests.drills.simulation.process import BACK, TICK_S, Process
 from tests.drills.simulation.sim_host import SILENT_S, SimHost

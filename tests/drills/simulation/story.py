@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from rolloutbus.bus.simulation.virtual_time import VirtualTime
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.delivery import Fenced, Lost
 from rolloutbus.bus.wire.messages.endings import Problem
+from tests.drills.simulation.virtual_time import VirtualTime
 
 
 class Story:

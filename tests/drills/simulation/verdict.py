@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.errors import (
 )
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.versions import VersionRule, parse_versions
-from rolloutbus.trainer_adapter.client.rollout import FleetResult, Rollout, RolloutCancelled
+from rolloutbus.trainer_adapter.client.core.results import FleetResult, Rollout, RolloutCancelled
 from tests.drills.simulation.ambush import PHASES
 from tests.drills.simulation.detached import judge_detached
 from tests.drills.simulation.excuses import excuse, is_impatient

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-from rolloutbus.bus.simulation.memory_ports import BREAK_AFTER_S, LOST
-from rolloutbus.bus.simulation.virtual_time import VirtualTime
+from tests.drills.simulation.memory_ports import BREAK_AFTER_S, LOST
+from tests.drills.simulation.virtual_time import VirtualTime
 
 MAX_ECHO_S = 8.0
 EVERYBODY = "*"

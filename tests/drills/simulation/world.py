@@ -5,13 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from rolloutbus.bus.simulation.memory_ports import MemoryNet
-from rolloutbus.bus.simulation.virtual_time import VirtualTime
 from tests.drills.simulation.ambush import Ambushes
 from tests.drills.simulation.detached import known_before
 from tests.drills.simulation.faults import FAULTS
 from tests.drills.simulation.fleet_oracles import FleetOracles
 from tests.drills.simulation.health import Health
+from tests.drills.simulation.memory_ports import MemoryNet
 from tests.drills.simulation.oracles import Oracles
 from tests.drills.simulation.pauses import Pauses
 from tests.drills.simulation.process import Process
@@ -23,6 +22,7 @@ from tests.drills.simulation.sim_store import Record, StoreNode
 from tests.drills.simulation.sim_worker import Site, WorkerNode
 from tests.drills.simulation.story import Story
 from tests.drills.simulation.two_fleets import TwoFleets
+from tests.drills.simulation.virtual_time import VirtualTime
 from tests.drills.simulation.watch import Watch
 from tests.drills.simulation.weather import Climate, SimWeather
 from tests.drills.simulation.workload import Workload

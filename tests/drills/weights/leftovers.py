@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from rolloutbus.bus.host import SHM_DIR
+from rolloutbus.bus.weights.shm import SHM_DIR
 
 MAX_SEGMENTS = 16
 """Of one store: what it keeps, what it reuses, what is being written."""

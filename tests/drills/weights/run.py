@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.bus.wire.messages.generation import SamplingParams

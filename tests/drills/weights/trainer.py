@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import torch
 
-from rolloutbus.bus.actor.clock import BootClock
+from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.actor.process import ActorExit, announce_ready, run_actor
 from rolloutbus.bus.wire.errors import BusError, RequestError
 from rolloutbus.trainer_adapter.client.client import connect
-from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
-from rolloutbus.trainer_adapter.publisher.published import PublishOptions
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.publisher.transfer import PublishOptions
 from tests.drills.chaos.records import HistoryWriter, Offered, PublicationOutcome, Settled
 from tests.drills.weights.orders import Order, Told, TrainerSettings
 

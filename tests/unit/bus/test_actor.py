@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rolloutbus.bus.actor.clock import ManualClock
-from rolloutbus.bus.actor.loop import Actor, one_by_one
+from rolloutbus.bus.actor.loop import Actor, ManualClock, one_by_one
 
 NEVER_S = 3600.0
 DEADLINE_S = 60.0

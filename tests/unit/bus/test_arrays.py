@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rolloutbus.bus.wire.arrays import AnyArray, array_of, numpy_of
+from rolloutbus.bus.wire.codec import AnyArray, array_of, numpy_of
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_PIECE_BYTES
 from rolloutbus.bus.wire.messages.array import Array

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.weights.checksum import checksum, checksum_by
+from rolloutbus.bus.weights.manifest import checksum, checksum_by
 
 SIZES = st.integers(min_value=0, max_value=400)
 

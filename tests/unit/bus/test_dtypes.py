@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from rolloutbus.bus.weights.dtypes import CASTABLE, DTYPES
+from rolloutbus.bus.weights.manifest import CASTABLE, DTYPES
 
 
 def test_sizes_are_those_of_the_libraries_that_have_the_type() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.transport.endpoints import (
     require_bindable,
     require_local,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rolloutbus.bus.actor.home_loop import HomeLoop
+from rolloutbus.bus.actor.loop import HomeLoop
 from rolloutbus.bus.wire.errors import WrongEventLoop
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from rolloutbus.bus.actor.life import next_state
+from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.wire.errors import LocalProtocolError
 
 Light = Literal["red", "green"]

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from rolloutbus.bus.weights.loans import Loan, NotLent, borrow
+from rolloutbus.bus.weights.cuda_memory import Loan, NotLent, borrow
 
 BORROWER = """
 import sys
-from rolloutbus.bus.weights.loans import borrow
+from rolloutbus.bus.weights.cuda_memory import borrow
 loan = borrow(int(sys.argv[1]), int(sys.argv[2]))
 print("borrowed", flush=True)
 sys.stdin.read()

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from rolloutbus.bus.actor.clock import ManualClock
 from rolloutbus.bus.actor.effects import Connect, Send, Stop
+from rolloutbus.bus.actor.loop import ManualClock
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.membership.effects import Execute, MemberEffect, StopSilently, StopWork
+from rolloutbus.bus.membership.deliveries import Execute, MemberEffect, StopSilently, StopWork
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.entry import AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.membership import (

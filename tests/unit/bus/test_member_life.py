@@ -1,6 +1,6 @@
 """The table of a member's life is closed, and says who can lose what."""
 
-from rolloutbus.bus.membership.states import HOLDING, LINKED, MEMBER_LINK, UNLINKED_TRYING
+from rolloutbus.bus.membership.lease import HOLDING, LINKED, MEMBER_LINK, UNLINKED_TRYING
 
 
 def test_every_state_has_a_row_and_can_be_reached() -> None:

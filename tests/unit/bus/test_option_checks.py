@@ -17,8 +17,7 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
     Want,
 )
-from rolloutbus.bus.wire.option_checks import adapter_of
-from rolloutbus.bus.wire.validation import check_generate
+from rolloutbus.bus.wire.validation import adapter_of, check_generate
 
 VOCAB_SIZE = 100
 PLAIN = Generate(np.array([1, 2, 3], "<i4").tobytes(), SamplingParams(max_new_tokens=8))

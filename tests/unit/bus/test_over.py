@@ -1,6 +1,6 @@
 """What is over is remembered within bounds of time and number."""
 
-from rolloutbus.bus.membership.settled import OVER_S, OverRids
+from rolloutbus.bus.membership.tombstones import OVER_S, OverRids
 
 
 def test_the_oldest_are_forgotten_first_beyond_the_number() -> None:

@@ -1,4 +1,4 @@
-from rolloutbus.bus.membership.patience import SAY_AGAIN_S, Patience
+from rolloutbus.bus.transport.ports import SAY_AGAIN_S, Patience
 
 ADDRESS = "tcp://10.0.0.1:7777"
 

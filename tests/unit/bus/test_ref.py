@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from rolloutbus.bus.actor.ref import FLEET, STORE, ActorRef, Command, worker
-from rolloutbus.bus.wire.commands import COMMAND_OF, COMMANDS
+from rolloutbus.bus.wire.commands import COMMAND_OF, COMMANDS, KINDS
 from rolloutbus.bus.wire.errors import LocalProtocolError, Refused, RemoteProtocolError
-from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Status
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams

@@ -1,6 +1,6 @@
 import pytest
 
-from rolloutbus.bus.weights.rendezvous import (
+from rolloutbus.bus.weights.rank_group import (
     BadReport,
     RankReport,
     read_report,

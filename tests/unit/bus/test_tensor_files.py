@@ -15,10 +15,10 @@ from rolloutbus.bus.weights.tensor_files import (
     header_bytes,
     header_of,
     parse_header,
+    read_shards,
     shard_name,
     shards,
 )
-from rolloutbus.bus.weights.tensor_reader import read_shards
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 
 LAYOUT = lay_out(

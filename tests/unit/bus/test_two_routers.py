@@ -2,10 +2,10 @@
 
 import random
 
-from rolloutbus.bus.actor.clock import ManualClock
 from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.actor.loop import ManualClock
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
-from rolloutbus.bus.membership.effects import Execute, MemberEffect
+from rolloutbus.bus.membership.deliveries import Execute, MemberEffect
 from rolloutbus.bus.membership.lease import REMEMBERED_BEATS, Witness
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack

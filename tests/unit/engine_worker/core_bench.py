@@ -4,11 +4,10 @@ import random
 
 import numpy as np
 
-from rolloutbus.bus.actor.clock import ManualClock
 from rolloutbus.bus.actor.effects import Publish, Send
+from rolloutbus.bus.actor.loop import ManualClock
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
-from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import (
     FinishReason,
@@ -21,7 +20,7 @@ from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Lease
 from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import WorkerSettings
-from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
+from rolloutbus.engine_worker.worker.controller import HOST_COMMANDS
 from rolloutbus.engine_worker.worker.core import WorkerCore
 from rolloutbus.engine_worker.worker.effects import ToHost, WorkerEffect
 

@@ -12,9 +12,13 @@ import pytest
 
 from rolloutbus.bus.wire.messages.generation import Prefix, SamplingParams
 from rolloutbus.engine_worker.engine import Bytes, EngineBusy, EngineDied, InFlight, PauseMode, Work
-from rolloutbus.engine_worker.engines.fake.engine import FAKE_SPECS, FakeEngine
+from rolloutbus.engine_worker.engines.fake.engine import (
+    FAKE_SPECS,
+    FakeEngine,
+    fake_logprob,
+    fake_token,
+)
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
-from rolloutbus.engine_worker.engines.fake.tokens import fake_logprob, fake_token
 from rolloutbus.engine_worker.engines.registry import build_engine
 from tests.step_log import DEADLINE_S, StepLog, key
 

@@ -38,7 +38,7 @@ from rolloutbus.engine_worker.engines.fake.engine import FAKE_SPECS, FakeEngine
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.weights.active import PIECE_BYTES, ActiveWeights
-from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
+from rolloutbus.engine_worker.worker.controller import HOST_COMMANDS
 
 
 def ignore(_: Step) -> None:

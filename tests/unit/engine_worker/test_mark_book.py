@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rolloutbus.bus.prefix_hashes import unpacked
-from rolloutbus.engine_worker.prefix_hash_set import MAX_HELD, MAX_NEWS, PrefixHashSet
+from rolloutbus.engine_worker.prefixes import MAX_HELD, MAX_NEWS, PrefixHashSet
 
 MARKS = st.integers(0, 20)
 

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.wire.arrays import numpy_of
-from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.codec import numpy_of, pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import FlushCache, Flushed, Memory, Sleep
 from rolloutbus.bus.wire.messages.endings import Done, Problem
@@ -35,9 +34,9 @@ from rolloutbus.bus.wire.messages.engine import (
 )
 from rolloutbus.engine_worker.engine import Engine
 from rolloutbus.engine_worker.host.commands import HostCommands
-from rolloutbus.engine_worker.host.operator_paths import OperatorPaths
+from rolloutbus.engine_worker.host.operations import OperatorPaths
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
-from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
+from rolloutbus.engine_worker.worker.controller import HOST_COMMANDS
 from tests.capable_engine import CapableEngine
 
 

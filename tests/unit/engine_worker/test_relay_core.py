@@ -3,7 +3,7 @@
 import msgspec
 
 from rolloutbus.bus.weights.manifest import lay_out
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Peer
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Manifest, PullChunk, PullManifest

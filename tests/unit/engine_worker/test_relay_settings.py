@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.bus.security.settings import SecuritySettings
+from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.settings import WorkerSettings
 

@@ -14,8 +14,11 @@ import torch
 from rolloutbus.bus.wire.messages.generation import Processor, SamplingParams, Want
 from rolloutbus.engine_worker.engine import EngineFacts, Work
 from rolloutbus.engine_worker.engines.shared.processors import Processors
-from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_request
-from rolloutbus.engine_worker.engines.shared.wanted import WantedTokens
+from rolloutbus.engine_worker.engines.shared.request import (
+    EngineRequest,
+    WantedTokens,
+    open_request,
+)
 from rolloutbus.engine_worker.engines.transformers.sampler import Draw, Sampler, uniforms
 from tests.step_log import key
 

@@ -7,7 +7,7 @@ import pytest
 
 from rolloutbus.bus.weights.manifest import Bytes, lay_out
 from rolloutbus.bus.wire.errors import EngineFailed
-from rolloutbus.engine_worker.weights.soundness import is_zero, n_not_finite, require_sound
+from rolloutbus.engine_worker.weights.checks import is_zero, n_not_finite, require_sound
 
 
 def raw(values: Any, dtype: Any) -> Bytes:  # noqa: ANN401 - whatever numpy takes

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.entry import AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
 from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem

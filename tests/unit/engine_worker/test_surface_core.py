@@ -4,11 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.wire.arrays import array_of
-from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.codec import array_of, pack, unpack, unpack_result
 from rolloutbus.bus.wire.commands import COMMAND_OF
-from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
 from rolloutbus.bus.wire.messages.control import (
     FlushCache,
     Memory,
@@ -35,7 +33,7 @@ from rolloutbus.bus.wire.messages.engine import (
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams, Want
 from rolloutbus.bus.wire.messages.host import EngineReady, Extras
 from rolloutbus.bus.wire.messages.weights import CommitUpdate
-from rolloutbus.engine_worker.worker.control import HOST_COMMANDS
+from rolloutbus.engine_worker.worker.controller import HOST_COMMANDS
 from tests.unit.engine_worker.core_bench import READY, Bench
 
 PROMPT = np.array([1, 2], np.int32).tobytes()

@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
     Want,
 )
-from rolloutbus.engine_worker.host.work import work_of
+from rolloutbus.engine_worker.host.__main__ import work_of
 
 PROMPT = np.array([1, 2], np.int32)
 

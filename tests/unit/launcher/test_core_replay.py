@@ -6,9 +6,8 @@ import pytest
 import typer
 
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.bus.wire.ids import Peer
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.cli.core_replay import replay_core, settings_in

@@ -15,7 +15,7 @@ from rolloutbus.replay.stream.events import (
     Tokens,
     WorkerJoined,
 )
-from rolloutbus.trainer_adapter.client.rollout import Int32s
+from rolloutbus.trainer_adapter.client.core.results import Int32s
 
 WHERE = ("c/1", (1, 1), "w0")
 

@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.messages.engine import Load
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
 from rolloutbus.cli.top import TopFrame, TopHistory, cache_used, loads_of
 from rolloutbus.cli.top_view import framed, view_of
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
 
 QUIET = FleetStatus(1, "r", False, [], {"default": 7}, 0, 0, 1, {})  # noqa: FBT003
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from rolloutbus.bus.wire.codec import pack, topic_of
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.generation import FinishReason, Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.recording.choice import Choice, Filter

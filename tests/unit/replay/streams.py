@@ -4,8 +4,7 @@ import numpy as np
 
 from rolloutbus.bus.streams.tap import TapEvent
 from rolloutbus.bus.wire.codec import pack, topic_of
-from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.generation import (
     FinishReason,
     Generate,

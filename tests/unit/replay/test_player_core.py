@@ -5,8 +5,7 @@ import msgspec
 from rolloutbus.bus.actor.effects import SendAll
 from rolloutbus.bus.streams.tap import mark_in
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired
 from rolloutbus.bus.wire.messages.membership import Hello, Member

@@ -6,8 +6,7 @@ import msgspec
 
 from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_fleet, unpack_result
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired

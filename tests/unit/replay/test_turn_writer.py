@@ -10,11 +10,10 @@ from typing import get_args
 import msgspec
 import pytest
 
-from rolloutbus.bus.actor.stimulus import Outcome, Stimulus
 from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.streams.tap import Outcome, Stimulus
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.replay.journal.reader import Journal
@@ -26,6 +25,7 @@ from rolloutbus.replay.turns.writer import TurnWriter
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.events import (
     Counted,
+    Effect,
     Event,
     Handle,
     LettersKept,
@@ -35,7 +35,6 @@ from rolloutbus.router.events import (
     Revoked,
     Ticked,
 )
-from rolloutbus.router.outgoing import Effect
 from rolloutbus.router.recording import core_of, event_of, recorded, repeat, stimulus_of
 from rolloutbus.router.settings import RouterSettings
 

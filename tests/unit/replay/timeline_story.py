@@ -12,8 +12,7 @@ import numpy as np
 
 from rolloutbus.bus.streams.tap import TapEvent
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.control import Pause, Resume
 from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.delivery import Lost as LostItems

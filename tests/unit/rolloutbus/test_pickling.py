@@ -14,7 +14,7 @@ import pytest
 
 import rolloutbus
 from rolloutbus import errors, types
-from rolloutbus.bus.wire.arrays import AnyArray
+from rolloutbus.bus.wire.codec import AnyArray
 from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.session import OpenSession
@@ -112,7 +112,7 @@ def test_whole_tree_of_errors_is_walked() -> None:
         kind
         for kind in _tree(BusError)
         if kind.__module__
-        in ("rolloutbus.bus.wire.errors", "rolloutbus.trainer_adapter.client.rollout")
+        in ("rolloutbus.bus.wire.errors", "rolloutbus.trainer_adapter.client.core.results")
     }
     assert ours <= PUBLIC
 

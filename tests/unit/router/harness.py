@@ -11,8 +11,7 @@ import msgspec
 
 from rolloutbus.bus.actor.effects import ForgetPeer
 from rolloutbus.bus.wire.codec import decode_batch, encode_batch, pack, unpack, unpack_fleet
-from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt, Peer
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Attempt, Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.control import FleetOutcome
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -25,8 +24,7 @@ from rolloutbus.bus.wire.messages.membership import (
     WorkerFacts,
 )
 from rolloutbus.router.core import RouterCore
-from rolloutbus.router.events import Received, Ticked
-from rolloutbus.router.outgoing import Effect
+from rolloutbus.router.events import Effect, Received, Ticked
 from rolloutbus.router.settings import RouterSettings
 
 TICK_S = 0.25

@@ -6,9 +6,8 @@ import pytest
 from rolloutbus.bus.security.principals import KINDS_OF, ROLES, Principal
 from rolloutbus.bus.transport.endpoints import with_key
 from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.ids import Peer
-from rolloutbus.bus.wire.kinds import KINDS
+from rolloutbus.bus.wire.commands import KINDS
+from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.control import Pause, Shutdown, Status
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Repair

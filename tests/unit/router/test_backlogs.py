@@ -4,10 +4,9 @@ from rolloutbus.bus.membership.deliveries import Deliveries
 from rolloutbus.bus.membership.outbox import MAX_NEWS
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import NO_BODY, Entry
-from rolloutbus.bus.wire.ids import RequestId
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, RequestId
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Lease
-from rolloutbus.router.requests.backpressure import MAX_BYTES, MAX_ENDINGS
+from rolloutbus.router.requests.admission_control import MAX_BYTES, MAX_ENDINGS
 from tests.unit.router.harness import Bus, SimWorker
 
 

@@ -5,8 +5,7 @@ from random import Random
 import pytest
 
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.control import FlushCache
 from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.generation import Abort
@@ -15,7 +14,7 @@ from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.events import Received, Ticked
 from rolloutbus.router.members.member_commands import MAX_SHARES
-from rolloutbus.router.requests.fair_share import REMEMBERED, Passes
+from rolloutbus.router.requests.lane import REMEMBERED, Passes
 from rolloutbus.router.settings import RouterSettings
 from tests.unit.sizes import largest, sizes
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.router.updates.commit_waves import next_wave
+from rolloutbus.router.updates.record import next_wave
 
 FOUR = ["w0", "w1", "w2", "w3"]
 

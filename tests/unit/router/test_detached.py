@@ -15,9 +15,14 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
 )
 from rolloutbus.bus.wire.messages.membership import ClientHeartbeat, Goodbye
-from rolloutbus.router.detached.detached import COLLECTED_S, MAX_DETACHED, UNHEARD_S, Detached
-from rolloutbus.router.detached.followers import Followers
 from rolloutbus.router.members.clients import Clients
+from rolloutbus.router.requests.detached import (
+    COLLECTED_S,
+    MAX_DETACHED,
+    UNHEARD_S,
+    Detached,
+    Followers,
+)
 from rolloutbus.router.requests.record import Request
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 

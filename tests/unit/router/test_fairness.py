@@ -3,8 +3,7 @@
 import pytest
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.router.requests.fair_share import REMEMBERED, Passes
-from rolloutbus.router.requests.lane import MIN_ENDED, RunPace, ServiceRate
+from rolloutbus.router.requests.lane import MIN_ENDED, REMEMBERED, Passes, RunPace, ServiceRate
 from rolloutbus.router.settings import RouterSettings
 from tests.unit.router.harness import Bus, SimWorker
 

@@ -5,11 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS, MAX_ROUTER_EPOCH
 from rolloutbus.router.events import Malformed
-from rolloutbus.router.members.offences import OFFENCES, REMEMBERED, SHUNNED_S, WINDOW_S, Offences
+from rolloutbus.router.members.authority import OFFENCES, REMEMBERED, SHUNNED_S, WINDOW_S, Offences
 from tests.unit.router.harness import Bus, SimClient
 
 PEER = Peer(b"\x01" * 16)

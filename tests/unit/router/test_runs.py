@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Entry, Placement
 from rolloutbus.bus.wire.messages.delivery import Ack
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort

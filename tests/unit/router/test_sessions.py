@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.errors import LocalProtocolError
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import Goodbye
 from rolloutbus.bus.wire.messages.session import OpenSession
-from rolloutbus.router.sessions.record import SESSION_LIFE, SessionRecord
+from rolloutbus.router.requests.record import SESSION_LIFE, SessionRecord
 from tests.unit.router.harness import Bus
 from tests.unit.router.session_bench import (
     HOUR_S,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.router.updates.success_rule import n_needed
+from rolloutbus.router.updates.record import n_needed
 
 
 @pytest.mark.parametrize(

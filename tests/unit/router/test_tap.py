@@ -6,8 +6,7 @@ from rolloutbus.bus.actor.effects import SendAll
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.streams.tap import TapMark, mark_in
 from rolloutbus.bus.wire.codec import encode_batch, pack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Peer
+from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import ClientHeartbeat, Hello
 from rolloutbus.router.core import RouterCore

@@ -7,11 +7,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from rolloutbus.bus.actor.clock import ManualClock
 from rolloutbus.bus.actor.effects import Connect, Send
+from rolloutbus.bus.actor.loop import ManualClock
 from rolloutbus.bus.wire.codec import decode_batch, encode_batch, pack, unpack
-from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Lost
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -21,8 +20,8 @@ from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
 from rolloutbus.trainer_adapter.client.core.effects import Complete, Deliver, Effect, Outcome
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollout import Delta, Rollout
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.results import Delta, Rollout
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 T = TypeVar("T")
 BOOT = "0123456789abcdef0123456789abcdef"

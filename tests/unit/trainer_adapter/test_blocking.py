@@ -73,9 +73,9 @@ SCRIPT = """
 from typing import assert_type
 
 import rolloutbus
-from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
+from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
 from rolloutbus.trainer_adapter.client.sync_client import SyncSession
-from rolloutbus.trainer_adapter.publisher.published import Published
+from rolloutbus.trainer_adapter.publisher.transfer import Published
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
 
 sampling = rolloutbus.SamplingParams(max_new_tokens=4)

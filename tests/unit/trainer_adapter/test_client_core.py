@@ -24,7 +24,7 @@ from rolloutbus.bus.wire.messages.generation import Abort, Generate, SamplingPar
 from rolloutbus.bus.wire.messages.membership import Dismissed, Lease, Member, Members
 from rolloutbus.trainer_adapter.client.core.effects import PolicyUnserved, Stopped
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollout import (
+from rolloutbus.trainer_adapter.client.core.results import (
     FleetCommandFailed,
     FleetResult,
     RolloutCancelled,

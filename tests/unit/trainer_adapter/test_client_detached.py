@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
 )
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollout import OnLoss
+from rolloutbus.trainer_adapter.client.core.results import OnLoss
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of, problem
 
 OLD = "c/7"

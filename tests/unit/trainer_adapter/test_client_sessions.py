@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.messages.session import (
     SessionMoved,
 )
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.unit.trainer_adapter.bench import BOOT, Bench, problem
 
 

@@ -1,7 +1,7 @@
 """Streams as a client reads them: in order, without gaps, equal to the result."""
 
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
-from rolloutbus.trainer_adapter.client.rollout import Delta
+from rolloutbus.trainer_adapter.client.core.results import Delta
 from tests.unit.trainer_adapter.bench import Bench, generated, ints, logprobs_of
 
 

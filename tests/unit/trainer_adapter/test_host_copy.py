@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rolloutbus.bus.weights.manifest import Bytes, digest_of
-from rolloutbus.trainer_adapter.publisher.host_copy import PIECE_BYTES, Judgement, put
+from rolloutbus.trainer_adapter.publisher.weight_writer import PIECE_BYTES, Judgement, put
 
 FLOATS = [
     torch.float32,

@@ -16,9 +16,9 @@ from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
 from rolloutbus.trainer_adapter.client.core.effects import Effect
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
 from tests.conformance.representatives import NAMES
 from tests.unit.trainer_adapter.bench import Bench, ints
 

@@ -6,7 +6,7 @@ from rolloutbus.bus.wire.errors import LocalProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.control import Status
 from rolloutbus.trainer_adapter.client.core.link import LINK_LIFE
 from rolloutbus.trainer_adapter.client.core.requests import REQUEST_LIFE, Ask, OpenRequest
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 
 @pytest.mark.parametrize("table", [LINK_LIFE, REQUEST_LIFE])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rolloutbus.bus.wire.messages.generation import Generate, Processor, SamplingParams
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
 from rolloutbus.trainer_adapter.client.logit_processors import (
     action_mask,
     create_rl_logit_processor,
@@ -11,7 +12,6 @@ from rolloutbus.trainer_adapter.client.logit_processors import (
     parse_rl_logit_processor,
     temperature_schedule,
 )
-from rolloutbus.trainer_adapter.client.rollouts import GenerateOptions, ask_of
 
 
 @pytest.mark.parametrize(

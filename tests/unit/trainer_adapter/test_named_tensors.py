@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.trainer_adapter.publisher.named_tensors import named_tensors, published_dtype
+from rolloutbus.trainer_adapter.publisher.tensor_source import named_tensors, published_dtype
 
 
 class Tied(torch.nn.Module):

@@ -24,7 +24,7 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged, Stopped, Welcomed
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.unit.trainer_adapter.bench import BOOT, Bench, ints
 
 

@@ -21,7 +21,7 @@ from rolloutbus import (
 )
 from rolloutbus.bus.wire.errors import ActorStopped, BusError, Refused, SettingsError
 from rolloutbus.bus.wire.messages.generation import Generate, Grammar, Media, SamplingParams, Want
-from rolloutbus.trainer_adapter.client.rollouts import ask_of, group_asks
+from rolloutbus.trainer_adapter.client.asks import ask_of, group_asks
 from rolloutbus.trainer_adapter.publisher.publisher import source_of
 
 ADDRESS = "tcp://127.0.0.1:1"

@@ -18,12 +18,10 @@ from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.rollout import Delta, FleetResult
+from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
 from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
-from rolloutbus.trainer_adapter.publisher.published import PublishOptions
-from rolloutbus.trainer_adapter.publisher.soundness import Soundness
-from rolloutbus.trainer_adapter.publisher.transfer import TransferLog
-from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
+from rolloutbus.trainer_adapter.publisher.transfer import PublishOptions, TransferLog
+from rolloutbus.trainer_adapter.publisher.weight_writer import Soundness, WeightWriter
 from tests.unit.trainer_adapter.bench import Bench
 
 

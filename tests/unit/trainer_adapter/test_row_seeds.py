@@ -6,7 +6,7 @@ import pytest
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
-from rolloutbus.trainer_adapter.client.rollouts import group_asks, row_seed
+from rolloutbus.trainer_adapter.client.asks import group_asks, row_seed
 
 
 def _seeds(prompts: list[list[int]], n: int, seed: int | None) -> list[int | None]:

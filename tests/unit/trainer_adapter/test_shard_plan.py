@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.trainer_adapter.publisher.shard_plan import Holding, in_buckets, plan_of
+from rolloutbus.trainer_adapter.publisher.sharded import Holding, in_buckets, plan_of
 
 
 def held(name: str, *shape: int, leads: bool = True) -> Holding:

@@ -4,8 +4,7 @@ import pytest
 
 from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.trainer_adapter.publisher.host_copy import Judgement
-from rolloutbus.trainer_adapter.publisher.soundness import Soundness
+from rolloutbus.trainer_adapter.publisher.weight_writer import Judgement, Soundness
 
 LAYOUT = lay_out([("a", "F32", (2,)), ("b", "F32", (2,))])
 FINE = Judgement(1, is_finite=True, is_zero=False)

@@ -12,10 +12,14 @@ import torch
 from rolloutbus.bus.weights.manifest import bytes_of, digest_of, lay_out, total_bytes
 from rolloutbus.bus.wire.errors import Refused, SettingsError
 from rolloutbus.trainer_adapter.publisher.lora import factors_of
-from rolloutbus.trainer_adapter.publisher.named_tensors import DTYPE_NAMES, are_held
 from rolloutbus.trainer_adapter.publisher.publisher import source_of
 from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
-from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, StreamedTensors
+from rolloutbus.trainer_adapter.publisher.tensor_source import (
+    DTYPE_NAMES,
+    HeldTensors,
+    StreamedTensors,
+    are_held,
+)
 from rolloutbus.trainer_adapter.publisher.weight_writer import CopyWatch, copy_all
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.bool]

@@ -8,8 +8,8 @@ import pytest
 
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.rollout import NO_LOGPROBS, Delta
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.results import NO_LOGPROBS, Delta
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.text import TextClient
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.trainer_adapter.client.text_pieces import TextPieces, without_stop
+from rolloutbus.trainer_adapter.client.text import TextPieces, without_stop
 
 
 def decode(tokens: list[int]) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.trainer_adapter.client.rollout import Rollout
+from rolloutbus.trainer_adapter.client.core.results import Rollout
 from rolloutbus.trainer_adapter.client.transcript import Transcript
 
 EOS = 2

@@ -7,12 +7,36 @@ Spec: docs/protocol.md, "Commands", 3, and "Detached requests", 6.
 from collections.abc import Iterator
 
 from rolloutbus.bus.actor.effects import THE_LINK, Send
-from rolloutbus.bus.membership.settled import OverRids
+from rolloutbus.bus.membership.tombstones import OverRids
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.delivery import Ack, AttemptList
 from rolloutbus.trainer_adapter.client.core.effects import Effect
+
+
+class Released:
+    """Their rids; beyond `limit` the oldest are forgotten, and so acknowledged when they end."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rids: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._rids)
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._rids
+
+    def add(self, rid: str) -> None:
+        """Nobody waits for it."""
+        self._rids[rid] = None
+        if len(self._rids) > self._limit:
+            del self._rids[next(iter(self._rids))]
+
+    def discard(self, rid: str) -> None:
+        """Somebody attaches to it again."""
+        self._rids.pop(rid, None)
+
 
 MAX_PER_ENTRY = 1000
 

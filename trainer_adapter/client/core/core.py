@@ -9,6 +9,7 @@ from typing import cast
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import (
     ActorStopped,
@@ -18,14 +19,13 @@ from rolloutbus.bus.wire.errors import (
     PeerLost,
     RemoteProtocolError,
 )
-from rolloutbus.bus.wire.kinds import ENDINGS
 from rolloutbus.bus.wire.messages.delivery import Accepted, Lost, Queued
 from rolloutbus.bus.wire.messages.endings import Outcome
 from rolloutbus.bus.wire.messages.membership import Dismissed, Lease, Member, Members, Welcome
 from rolloutbus.bus.wire.messages.session import SessionMoved
 from rolloutbus.bus.wire.messages.weights import UpdateProgress
-from rolloutbus.trainer_adapter.client.core.counters import ClientCounters
 from rolloutbus.trainer_adapter.client.core.effects import (
+    ClientCounters,
     Effect,
     FleetChanged,
     PolicyUnserved,
@@ -35,19 +35,18 @@ from rolloutbus.trainer_adapter.client.core.effects import (
     Unsubscribe,
     Welcomed,
 )
-from rolloutbus.trainer_adapter.client.core.ending_handler import EndingHandler
+from rolloutbus.trainer_adapter.client.core.ending_handler import EndingHandler, LossPolicy
 from rolloutbus.trainer_adapter.client.core.known_fleet import (
     KnownFleet,
     is_of_one_fleet,
     names_version,
 )
 from rolloutbus.trainer_adapter.client.core.link import LinkIdentity, RouterLink, Upstream
-from rolloutbus.trainer_adapter.client.core.loss_policy import LossPolicy
 from rolloutbus.trainer_adapter.client.core.request_book import ClientContext, RequestBook
 from rolloutbus.trainer_adapter.client.core.requests import Ask, sealed_ask
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession, SessionBook
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.core.stream_reader import StreamReader
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
 
 LEAVE_AFTER_S = 10.0
 """A worker's stream is listened to this long after the worker left the list: a restarted router

@@ -6,9 +6,9 @@ Every ending that a worker made is acknowledged, whatever it means here.
 from dataclasses import replace
 
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.errors import EngineFailed, RemoteProtocolError
-from rolloutbus.bus.wire.ids import NO_ATTEMPT
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
+from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, RemoteProtocolError
+from rolloutbus.bus.wire.messages.delivery import Lost
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generated
 from rolloutbus.trainer_adapter.client.core.effects import Deliver
@@ -26,7 +26,56 @@ from rolloutbus.trainer_adapter.client.core.endings import (
 )
 from rolloutbus.trainer_adapter.client.core.request_book import ClientContext, RequestBook
 from rolloutbus.trainer_adapter.client.core.requests import OpenRequest
-from rolloutbus.trainer_adapter.client.rollout import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
+from rolloutbus.trainer_adapter.client.core.results import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
+
+ENGINE_CRASHED = "engine_crashed"
+
+
+class LossPolicy:
+    """Judges `lost`."""
+
+    def __init__(self, desk: ClientContext, book: RequestBook) -> None:
+        self._counters = desk.counters
+        self._max_crashes = desk.settings.max_crashes
+        self._book = book
+
+    def lost(self, body: Lost, now: float) -> None:
+        """Executions are gone with their worker: resume, retry or give up."""
+        for rid, attempt in body.items:
+            request = self._book.open.get(rid)
+            if request is None:
+                continue
+            if attempt in request.dead_attempts:
+                # Its router had taken it up again, in the place of what was sent since.
+                self._book.doubt(request, now)
+                continue
+            self._counters.lost += 1
+            if not request.bury(attempt):
+                continue
+            if body.reason == ENGINE_CRASHED:
+                request.n_crashes += 1
+                request.owes_retry = True
+            self._judge(request, body, now)
+
+    def _judge(self, request: OpenRequest, body: Lost, now: float) -> None:
+        if request.abort_since is not None:
+            self._book.end(request, cancelled(request, None), now)
+        elif request.n_crashes >= self._max_crashes:
+            self._book.end(request, _crashed_too_often(request), now)
+        elif request.ask.on_loss == "fail" or not request.is_generate:
+            error = PeerLost(f"worker {body.worker} was lost ({body.reason}) while it ran")
+            self._book.end(request, error, now)
+            if request.ask.kind == "generate" and request.ask.is_detached:
+                # Its caller wants no other execution; who attached may yet come back for it.
+                self._book.acks.over(request.rid, now)
+        else:
+            self._book.go_on(request, now)
+
+
+def _crashed_too_often(request: OpenRequest) -> EngineFailed:
+    message = f"The engine crashed {request.n_crashes} times while this request ran."
+    return EngineFailed(Problem(ENGINE_CRASHED, message, "failed"), rid=request.rid)
+
 
 _CORRUPT = Problem(
     code="digest_mismatch",

@@ -7,8 +7,7 @@ import numpy as np
 import xxhash
 
 from rolloutbus.bus.streams.reassembly import Row
-from rolloutbus.bus.wire.arrays import numpy_of
-from rolloutbus.bus.wire.codec import unpack, unpack_fleet, unpack_result
+from rolloutbus.bus.wire.codec import numpy_of, unpack, unpack_fleet, unpack_result
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.bus.wire.errors import (
     BusError,
@@ -27,7 +26,7 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generated
 from rolloutbus.trainer_adapter.client.core.effects import Outcome
 from rolloutbus.trainer_adapter.client.core.requests import OpenRequest
-from rolloutbus.trainer_adapter.client.rollout import (
+from rolloutbus.trainer_adapter.client.core.results import (
     FleetResult,
     Float32s,
     Int32s,

@@ -6,8 +6,7 @@ Spec: docs/protocol.md, "Membership".
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from rolloutbus.bus.actor.effects import THE_LINK, Connect, Send
-from rolloutbus.bus.actor.life import next_state
+from rolloutbus.bus.actor.effects import THE_LINK, Connect, Send, next_state
 from rolloutbus.bus.backoff import Backoff, Chance
 from rolloutbus.bus.membership.lease import Witness
 from rolloutbus.bus.settings import LeaseSettings

@@ -12,6 +12,7 @@ import msgspec
 
 from rolloutbus.bus.actor.effects import THE_LINK, Send
 from rolloutbus.bus.backoff import Chance, wait_after
+from rolloutbus.bus.wire.entry import Attempt
 from rolloutbus.bus.wire.errors import (
     ActorStopped,
     BusError,
@@ -20,22 +21,18 @@ from rolloutbus.bus.wire.errors import (
     MailboxFull,
     Refused,
 )
-from rolloutbus.bus.wire.ids import Attempt
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.outgoing import seconds_of
-from rolloutbus.trainer_adapter.client.core.acks import Acks
-from rolloutbus.trainer_adapter.client.core.counters import ClientCounters
-from rolloutbus.trainer_adapter.client.core.effects import Complete, Effect, Outcome
+from rolloutbus.trainer_adapter.client.core.acks import Acks, Released
+from rolloutbus.trainer_adapter.client.core.effects import ClientCounters, Complete, Effect, Outcome
 from rolloutbus.trainer_adapter.client.core.endings import aborted, cancelled, error_of
 from rolloutbus.trainer_adapter.client.core.known_fleet import KnownFleet
 from rolloutbus.trainer_adapter.client.core.link import RouterLink
-from rolloutbus.trainer_adapter.client.core.released import Released
 from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest, sealed_ask
-from rolloutbus.trainer_adapter.client.core.retry_budget import RetryBudget
-from rolloutbus.trainer_adapter.client.core.timetable import Timetable
-from rolloutbus.trainer_adapter.client.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.core.timetable import RetryBudget, Timetable
 
 Duty = Literal["resend", "deadline", "overdue", "abort"]
 Then = Callable[[Outcome, float], None]

@@ -9,23 +9,21 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from rolloutbus.bus.actor.life import next_state
+from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.actor.ref import ROUTER, Command
 from rolloutbus.bus.prefix_hashes import marks_of
 from rolloutbus.bus.streams.reassembly import Assembly
 from rolloutbus.bus.wire.codec import pack
-from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.commands import KINDS
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Entry, Placement
 from rolloutbus.bus.wire.errors import LocalProtocolError, Refused
-from rolloutbus.bus.wire.ids import NO_ATTEMPT, Attempt
-from rolloutbus.bus.wire.kinds import KINDS
 from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS, MAX_TOKENS_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.messages.weights import PublishVersion
-from rolloutbus.bus.wire.option_checks import is_pinned, truncates
 from rolloutbus.bus.wire.outgoing import sealed
-from rolloutbus.bus.wire.validation import cost_of
-from rolloutbus.trainer_adapter.client.rollout import OnLoss
+from rolloutbus.bus.wire.validation import cost_of, is_pinned, truncates
+from rolloutbus.trainer_adapter.client.core.results import OnLoss
 
 RequestState = Literal["unsent", "sent", "queued", "running", "deferred", "ended"]
 

@@ -15,8 +15,7 @@ from rolloutbus.bus.wire.messages.session import (
     OpenSession,
     SessionMoved,
 )
-from rolloutbus.trainer_adapter.client.core.counters import ClientCounters
-from rolloutbus.trainer_adapter.client.core.effects import Outcome
+from rolloutbus.trainer_adapter.client.core.effects import ClientCounters, Outcome
 from rolloutbus.trainer_adapter.client.core.request_book import Then
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 

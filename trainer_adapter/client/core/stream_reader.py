@@ -5,11 +5,9 @@ Spec: docs/protocol.md, "Streams".
 
 from typing import cast
 
-from rolloutbus.bus.streams.reassembly import Row
-from rolloutbus.bus.streams.rows import row_of_repaired, rows_of
+from rolloutbus.bus.streams.reassembly import Row, row_of_repaired, rows_of
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.ids import Attempt
+from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.trainer_adapter.client.core.effects import Deliver, Outcome
@@ -20,7 +18,7 @@ from rolloutbus.trainer_adapter.client.core.request_book import (
     RequestBook,
 )
 from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest
-from rolloutbus.trainer_adapter.client.rollout import FleetResult
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
 
 
 class StreamReader:

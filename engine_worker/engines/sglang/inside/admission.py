@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 
-from rolloutbus.engine_worker.engines.sglang.inside.row_state import RowState, state_of
+from rolloutbus.engine_worker.engines.sglang.inside.row_processor import RowState, state_of
 from rolloutbus.engine_worker.engines.sglang.schedulers.rules import RULES
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject

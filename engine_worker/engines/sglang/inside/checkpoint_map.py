@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rolloutbus.engine_worker.engines.sglang.schedulers.orders import CheckpointTensor, TensorRows
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import CheckpointTensor, TensorRows
 from rolloutbus.engine_worker.engines.sglang.upstream.types import Model
-from rolloutbus.engine_worker.weights.torch_types import DTYPE_NAMES, TORCH_TYPES
+from rolloutbus.engine_worker.weights.torch_tensors import DTYPE_NAMES, TORCH_TYPES
 
 _aten = cast("Any", torch.ops).aten  # untyped
 _WRITES = frozenset(

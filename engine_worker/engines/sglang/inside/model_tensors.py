@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+import torch.distributed
 
 from rolloutbus.bus.packing import runs_within
 from rolloutbus.bus.weights.cuda_memory import CudaError
 from rolloutbus.engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
-from rolloutbus.engine_worker.engines.sglang.inside.mapped_files import MappedFiles
-from rolloutbus.engine_worker.engines.sglang.inside.ranks import Ranks
-from rolloutbus.engine_worker.engines.sglang.inside.staging import NamedTensors, Staging
-from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
+from rolloutbus.engine_worker.engines.sglang.inside.staging import (
+    MappedFiles,
+    NamedTensors,
+    Staging,
+)
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     CheckpointTensor,
     FindTensors,
     Read,
@@ -20,6 +23,28 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
     Stage,
 )
 from rolloutbus.engine_worker.engines.sglang.upstream.types import ModelRunner
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """As one of them sees it."""
+
+    def __init__(self, group: Any) -> None:  # noqa: ANN401 - torch has no type for it
+        """`group`: of PyTorch, for objects of the host."""
+        self._group = group
+        self.mine: int = torch.distributed.get_rank(group)
+        """This process's number."""
+        self.n: int = torch.distributed.get_world_size(group)
+
+    def gathered(self, mine: T) -> list[T]:
+        """What each rank has here, in their order; returns once all have come."""
+        if self.n == 1:
+            return [mine]
+        of_all: list[Any] = [None] * self.n
+        cast("Any", torch.distributed).all_gather_object(of_all, mine, group=self._group)  # untyped
+        return of_all
+
 
 BATCH_BYTES = 512 * 1024 * 1024
 """Brought to the GPU at a time, where there was no room for the whole version."""

@@ -8,7 +8,7 @@ which is still there.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rolloutbus.engine_worker.engines.sglang.inside.version_change import namespace_of
+from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import namespace_of
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook

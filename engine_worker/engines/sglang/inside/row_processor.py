@@ -4,18 +4,148 @@ SGLang's own penalties forget what was generated when a request is resumed or re
 token late with overlapped scheduling; those here are right, and the same as of other engines.
 """
 
+import weakref
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
-from rolloutbus.engine_worker.engines.sglang.inside.row_state import WITHIN, RowState, state_in
-from rolloutbus.engine_worker.engines.sglang.schedulers.rules import NO_PENALTIES
+from rolloutbus.engine_worker.engines.sglang.schedulers.rules import (
+    NO_PENALTIES,
+    REQUEST,
+    RULES,
+    Rules,
+    rules_in,
+)
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.shared.penalties import penalised
-from rolloutbus.engine_worker.engines.shared.processors import apply
-from rolloutbus.engine_worker.engines.shared.row_rules import NOTHING_LEFT
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
+from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor, apply, factory_at
+from rolloutbus.engine_worker.engines.shared.row_rules import NOTHING_LEFT, penalised
+
+WITHIN = -1
+"""In place of a number of tokens: the step computes a part of what is known, and samples nothing
+that is kept."""
+
+
+History = tuple[torch.Tensor, torch.Tensor]
+"""Of each token how often it was generated int32 [vocab], and whether it is known bool [vocab]."""
+
+
+class SglangRequest(Protocol):
+    """The part of SGLang's request that is read here."""
+
+    origin_input_ids: Sequence[int]
+    output_ids: Sequence[int]
+    to_finish: object
+    rolloutbus_state: "RowState"
+    """Ours. Not there before the first look."""
+
+
+class RowState:
+    """Rules of one request, and how far it is."""
+
+    def __init__(self, rules: Rules, request: SglangRequest) -> None:
+        self.rules = rules
+        self.n_generated = WITHIN
+        """Tokens before the one that is about to be sampled, or `WITHIN`."""
+        self.n_kept = rules.n_kept
+        """Generated tokens among `origin_input_ids`."""
+        self._request = request
+        self._processors: list[LogitProcessor] | None = None
+        self._history: History | None = None
+        self._last = torch.zeros(0)
+
+    def place(self, n_tokens: int, n_fed: int, last: torch.Tensor) -> None:
+        """A step is about to sample for this request.
+
+        Args:
+            n_tokens: of its sequence, those that this step computes included.
+            n_fed: that this step computes.
+            last: int [1], on the device: the last of them.
+        """
+        n = n_tokens - len(self._request.origin_input_ids) + self.n_kept
+        if n < self.n_kept + len(self._request.output_ids):
+            n = WITHIN
+        goes_on = n_fed == 1 and n == self.n_generated + 1
+        self.n_generated, self._last = n, last
+        if not goes_on:
+            self._history = None  # it began, or begins again after its cache was dropped
+        elif self._history is not None:
+            _count(self._history, last)
+
+    def history(self, like: torch.Tensor) -> History:
+        """What was generated so far, on the device of `like`, float32 [vocab]."""
+        if self._history is None:
+            self._history = self._counted(like.shape[-1], like.device)
+            if self.n_generated - self.n_kept > len(self._request.output_ids):
+                _count(self._history, self._last)
+        return self._history
+
+    def processors(self, vocab_size: int) -> Sequence[LogitProcessor]:
+        """Made when first used."""
+        if self._processors is None:
+            asked = self.rules.processors
+            self._processors = [factory_at(path)(params, vocab_size) for path, params in asked]
+        return self._processors
+
+    def give_up(self, reason: object) -> None:
+        """End the request, which cannot be sampled for, with one of SGLang's finish reasons."""
+        self._request.to_finish = reason
+
+    def _counted(self, size: int, device: torch.device) -> History:
+        request, kept = self._request, self.n_kept
+        prompt = list(request.origin_input_ids)
+        # A sampled token that was thrown away with the cache may still be booked: count no further.
+        n_own = max(0, self.n_generated - kept)
+        generated = [*prompt[len(prompt) - kept :], *request.output_ids[:n_own]]
+        # Multimodal prompts hold ids beyond the vocabulary.
+        known = torch.tensor([t for t in (*prompt, *generated) if 0 <= t < size], dtype=torch.int64)
+        counts = torch.bincount(torch.tensor(generated, dtype=torch.int64), minlength=size)
+        seen = torch.zeros(size, dtype=torch.bool)
+        seen[known] = True
+        return counts.to(device, torch.int32), seen.to(device)
+
+
+def _count(history: History, token: torch.Tensor) -> None:
+    """Count one more, int [1], without asking the device which one it is."""
+    counts, seen = history
+    place = token.long()
+    counts.index_add_(0, place, torch.ones_like(place, dtype=counts.dtype))
+    seen.index_fill_(0, place, value=True)
+
+
+def state_of(request: SglangObject) -> RowState:
+    """That of a request, made when it is first looked at."""
+    state: RowState | None = getattr(request, "rolloutbus_state", None)
+    if state is None:
+        # A request that is gone must not wait for the garbage collector, which SGLang may stop.
+        is_weak = isinstance(request, weakref.ProxyType)
+        held = cast("SglangRequest", request if is_weak else weakref.proxy(request))
+        state = RowState(rules_in(request.sampling_params.custom_params), held)
+        request.rolloutbus_state = state
+    return state
+
+
+def state_in(params: SglangObject) -> RowState | None:
+    """That of the request with these `custom_params`; None: it has no rules."""
+    return state_of(params[REQUEST]) if params and RULES in params else None
+
+
+def place_rows(forward_batch: SglangObject) -> None:
+    """Tell each request with rules what the step is that samples next."""
+    rows = forward_batch.sampling_info.custom_params or ()
+    states = [state_in(params) for params in rows]
+    if not any(states):
+        return
+    tokens, lengths = forward_batch.input_ids, forward_batch.seq_lens_cpu.tolist()
+    is_decode = forward_batch.forward_mode.is_decode()
+    fed = [1] * len(rows) if is_decode else list(forward_batch.extend_seq_lens_cpu)
+    end = 0
+    for row, state in enumerate(states):
+        end += fed[row]
+        if state is not None:
+            state.place(lengths[row], fed[row], tokens[end - 1 : end])
 
 
 class RowProcessor:

@@ -19,7 +19,7 @@ from rolloutbus.engine_worker.engines.sglang.inside.scheduler_sampling import Sc
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import SchedulerWeights
 from rolloutbus.engine_worker.engines.sglang.inside.tap_columns import TapColumns
 from rolloutbus.engine_worker.engines.sglang.inside.version_account import VersionAccount
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,

@@ -7,7 +7,7 @@ found another way than ours, so where the two contradict each other neither can 
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import VersionsChecked
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import VersionsChecked
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SchedulerRequest, VersionRun
 
 Counted = Callable[[SchedulerRequest, int], Sequence[VersionRun]]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rolloutbus.bus.security.principals import Principal, Role
-from rolloutbus.bus.security.topics import claim_of, granted
+from rolloutbus.bus.security.principals import Principal, Role, claim_of, granted
 from rolloutbus.bus.wire.codec import topic_of
 
 KEY = "ab" * 32

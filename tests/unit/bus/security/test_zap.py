@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.security.principals import ROLES, ROLES_AT, Principal
-from rolloutbus.bus.security.zap import ALLOWED, MISPLACED, REFUSED, answer
+from rolloutbus.bus.security.principals import (
+    ALLOWED,
+    MISPLACED,
+    REFUSED,
+    ROLES,
+    ROLES_AT,
+    Principal,
+    answer,
+)
 
 KEY = bytes(range(32))
 PROBE = bytes(range(1, 33))

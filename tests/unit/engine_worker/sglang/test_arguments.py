@@ -4,8 +4,7 @@ from typing import Any, Literal, Optional, Union
 import pytest
 
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
-from rolloutbus.engine_worker.engines.sglang.upstream.argument_types import typed
-from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_arguments
+from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_arguments, typed
 
 # As SGLang declares them.
 KNOWN: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rolloutbus.engine_worker.engines.sglang.inside.broken_rows import (
+from rolloutbus.engine_worker.engines.sglang.inside.scheduler_sampling import (
     draw_one,
     drawable,
     end_broken,

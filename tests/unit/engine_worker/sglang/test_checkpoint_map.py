@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rolloutbus.engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
-from rolloutbus.engine_worker.engines.sglang.schedulers.orders import CheckpointTensor, TensorRows
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import CheckpointTensor, TensorRows
 
 N_RANKS = 2
 SHAPES = {

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler import SchedulerTap, run_scheduler
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_listener import TapListener
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.connection import TapListener
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
     PREFIX_VARIABLE,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rolloutbus.bus.prefix_hashes import marks_of, unpacked
-from rolloutbus.engine_worker.engines.sglang.schedulers.kv_events import KvEvents, events_of
+from rolloutbus.engine_worker.engines.sglang.prefixes import KvEvents, events_of
 from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
 
 TOKENS: list[int] = np.random.default_rng(5).integers(0, 512, 192).tolist()

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from rolloutbus.bus.wire.ids import AttemptKey, RequestId
+from rolloutbus.bus.wire.entry import AttemptKey, RequestId
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import Step, Work
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequests
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import RowFinish, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import RowFinish, Rows
 
 
 def key(name: str) -> AttemptKey:

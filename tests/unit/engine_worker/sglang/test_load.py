@@ -1,6 +1,6 @@
 """Gauges are every number that SGLang tells of its load, and nothing else."""
 
-from rolloutbus.engine_worker.engines.sglang.load import gauges_of
+from rolloutbus.engine_worker.engines.sglang.operations import gauges_of
 
 
 def test_numbers_have_the_path_they_were_found_at() -> None:

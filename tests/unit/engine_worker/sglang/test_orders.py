@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     CheckpointTensor,
     FindTensors,
     Install,

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from rolloutbus.engine_worker.engines.sglang.inside.row_processor import RowProcessor
-from rolloutbus.engine_worker.engines.sglang.inside.row_state import (
+from rolloutbus.engine_worker.engines.sglang.inside.row_processor import (
     WITHIN,
+    RowProcessor,
     RowState,
     place_rows,
     state_of,

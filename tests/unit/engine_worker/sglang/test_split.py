@@ -2,8 +2,7 @@
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
-from rolloutbus.engine_worker.engines.sglang.upstream.split import OURS, first_gpu, named
+from rolloutbus.engine_worker.engines.sglang.settings import OURS, SglangSettings, first_gpu, named
 
 SPELLINGS = {
     "dp_size": ["dp_size", "dp-size", "dp", "data-parallel-size", "--dp-size", "DP_SIZE"],

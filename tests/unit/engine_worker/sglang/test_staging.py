@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from rolloutbus.bus.weights.manifest import Bytes
-from rolloutbus.engine_worker.engines.sglang.inside.mapped_files import MappedFiles
-from rolloutbus.engine_worker.engines.sglang.inside.staging import Staging
-from rolloutbus.engine_worker.engines.sglang.schedulers.orders import (
+from rolloutbus.engine_worker.engines.sglang.inside.staging import MappedFiles, Staging
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     CheckpointTensor,
     Placed,
     Stage,
 )
-from rolloutbus.engine_worker.weights.shared_memory import Whereabouts, shared_buffer
+from rolloutbus.engine_worker.weights.buffers import Whereabouts, shared_buffer
 
 CPU = torch.device("cpu")
 NORM = CheckpointTensor("norm", "F32", (3,))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutbus.engine_worker.engines.sglang.inside.tap_columns import TapColumns
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import STREAMED, Rows
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import STREAMED, Rows
 
 COARSE = 5
 

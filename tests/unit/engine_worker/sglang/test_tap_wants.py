@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.wire.arrays import numpy_of
+from rolloutbus.bus.wire.codec import numpy_of
 from rolloutbus.bus.wire.messages.generation import Want
-from rolloutbus.engine_worker.engines.sglang.inside.support import Support, note_support, support_of
+from rolloutbus.engine_worker.engines.sglang.inside.scheduler_sampling import (
+    Support,
+    note_support,
+    support_of,
+)
 from rolloutbus.engine_worker.engines.sglang.inside.tap_columns import TapColumns
 from rolloutbus.engine_worker.engines.sglang.schedulers.rules import Rules, custom_params
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import Rows, decode, encode
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import Rows, decode, encode
 
 
 def fake(rid: str, want: Want | None = None, n_kept: int = 0, **more: Any) -> Any:  # noqa: ANN401

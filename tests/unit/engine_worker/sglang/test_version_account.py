@@ -13,7 +13,7 @@ from rolloutbus.engine_worker.engines.sglang.inside.version_account import (
     VersionAccount,
     contradiction,
 )
-from rolloutbus.engine_worker.engines.sglang.schedulers.tap_wire import (
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     STREAMED,
     Rows,
     VersionsChecked,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rolloutbus.bus.wire.messages.weights import InFlight
-from rolloutbus.engine_worker.engines.sglang.inside.version_change import VersionChange
+from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import VersionChange
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rolloutbus.bus.wire.arrays import numpy_of
+from rolloutbus.bus.wire.codec import numpy_of
 from rolloutbus.bus.wire.messages.generation import Processor, Want
 from rolloutbus.engine_worker.engine import Work
 from tests.step_log import StepLog, key

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from rolloutbus.bus.weights.rendezvous import RankReport, done_key, joined_key, read_report
+from rolloutbus.bus.weights.rank_group import RankReport, done_key, joined_key, read_report
 from rolloutbus.engine_worker.weights.staged import CannotFetch
-from rolloutbus.engine_worker.weights.transports.rendezvous import WorkerRendezvous
-from rolloutbus.trainer_adapter.publisher.offers.rendezvous import Rendezvous
+from rolloutbus.engine_worker.weights.transports.broadcast import WorkerRendezvous
+from rolloutbus.trainer_adapter.publisher.collective import Rendezvous
 
 PATIENCE_S = 30.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rolloutbus.bus.weights.manifest import Bytes
-from rolloutbus.engine_worker.weights.shared_memory import FileBytes, Whereabouts, shared_buffer
+from rolloutbus.engine_worker.weights.buffers import FileBytes, Whereabouts, shared_buffer
 
 
 def read(place: FileBytes, size_bytes: int) -> bytes:

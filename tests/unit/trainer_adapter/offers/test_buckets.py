@@ -8,12 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.weights.checksum import checksum
-from rolloutbus.bus.weights.manifest import bytes_of, lay_out, total_bytes
+from rolloutbus.bus.weights.manifest import bytes_of, checksum, lay_out, total_bytes
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
 from rolloutbus.engine_worker.weights.transports.buckets import BucketsVersion, offer_of
-from rolloutbus.trainer_adapter.publisher.offers.buckets import checksum_of, fill, spans_of
-from rolloutbus.trainer_adapter.publisher.offers.cuda_ipc import CudaIpcOffering
+from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
+from rolloutbus.trainer_adapter.publisher.offering import checksum_of, fill, spans_of
 
 SIZES = st.lists(st.integers(0, 700), min_size=1, max_size=30)
 

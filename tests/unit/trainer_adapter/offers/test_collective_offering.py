@@ -7,10 +7,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rolloutbus.bus.host import host_id
 from rolloutbus.bus.weights.manifest import lay_out
-from rolloutbus.bus.weights.rendezvous import GO, WORLD, RankReport, joined_key, write_report
-from rolloutbus.trainer_adapter.publisher.offers.collective import CollectiveOffering
+from rolloutbus.bus.weights.rank_group import GO, WORLD, RankReport, joined_key, write_report
+from rolloutbus.bus.weights.shm import host_id
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 
 LAYOUT = lay_out([("a", "F32", (4,))])
 TENSORS = [torch.arange(4.0)]

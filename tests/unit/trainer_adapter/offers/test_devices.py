@@ -3,7 +3,7 @@
 import torch
 
 from rolloutbus.bus.wire.messages.membership import Member
-from rolloutbus.trainer_adapter.publisher.offers.devices import gpus_of, is_shared
+from rolloutbus.trainer_adapter.publisher.offering import gpus_of, is_shared
 
 
 def _worker(policy: str, *gpus: str) -> Member:

@@ -7,10 +7,14 @@ import pytest
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.generation import Grammar, Media
-from rolloutbus.trainer_adapter.openai.bodies import ChatBody, CompletionBody, body_of
-from rolloutbus.trainer_adapter.openai.conversation import conversation_of
-from rolloutbus.trainer_adapter.openai.prompts import chat_prompt, prompts_of
-from rolloutbus.trainer_adapter.openai.sampling import options_of, sampling_of
+from rolloutbus.trainer_adapter.openai.bodies import (
+    ChatBody,
+    CompletionBody,
+    body_of,
+    options_of,
+    sampling_of,
+)
+from rolloutbus.trainer_adapter.openai.prompts import chat_prompt, conversation_of, prompts_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 PNG = b"\x89PNG..."

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from rolloutbus.trainer_adapter.client.rollout import Rollout
-from rolloutbus.trainer_adapter.openai.choices import chat_logprobs, completion_logprobs, usage_of
+from rolloutbus.trainer_adapter.client.core.results import Rollout
+from rolloutbus.trainer_adapter.openai.answers import chat_logprobs, completion_logprobs, usage_of
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from rolloutbus.trainer_adapter.openai.merged import merged
+from rolloutbus.trainer_adapter.openai.client import merged
 
 
 async def numbers(n: int, log: list[int], *, fails: bool = False) -> AsyncGenerator[int]:

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, AnswerReader, Call
-from rolloutbus.trainer_adapter.openai.tool_formats import TOOL_FORMATS
+from rolloutbus.trainer_adapter.openai.answer_reader import (
+    TOOL_FORMATS,
+    AnswerPiece,
+    AnswerReader,
+    Call,
+)
 from tests.tool_call_samples import ARGUMENTS, ONE, TOOLS, TWO
 
 BEFORE = "Let me see."

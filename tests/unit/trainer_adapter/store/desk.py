@@ -9,7 +9,6 @@ from rolloutbus.bus.wire.messages.weights import (
     ReserveVersion,
     SealVersion,
 )
-from rolloutbus.trainer_adapter.store.askers import BulkAsker, MemberAsker
 from rolloutbus.trainer_adapter.store.core import StoreCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
@@ -21,9 +20,8 @@ from rolloutbus.trainer_adapter.store.effects import (
     Verify,
     WriteFiles,
 )
-from rolloutbus.trainer_adapter.store.records import Record
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
-from rolloutbus.trainer_adapter.store.versions import VersionTable
+from rolloutbus.trainer_adapter.store.versions import BulkAsker, MemberAsker, Record, VersionTable
 
 TENSORS = lay_out([("a", "F32", (4, 4)), ("b", "BF16", (8,))])
 SIZE_BYTES = 64 + 16

@@ -25,8 +25,15 @@ from rolloutbus.trainer_adapter.store.effects import (
     Verify,
     WriteChunk,
 )
-from rolloutbus.trainer_adapter.store.records import Assigned, CommitRecord, Retired, Sealed
-from rolloutbus.trainer_adapter.store.versions import VERSION_LIFE, StoredVersion, VersionTable
+from rolloutbus.trainer_adapter.store.versions import (
+    VERSION_LIFE,
+    Assigned,
+    CommitRecord,
+    Retired,
+    Sealed,
+    StoredVersion,
+    VersionTable,
+)
 from tests.unit.trainer_adapter.store.desk import (
     CLIENT,
     DIGESTS,

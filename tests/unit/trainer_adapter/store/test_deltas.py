@@ -8,8 +8,7 @@ from rolloutbus.bus.wire.messages.weights import (
     RecordCommit,
     WeightDelta,
 )
-from rolloutbus.trainer_adapter.store.askers import BulkAsker
-from rolloutbus.trainer_adapter.store.deltas import IDLE_S, MAX_IN_THE_MAKING
+from rolloutbus.trainer_adapter.store.derived import IDLE_S, MAX_IN_THE_MAKING
 from rolloutbus.trainer_adapter.store.effects import (
     ForgetDelta,
     MakeDelta,
@@ -17,6 +16,7 @@ from rolloutbus.trainer_adapter.store.effects import (
     StoreAnswer,
     StoreEffect,
 )
+from rolloutbus.trainer_adapter.store.versions import BulkAsker
 from tests.unit.trainer_adapter.store.desk import (
     PULLER,
     SIZE_BYTES,

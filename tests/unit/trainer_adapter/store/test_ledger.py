@@ -7,7 +7,7 @@ import pytest
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.trainer_adapter.store.ledger import Ledger
-from rolloutbus.trainer_adapter.store.records import (
+from rolloutbus.trainer_adapter.store.versions import (
     Assigned,
     CommitRecord,
     Opened,

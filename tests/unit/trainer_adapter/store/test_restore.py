@@ -8,8 +8,7 @@ from rolloutbus.bus.wire.messages.weights import (
     VersionRestored,
 )
 from rolloutbus.trainer_adapter.store.effects import Persist, Release, SendSegmentChunk
-from rolloutbus.trainer_adapter.store.records import Assigned, Sealed
-from rolloutbus.trainer_adapter.store.versions import VersionTable
+from rolloutbus.trainer_adapter.store.versions import Assigned, Sealed, VersionTable
 from tests.unit.trainer_adapter.store.desk import (
     DIGESTS,
     PULLER,

@@ -10,8 +10,7 @@ from rolloutbus.bus.wire.messages.weights import (
     SettleVersion,
 )
 from rolloutbus.trainer_adapter.store.effects import Persist, StoreAnswer
-from rolloutbus.trainer_adapter.store.records import Retired
-from rolloutbus.trainer_adapter.store.versions import VersionTable
+from rolloutbus.trainer_adapter.store.versions import Retired, VersionTable
 from tests.unit.trainer_adapter.store.desk import (
     CLIENT,
     DIGESTS,

@@ -15,9 +15,9 @@ from rolloutbus.bus.weights.manifest import (
 )
 from rolloutbus.bus.weights.tensor_files import shard_name
 from rolloutbus.bus.wire.messages.weights import Offer
-from rolloutbus.trainer_adapter.store.records import Assigned, CommitRecord, Retired, Sealed
 from rolloutbus.trainer_adapter.store.segments import SegmentPool
 from rolloutbus.trainer_adapter.store.startup import StoreStartup
+from rolloutbus.trainer_adapter.store.versions import Assigned, CommitRecord, Retired, Sealed
 
 LAYOUT = lay_out([("a", "F32", (16, 4)), ("b", "BF16", (8,))])
 SIZE_BYTES = total_bytes(LAYOUT)

@@ -1,1 +1,0 @@
-"""Virtual time, and a network in memory with delays and losses."""

@@ -1,0 +1,162 @@
+"""Writing SGLang's active weights to files and other places."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
+from rolloutbus.engine_worker.engine import EngineBusy, WeightSink
+from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
+from rolloutbus.engine_worker.engines.sglang.guard import StateGuard
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
+from rolloutbus.engine_worker.engines.shared.checkpoint_writer import (
+    copy_description,
+    write_checkpoint,
+)
+
+ACTIVITIES = ("CPU", "GPU")
+"""SGLang has more; those write pickles, or end a scheduler whose machine lacks a tool."""
+
+
+class Profiling:
+    """Implements `Profiler`: the one record that SGLang can make at a time."""
+
+    def __init__(
+        self, thread: EngineThread, manager: TokenizerManager, timeout_s: float, *, has_gpu: bool
+    ) -> None:
+        self._thread = thread
+        self._manager = manager
+        self._timeout_s = timeout_s
+        self._has_gpu = has_gpu
+        self._is_recording = False
+        self._stops_by_itself = False
+
+    def start(self, folder: Path, ask: StartProfile) -> None:
+        """See `Profiler`."""
+        if self._is_recording:  # some SGLang would begin anew
+            raise EngineBusy("a profile is being recorded; send stop_profile first")
+        unknown = sorted(set(ask.activities) - set(ACTIVITIES))
+        if unknown:
+            raise ValueError(f"activities: {unknown} are none of {', '.join(ACTIVITIES)}")
+        activities = [
+            a for a in ACTIVITIES if a in ask.activities and (a == "CPU" or self._has_gpu)
+        ]
+        if not activities:
+            raise ValueError("activities: there is nothing to record: this engine has no GPU")
+        request = upstream.request(
+            "ProfileReq",
+            output_dir=str(folder),
+            num_steps=ask.n_steps or None,
+            activities=activities,
+            with_stack=ask.with_stack,
+            record_shapes=ask.record_shapes,
+        )
+        try:
+            self._thread.call(
+                lambda: self._manager.start_profile(request), self._timeout_s, "start_profile"
+            )
+        except RuntimeError as error:
+            self._thread.check()
+            raise EngineBusy(f"SGLang records nothing: {error}") from error
+        self._is_recording, self._stops_by_itself = True, bool(ask.n_steps)
+
+    def stop(self) -> None:
+        """See `Profiler`."""
+        if not self._is_recording:
+            raise EngineBusy("no profile is being recorded; send start_profile first")
+        self._is_recording = False
+        try:
+            self._thread.call(self._manager.stop_profile, self._timeout_s, "stop_profile")
+        except RuntimeError as error:
+            self._thread.check()
+            if not self._stops_by_itself:
+                raise EngineBusy(f"SGLang has recorded nothing: {error}") from error
+
+
+class SchedulerMeter:
+    """Implements `LoadMeter`."""
+
+    def __init__(
+        self, thread: EngineThread, timeout_s: float, more: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """`more`: gauges of our own."""
+        self._thread = thread
+        self._timeout_s = timeout_s
+        self._more = more
+
+    def load(self) -> Mapping[str, float]:
+        """See `LoadMeter`; the schedulers tell nothing while held."""
+        manager = self._thread.engine.tokenizer_manager
+        loads = self._thread.call(manager.get_loads, self._timeout_s, "get_loads")
+        told = gauges_of({each.dp_rank: each.to_dict() for each in loads})
+        return {**told, **self._more()}
+
+
+def gauges_of(loads: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+    """Every number in what the schedulers told of their load, by its path.
+
+    Args:
+        loads: what each data parallel rank told; names of those after the first say which it is.
+    """
+    gauges: dict[str, float] = {}
+    for rank, load in loads.items():
+        prefix = f"dp{rank}." if rank else ""
+        gauges.update((prefix + name, value) for name, value in _numbers(load, ""))
+    return gauges
+
+
+def _numbers(told: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
+    for name, value in told.items():
+        if isinstance(value, bool | int | float):
+            yield path + name, float(value)
+        elif isinstance(value, dict):
+            yield from _numbers(cast("dict[str, Any]", value), f"{path}{name}.")
+
+
+class Saving:
+    """Implements `Checkpointer`; calls come from any thread but the engine's."""
+
+    def __init__(
+        self, thread: EngineThread, guard: StateGuard, weights: WeightSink, model: Path
+    ) -> None:
+        self._thread = thread
+        self._guard = guard
+        self._weights = weights
+        self._model = model
+        self._lock = threading.Lock()
+        """SGLang has one socket for these calls."""
+
+    def save(self, destination: str, kind: SaveKind) -> None:
+        """See `Checkpointer`.
+
+        Raises:
+            EngineBusy: there are no whole weights to be saved.
+            EngineFailed: SGLang could not write.
+        """
+        self._guard.check_whole()
+        engine, folder = self._thread.engine, Path(destination)
+        match kind:
+            case "safetensors":
+                write_checkpoint(self._weights, self._model, folder)
+            case "sharded":
+                # As every rank holds them; `load_format=sharded_state` reads it again.
+                self._ask(
+                    lambda: engine.save_sharded_model(path=destination, pattern=None, max_size=None)
+                )
+                copy_description(self._model, folder)
+            case "remote":
+                self._ask(lambda: engine.save_remote_model(url=destination))
+
+    def _ask(self, call: Callable[[], None]) -> None:
+        """SGLang answers on a socket of its own, not on the engine's loop."""
+        with self._lock:
+            self._thread.check()
+            try:
+                call()
+            except AssertionError as error:
+                message = f"SGLang could not save its weights: {error}"
+                raise EngineFailed(Problem("engine_failed", message, "failed")) from error

@@ -1,0 +1,251 @@
+"""What a scheduler process tells its engine host: the columns of its steps, and its last words.
+
+One stream socket per scheduler, in the file system, between processes of one worker. A message is
+its length, four bytes little endian, and the MessagePack of one of the structs below.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from rolloutbus.bus.wire.messages.array import Array
+from rolloutbus.engine_worker.engine import InFlight
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Lack
+
+PREFIX = "rolloutbus:"
+
+
+class CheckpointTensor(msgspec.Struct, array_like=True, frozen=True):
+    """A tensor of the checkpoint, by the names and types of the safetensors format."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Placed(msgspec.Struct, array_like=True, frozen=True):
+    """Where the bytes of a tensor lie."""
+
+    tensor: CheckpointTensor
+    file: int
+    """Index into the files of the order."""
+    offset: int
+
+
+class Lent(msgspec.Struct, array_like=True, frozen=True):
+    """Where on a GPU the bytes of a tensor lie, in memory of another process."""
+
+    tensor: CheckpointTensor
+    handle: bytes
+    """For `CudaMemory.open`; several tensors may be behind one."""
+    size_bytes: int
+    """Of all that is behind the handle."""
+    offset: int
+
+
+class TensorRows(msgspec.Struct, array_like=True, frozen=True):
+    """Whole rows of a tensor, and where they are to be written."""
+
+    name: str
+    first: int
+    n: int
+    offset: int
+
+
+class FindTensors(msgspec.Struct, frozen=True, tag="survey"):
+    """Find out where the model keeps these tensors; answered with `dtypes`."""
+
+    tensors: list[CheckpointTensor]
+
+
+class Stage(msgspec.Struct, frozen=True, tag="stage"):
+    """Open the bytes of a version in the background; `Staged` is told once they are at hand."""
+
+    version: int
+    files: list[str]
+    tensors: list[Placed]
+    lent: list[Lent] = []
+
+
+class Unstage(msgspec.Struct, frozen=True, tag="unstage"):
+    """Let go of a version; an `Install` of it that has not begun is called off."""
+
+    version: int
+
+
+class Install(msgspec.Struct, frozen=True, tag="install"):
+    """Make a staged version the active one; `Swapped` is told at the end."""
+
+    version: int
+    in_flight: InFlight
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Write rows of active tensors into a file; answered with the active version."""
+
+    file: str
+    rows: list[TensorRows]
+
+
+Order = FindTensors | Stage | Unstage | Install | Read
+
+
+class SchedulerAnswer(msgspec.Struct, frozen=True):
+    """To any order."""
+
+    problem: str = ""
+    """Why nothing was done."""
+    is_busy: bool = False
+    """The problem is one of the engine's present state."""
+    version: int = 0
+    dtypes: list[str] = []
+    """Of each tensor, as the model keeps it; empty: it has no use for it."""
+    unreadable: list[str] = []
+    """Names of tensors of which the model keeps something else than a copy."""
+    unfilled: list[str] = []
+    """The model's parameters that nothing in the checkpoint fills."""
+
+
+_decode_order = msgspec.json.Decoder(Order).decode
+_decode_answer = msgspec.json.Decoder(SchedulerAnswer).decode
+
+
+def as_name(order: Order) -> str:
+    """The name of the weight that stands for this order."""
+    return PREFIX + msgspec.json.encode(order).decode()
+
+
+def order_of(name: str) -> Order | None:
+    """What a name stands for; None if it is that of a weight."""
+    return _decode_order(name[len(PREFIX) :]) if name.startswith(PREFIX) else None
+
+
+def as_numbers(answer: SchedulerAnswer) -> list[float]:
+    """An answer as the numbers of a weight."""
+    return [float(byte) for byte in msgspec.json.encode(answer)]
+
+
+def answer_of(numbers: Sequence[float]) -> SchedulerAnswer:
+    """The answer that these numbers stand for."""
+    return _decode_answer(bytes(int(number) for number in numbers))
+
+
+HEADER = struct.Struct("<I")
+PATH_VARIABLE = "ROLLOUTBUS_SCHEDULER_TAP"
+"""Environment variable that names the socket to a scheduler."""
+COARSE_VARIABLE = "ROLLOUTBUS_COARSE_TOKENS"
+PREFIX_VARIABLE = "ROLLOUTBUS_PREFIX_EVENTS"
+"""Set: KV events are read, and have to be of what new requests find."""
+STREAMED, COARSE = "s", "c"
+"""First letter of an engine's request id: publish every step, or larger portions."""
+MAX_MESSAGE_BYTES = 1 << 31
+
+
+class RowFinish(msgspec.Struct, array_like=True, frozen=True):
+    """How a row ended, in SGLang's words."""
+
+    row: int
+    kind: str
+    """`stop`, `length` or `abort`."""
+    message: str = ""
+    """Of an abort."""
+    status: int = 0
+    """HTTP status of an abort that is an error."""
+
+
+class Rows(msgspec.Struct, array_like=True, frozen=True, tag="rows"):
+    """New tokens of some requests, all of one weight version."""
+
+    version: int | None
+    """None: nobody has said which weights computed them."""
+    rids: list[str]
+    counts: list[int]
+    tokens: bytes
+    """int32 [sum(counts)]."""
+    logprobs: bytes
+    """float32 [sum(counts)]."""
+    finishes: list[RowFinish]
+    support_logprobs: bytes = b""
+    """float32 [sum(counts)], renormalised over the support sampled from; NaN: it was truncated, and
+    not measured. Empty: nothing was truncated."""
+    arrays: list[tuple[int, dict[str, Array]]] = []
+    """(row, what it wanted) of rows that finish."""
+
+
+class Looked(msgspec.Struct, array_like=True, frozen=True, tag="looked"):
+    """This scheduler is hooked; what of the rest it has not. Told before anything is built."""
+
+    lacks: list[Lack]
+
+
+class Pulse(msgspec.Struct, array_like=True, frozen=True, tag="pulse"):
+    """Counters of a scheduler that works."""
+
+    n_forwards: int
+    n_running: int
+    n_waiting: int
+    n_kv_tokens: int
+
+
+class VersionsChecked(msgspec.Struct, array_like=True, frozen=True, tag="versions_checked"):
+    """Requests that ended so far and whose versions were compared with SGLang's own account."""
+
+    n_requests: int
+    n_contradicted: int
+    """Of them; each has failed."""
+
+
+class CacheFlushed(msgspec.Struct, array_like=True, frozen=True, tag="flushed"):
+    """The prefix cache of this scheduler is empty."""
+
+    n_tokens: int
+    """That it held."""
+
+
+class LastWords(msgspec.Struct, array_like=True, frozen=True, tag="last_words"):
+    """Why this scheduler is about to end."""
+
+    message: Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class VersionStaged(msgspec.Struct, array_like=True, frozen=True, tag="staged"):
+    """This process has the bytes of a version at hand."""
+
+    version: int
+    rank: int
+    n_ranks: int
+    """Processes that tell so."""
+    problem: str
+    """Why it has not; empty: it has."""
+
+
+class Swapped(msgspec.Struct, array_like=True, frozen=True, tag="swapped"):
+    """How an order to install a version ended."""
+
+    version: int
+    stall_ms: float
+    """How long no steps were taken."""
+    n_retracted: int = 0
+    n_aborted: int = 0
+    problem: str = ""
+    """Why it is not the active version; empty: it is."""
+    is_busy: bool = False
+    """Nothing was touched, and later it may be possible."""
+    is_torn: bool = False
+    """The weights are of no version now."""
+
+
+Message = (
+    Rows | Looked | Pulse | LastWords | VersionStaged | Swapped | CacheFlushed | VersionsChecked
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Message).decode
+
+
+def framed(message: Message) -> bytes:
+    """A message as it goes over the socket."""
+    body = encode(message)
+    return HEADER.pack(len(body)) + body

@@ -1,0 +1,172 @@
+"""Whether bytes can be weights: a diverged trainer's hold infinity, a lost gather's are zero.
+
+Judged when a version is staged, so that such a version fails in prepare and is installed nowhere.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rolloutbus.bus.weights.manifest import CASTABLE, DTYPES, Bytes, first_mismatch
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.weights import Tensor
+from rolloutbus.engine_worker.engine import TensorSpec
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+
+
+async def verify(content: Bytes, tensors: Sequence[Tensor]) -> None:
+    """Compare digests in a thread.
+
+    Raises:
+        EngineFailed: `digest_mismatch`; `.field` names the first wrong tensor.
+    """
+    wrong = await asyncio.to_thread(first_mismatch, content, tensors)
+    if wrong is not None:
+        raise wrong_bytes(wrong.name)
+
+
+def wrong_bytes(tensor: str) -> EngineFailed:
+    """The error for a tensor whose bytes are not those that were published."""
+    message = f"tensor {tensor!r} did not arrive as it was published"
+    problem = Problem("digest_mismatch", message, "failed", field=f"tensors.{tensor}")
+    return EngineFailed(problem)
+
+
+Given = TypeVar("Given")
+Specs = Mapping[str, TensorSpec]
+
+MAX_NAMED = 8
+"""Wrong tensors that a message lists."""
+
+
+def misfit(specs: Specs, tensors: Sequence[Tensor]) -> Problem | None:
+    """Why an engine cannot take the tensors of a manifest; None if it can."""
+    wrong = [*_wrong(specs, {each.name: each for each in tensors}, _other_type)]
+    if not wrong:
+        return None
+    return Problem("bad_request", _listed(wrong), "not_started", field=f"tensors.{wrong[0][0]}")
+
+
+def require_bytes(specs: Specs, tensors: Mapping[str, RawTensor]) -> None:
+    """Check the sizes of raw tensors.
+
+    Raises:
+        ValueError: they do not fit, by name.
+    """
+    wrong = [*_wrong(specs, tensors, _other_size)]
+    if wrong:
+        raise ValueError(f"weights do not fit the model: {_listed(wrong)}")
+
+
+def _wrong(
+    specs: Specs, given: Mapping[str, Given], differs: Callable[[TensorSpec, Given], str]
+) -> Iterator[tuple[str, str]]:
+    """(name, why) of each tensor that is wrong."""
+    for name, each in given.items():
+        spec = specs.get(name)
+        why = "the engine has no such tensor" if spec is None else differs(spec, each)
+        if why:
+            yield name, why
+    for name in specs:
+        if name not in given:
+            yield name, "it is missing"
+
+
+def _listed(wrong: Sequence[tuple[str, str]]) -> str:
+    shown = "; ".join(f"tensor {name!r}: {why}" for name, why in wrong[:MAX_NAMED])
+    return shown + (f"; and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else "")
+
+
+def _other_size(spec: TensorSpec, raw: RawTensor) -> str:
+    if raw.nbytes == spec.size_bytes:
+        return ""
+    return f"{raw.nbytes} bytes, but {spec.dtype} {list(spec.shape)} has {spec.size_bytes}"
+
+
+def _other_type(spec: TensorSpec, tensor: Tensor) -> str:
+    if (spec.dtype, spec.shape) == (tensor.dtype, tensor.shape):
+        return ""
+    why = (
+        f"published as {tensor.dtype} {list(tensor.shape)}, the engine has "
+        f"{spec.dtype} {list(spec.shape)}"
+    )
+    if spec.shape == tensor.shape and {spec.dtype, tensor.dtype} <= {*CASTABLE}:
+        why += f"; cast it with WeightPublisher(dtype=torch.{DTYPES[spec.dtype].torch})"
+    return why
+
+
+_CHUNK = 1 << 18
+"""Elements whose masks stay in the cache."""
+
+
+def n_not_finite(raw: Bytes, dtype: str) -> int:
+    """Numbers in `raw`, uint8 [whole elements], that are infinite or NaN."""
+    floats = DTYPES[dtype].floats if dtype in DTYPES else None
+    if floats is None:
+        return 0
+    bits = np.ascontiguousarray(raw).view(f"u{floats.size_bytes}")
+    mask = bits.dtype.type(floats.not_finite)
+    found = 0
+    for chunk in _chunks(bits):
+        masked = chunk & mask
+        if masked.max() == mask:  # hardly ever; and cheaper than counting
+            found += int(np.count_nonzero(masked == mask))
+    return found
+
+
+def is_zero(raw: Bytes) -> bool:
+    """Whether every byte is 0; quick where the first bytes are not."""
+    return not any(chunk.any() for chunk in _chunks(raw))
+
+
+def require_sound(
+    tensors: Mapping[str, RawTensor],
+    manifest: Iterable[Tensor],
+    is_zero_now: Callable[[str], bool],
+    *,
+    allow_zeros: bool = False,
+) -> None:
+    """Judge a version that is about to be staged.
+
+    Args:
+        tensors: its raw bytes by name; what is on a device is judged there.
+        manifest: what they are.
+        is_zero_now: whether the active tensor of that name is all zero: then it may stay so.
+        allow_zeros: any tensor may be all zero.
+
+    Raises:
+        EngineFailed: `bad_request`; `.field` names the tensor.
+    """
+    for tensor in manifest:
+        raw = tensors[tensor.name]
+        wrong, wiped = judge(raw, tensor.dtype)
+        if wrong:
+            raise _unsound(tensor.name, f"{wrong} of its numbers are infinite or NaN")
+        if allow_zeros or not wiped or not tensor.size_bytes:
+            continue
+        if not is_zero_now(tensor.name):
+            why = "it is all zero, and the active one is not; if it should be, allow_zeros=True"
+            raise _unsound(tensor.name, why)
+
+
+def judge(raw: RawTensor, dtype: str) -> tuple[int, bool]:
+    """How many numbers are infinite or NaN, and whether every byte is 0."""
+    if isinstance(raw, np.ndarray):
+        return n_not_finite(raw, dtype), is_zero(raw)
+    # Torch takes seconds to import, and host memory does without.
+    from rolloutbus.engine_worker.weights.torch_tensors import judge_on_device  # noqa: PLC0415
+
+    return judge_on_device(raw, dtype)
+
+
+def _chunks(bits: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    for start in range(0, len(bits), _CHUNK):
+        yield bits[start : start + _CHUNK]
+
+
+def _unsound(tensor: str, why: str) -> EngineFailed:
+    message = f"tensor {tensor!r}: {why}"
+    return EngineFailed(Problem("bad_request", message, "failed", field=f"tensors.{tensor}"))

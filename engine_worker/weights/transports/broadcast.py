@@ -1,0 +1,225 @@
+"""Where a broadcast is received, and how one knows that it arrived whole."""
+
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from rolloutbus.bus.weights.manifest import Bytes, first_mismatch
+from rolloutbus.bus.weights.rank_group import (
+    END,
+    GO,
+    TIMEOUT,
+    WORLD,
+    BadReport,
+    BrokenGroup,
+    RankGroup,
+    RankReport,
+    Seat,
+    done_key,
+    first_line,
+    joined_key,
+    read_timeout_s,
+    seat_key,
+    write_report,
+)
+from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
+from rolloutbus.engine_worker.weights.checks import wrong_bytes
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.torch_tensors import device_of, first_wrong
+from rolloutbus.engine_worker.weights.transports.buckets import wrong_bucket
+
+_CONNECT_S = 5.0
+_MARGIN_S = 10.0
+"""The trainer's timeout ends first, so that all hear the same reason."""
+
+
+class WorkerRendezvous:
+    """A connection to the rendezvous; after any error nothing more can be done with it."""
+
+    def __init__(self, at: str, seat: tuple[int, int]) -> None:
+        """Connect to `at`, `host:port`, as `seat`: (rank, world).
+
+        Raises:
+            CannotFetch: nobody is there.
+        """
+        host, port = _address(at)
+        try:
+            # First a plain connection, which fails at once and tells our own address; a TCPStore
+            # tries until its timeout.
+            with socket.create_connection((host, port), _CONNECT_S) as probe:
+                self._own_address = str(probe.getsockname()[0])
+            wait = timedelta(seconds=_CONNECT_S)
+            self._store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+                host, port, is_master=False, timeout=wait, wait_for_workers=False
+            )
+            self._timeout_s = read_timeout_s(self._store.get(TIMEOUT))
+        except (OSError, RuntimeError, BadReport) as error:
+            raise CannotFetch(
+                f"the rendezvous at {at} is not there: {first_line(error)}"
+            ) from error
+        self._patience = timedelta(seconds=self._timeout_s + _MARGIN_S)
+        self._rank, self._world = seat
+        self._group: RankGroup | None = None
+
+    def join(self, report: RankReport) -> None:
+        """Say that this rank is there, or why it will not be.
+
+        Raises:
+            CannotFetch: the broadcast is over, the rank is taken, or the trainer is gone.
+        """
+        try:
+            if self._store.check([END]):
+                raise CannotFetch("the broadcast is over")
+            if self._store.add(seat_key(self._rank), 1) > 1:
+                raise CannotFetch(f"rank {self._rank} was there already")
+            self._store.set(WORLD, str(self._world))
+            self._store.set(joined_key(self._rank), write_report(report))
+        except RuntimeError as error:
+            raise CannotFetch(f"the rendezvous has gone: {first_line(error)}") from error
+
+    def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:
+        """Wait for the others, then for the bytes.
+
+        Raises:
+            CannotFetch: a rank did not come, has died or is late.
+        """
+        try:
+            self._store.wait([GO], self._patience)
+            why_not = self._store.get(GO).decode(errors="replace")
+            if why_not:
+                # The trainer waits for this word, so that nobody's links end before they know why.
+                self._store.set(done_key(self._rank), write_report(RankReport(problem=why_not)))
+                raise CannotFetch(why_not)
+            own = self._own_address
+            seat = Seat(backend, self._rank, self._world, own, self._timeout_s)
+            self._store.set_timeout(timedelta(seconds=self._timeout_s))
+            self._group = RankGroup(dist, self._store, seat)
+            self._group.broadcast(pieces)
+        except (RuntimeError, BrokenGroup) as error:
+            self.close()
+            raise CannotFetch(f"the broadcast broke: {first_line(error)}") from error
+
+    def report(self, report: RankReport) -> None:
+        """Say how it ended, and stay until the others have ended too: they receive through us."""
+        try:
+            self._store.set(done_key(self._rank), write_report(report))
+            self._store.wait([END], self._patience)
+        except RuntimeError:
+            return  # the trainer is gone; what we have, we have
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Cut the links to the other ranks."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+def _address(at: str) -> tuple[str, int]:
+    host, _, port = at.rpartition(":")
+    try:
+        ipaddress.ip_address(host)
+        return host, int(port)
+    except ValueError as error:
+        raise CannotFetch(f"{at[:80]!r} is not an address") from error
+
+
+class ReceiveBuffer(Protocol):
+    """Memory for one version, a piece per bucket."""
+
+    @property
+    def gpu(self) -> str:
+        """UUID of the GPU it is on; empty: host memory."""
+        ...
+
+    @property
+    def pieces(self) -> Sequence[torch.Tensor]:
+        """uint8 [size of the bucket] each: what is received into."""
+        ...
+
+    @property
+    def parts(self) -> Sequence[RawTensor]:
+        """The same memory, as an engine is given it."""
+        ...
+
+    def wrong(self) -> EngineFailed | None:
+        """Why these are not the bytes that were published; None if they are."""
+        ...
+
+
+class HostLanding:
+    """Host memory, verified by the digest of each tensor."""
+
+    gpu = ""
+
+    def __init__(self, content: Bytes, manifest: Manifest, buckets: Sequence[Bucket]) -> None:
+        self._content = content
+        self._manifest = manifest
+        self.parts = [content[each.start :][: each.size_bytes] for each in buckets]
+        self.pieces: list[torch.Tensor] = [torch.as_tensor(each) for each in self.parts]
+
+    def wrong(self) -> EngineFailed | None:
+        """See `ReceiveBuffer`."""
+        tensor = first_mismatch(self._content, self._manifest.tensors)
+        return wrong_bytes(tensor.name) if tensor is not None else None
+
+
+class GpuLanding:
+    """Memory of the engine's GPU, verified by the checksum of each bucket."""
+
+    def __init__(self, gpus: Sequence[str], buckets: Sequence[Bucket]) -> None:
+        """`gpus`: the engine's. Raises CannotFetch where there is no room, or not one GPU."""
+        if len(gpus) != 1:
+            raise CannotFetch(f"nccl needs an engine on one GPU, not on {len(gpus)}")
+        self.gpu = gpus[0]
+        device = device_of(self.gpu)
+        try:
+            self.pieces = [
+                torch.empty(each.size_bytes, dtype=torch.uint8, device=device) for each in buckets
+            ]
+        except torch.OutOfMemoryError as error:
+            raise CannotFetch("the GPU has no room for a second copy of the weights") from error
+        self.parts = self.pieces
+        self._buckets = buckets
+
+    def wrong(self) -> EngineFailed | None:
+        """See `ReceiveBuffer`."""
+        bucket = first_wrong(self.pieces, self._buckets)
+        return wrong_bucket(bucket) if bucket is not None else None
+
+
+def receive(
+    offer: Offer, seat: tuple[int, int], place: Callable[[], ReceiveBuffer]
+) -> ReceiveBuffer:
+    """Blocks until the bytes are in the memory that `place` makes, and verified.
+
+    Args:
+        offer: by the trainer.
+        seat: rank, and ranks in all.
+        place: raises CannotFetch where there is no room.
+
+    Raises:
+        CannotFetch: there was no broadcast, or it broke.
+        EngineFailed: other bytes came than were published.
+    """
+    meeting = WorkerRendezvous(offer.at, seat)
+    try:
+        landing = place()
+    except CannotFetch as error:
+        meeting.join(RankReport(problem=str(error)))  # or the others would wait for this rank
+        raise
+    meeting.join(RankReport(gpu=landing.gpu))
+    meeting.receive(landing.pieces, offer.backend)
+    wrong = landing.wrong()
+    meeting.report(RankReport(problem=wrong.problem.message if wrong is not None else ""))
+    if wrong is not None:
+        raise wrong
+    return landing

@@ -1,0 +1,261 @@
+"""Commands that the router answers itself or passes to members: the clients' front desk.
+
+Spec: docs/protocol.md, "Commands".
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
+from rolloutbus.bus.wire.commands import COMMANDS, done_by, sent_by
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, WorkerStatus
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.engine import LoadLora
+from rolloutbus.bus.wire.messages.generation import Abort, Aborted
+from rolloutbus.bus.wire.messages.session import CloseSession, OpenedSession, OpenSession
+from rolloutbus.bus.wire.messages.weights import PublishVersion
+from rolloutbus.bus.wire.validation import check_name, check_rid
+from rolloutbus.router.context import Context, check_deadline, refusal
+from rolloutbus.router.dispatch import Dispatcher
+from rolloutbus.router.members.clients import ClientRecord
+from rolloutbus.router.members.intents import Intents
+from rolloutbus.router.members.member_commands import MemberCommands
+from rolloutbus.router.members.records import MemberRecord, Reason
+from rolloutbus.router.placement.sessions import Sessions
+from rolloutbus.router.requests.table import RequestTable
+from rolloutbus.router.updates.publications import Publications
+
+STORE_GRACE_S = 10.0
+"""Weight commands wait so long for a store: longer than it needs to come back to a router that was
+started again."""
+MAX_AWAITING = 64
+"""Commands that wait for a store."""
+PASSED_ON = sent_by("admin") & done_by("worker", "engine", "store")
+"""Commands of clients that members carry out."""
+HELD = frozenset({Reason.PAUSED, Reason.INTENT_UNKNOWN})
+"""Why a worker is asked to compute nothing."""
+MAX_TOLD = 16
+"""Names of workers in one sentence."""
+MAX_SESSION_S = 86_400.0
+"""A lease or a grace of a session lasts a day at most."""
+
+
+class _Awaiting(NamedTuple):
+    """A command that waits for the store."""
+
+    client: str
+    entry: Entry
+    deadline_at: float
+    until: float
+
+
+class ClientCommands:
+    """Everything a client may ask for besides generation."""
+
+    def __init__(
+        self,
+        context: Context,
+        table: RequestTable,
+        dispatcher: Dispatcher,
+        fleet: MemberCommands,
+        publications: Publications,
+        sessions: Sessions,
+        *,
+        intents: Intents,
+    ) -> None:
+        self._context = context
+        self._table = table
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._publications = publications
+        self._sessions = sessions
+        self._intents = intents
+        self._awaiting: dict[str, _Awaiting] = {}
+        """By rid."""
+
+    def tick(self, now: float) -> None:
+        """Pass on what waited for a store, or refuse it."""
+        store = self._context.members.store() if self._awaiting else None
+        for rid, each in list(self._awaiting.items()):
+            if store is not None:
+                del self._awaiting[rid]
+                left_ms = max(1, round(1000 * (each.deadline_at - now)))
+                entry = replace(each.entry, deadline_ms=left_ms)
+                self._fleet.ask(each.client, entry, [store], now)
+            elif each.until <= now:
+                del self._awaiting[rid]
+                message = "no weight store is connected; start one with `rolloutbus store`"
+                self._context.refuse(each.client, rid, refusal("no_store", message, "route"))
+
+    def abort(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Stop requests of this client, or a publication."""
+        body = unpack_as(Abort, entry)
+        n_aborted = self._dispatcher.abort(client, body)
+        n_aborted += self._publications.abort(client.name, body.rids, now)
+        self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
+
+    def open_session(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Give a session a place, or renew it."""
+        body = unpack_as(OpenSession, entry)
+        opened = _problem_of(body) or self._sessions.open(client.name, body, now)
+        if isinstance(opened, Problem):
+            self._context.refuse(client.name, entry.rid, opened)
+        else:
+            self._context.finish(client.name, entry.rid, pack(OpenedSession(opened)))
+
+    def close_session(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        """Free a session's place."""
+        session = unpack_as(CloseSession, entry).session
+        if self._sessions.close(client.name, session):
+            self._context.finish(client.name, entry.rid)
+            return
+        message = f"session {session[:64]!r} is not open"
+        problem = refusal("unknown_session", message, "session")
+        self._context.refuse(client.name, entry.rid, problem)
+
+    def publish(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Bring a sealed version to the fleet."""
+        body = unpack_as(PublishVersion, entry)
+        problem = (
+            check_rid(entry.rid, client=client.name)
+            or check_deadline(entry)
+            or check_name(body.policy, field="policy")
+        )
+        if problem is not None:
+            self._context.refuse(client.name, entry.rid, problem)
+        else:
+            self._publications.publish(client.name, entry, body, now)
+
+    def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Pass a command to one member or to all workers."""
+        stranger = check_rid(entry.rid, client=client.name)
+        if stranger is not None:  # first of all: the answers that are kept are their owners'
+            self._context.refuse(client.name, entry.rid, stranger)
+            return
+        if entry.rid in self._awaiting or self._fleet.is_known(client.name, entry.rid):
+            return
+        body = unpack(entry)  # one that breaks its type is refused here, once, naming the field
+        problem = check_deadline(entry)
+        if problem is not None:
+            self._context.refuse(client.name, entry.rid, problem)
+            return
+        targets = self._targets(entry.route)
+        if targets is None and self._waits_for_store(entry):
+            deadline_at = now + entry.deadline_ms / 1000
+            until = min(deadline_at, now + STORE_GRACE_S)
+            self._awaiting[entry.rid] = _Awaiting(client.name, entry, deadline_at, until)
+        elif targets is None:
+            self._context.refuse(client.name, entry.rid, self._nobody_at(entry.route))
+        elif not self._fleet.has_room(len(targets)):
+            problem = refusal("busy", "too many commands are under way", retry_after_ms=1000)
+            self._context.refuse(client.name, entry.rid, problem)
+        elif "paused" in COMMANDS[entry.kind].refused_in and (held := self._held(targets)):
+            problem = refusal("not_ready", f"{held} is paused; send resume first", "route", 250)
+            self._context.refuse(client.name, entry.rid, problem)
+        elif isinstance(body, Pause | Resume):
+            if self._intents.may_be_asked:  # else its client asks again
+                self._intents.asked(body, entry.route, now)
+                self._fleet.ask(client.name, entry, targets, now)
+        else:
+            self._fleet.ask(client.name, entry, targets, now, self._missed(entry, body))
+
+    def report(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Answer `status`."""
+        self._context.finish(client.name, entry.rid, pack(self.status(now)))
+
+    def status(self, now: float) -> FleetStatus:
+        """The router's table, for people and tools."""
+        context = self._context
+        workers = [self._worker_status(worker, now) for worker in context.members.workers()]
+        return FleetStatus(
+            context.router_epoch,
+            context.instance,
+            context.is_recovering,
+            workers,
+            dict(context.committed),
+            len(self._table.waiting),
+            sum(worker.n_running for worker in workers),
+            len(context.clients),
+            {"sessions_moved": 0, **context.counters},
+            self._sessions.counts(),
+            dict(context.troubled),
+            self._publications.under_way(now),
+            context.intent.fleet,
+            context.intent.pause,
+            dict(context.intent.workers),
+        )
+
+    def _held(self, targets: Iterable[MemberRecord]) -> str:
+        """Name of one that is to be paused, or might be; empty if none is."""
+        return next((each.name for each in targets if each.blocked_by & HELD), "")
+
+    def _missed(self, entry: Entry, body: object) -> list[str]:
+        """Workers that are away, and will not do it when they come."""
+        is_brought = isinstance(body, LoadLora) and not body.path  # out of the store
+        is_missed = "missed" in COMMANDS[entry.kind].traits
+        if entry.route != "fleet" or not is_missed or is_brought:
+            return []
+        return self._context.expected.absent()
+
+    def _targets(self, route: str) -> list[MemberRecord] | None:
+        members = self._context.members
+        if route == "fleet":
+            return members.workers()
+        if route == "store":
+            member = members.store()
+        else:
+            member = members.named(route.removeprefix("worker:"))
+            if member is not None and member.role != "worker":
+                member = None
+        return [member] if member is not None else None
+
+    def _nobody_at(self, route: str) -> Problem:
+        if route == "store":
+            return refusal("no_store", "no 'store' is connected", "route")
+        names = sorted(each.name for each in self._context.members.workers())
+        more = f", and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
+        there = f"there are {', '.join(names[:MAX_TOLD])}{more}" if names else "there is no worker"
+        return refusal("unknown_worker", f"no {route[:80]!r} is connected; {there}", "route")
+
+    def _waits_for_store(self, entry: Entry) -> bool:
+        is_for_it = entry.route == "store" and COMMANDS[entry.kind].target == "store"
+        return is_for_it and len(self._awaiting) < MAX_AWAITING
+
+    def _worker_status(self, worker: MemberRecord, now: float) -> WorkerStatus:
+        facts = worker.hello.worker
+        return WorkerStatus(
+            worker.name,
+            worker.epoch,
+            worker.shown_state,
+            worker.policy,
+            worker.version,
+            facts.engine if facts else "",
+            facts.slots if facts else 0,
+            len(worker.requests),
+            worker.heartbeat.n_tokens,
+            int((now - worker.heartbeat_at) * 1000),
+            worker.heartbeat.stalled_ms,
+            facts.pid if facts else 0,
+            self._context.quarantine_of(worker),
+            len(worker.marks) - len(worker.marks_expected),
+            {reason.value: reason.sentence for reason in sorted(worker.blocked_by)},
+        )
+
+
+def _problem_of(body: OpenSession) -> Problem | None:
+    """Which limit an `open_session` breaks."""
+    problem = check_name(body.session, field="session") or check_name(body.policy, field="policy")
+    if problem is None and body.worker:
+        problem = check_name(body.worker, field="worker")
+    if problem is None and not 0 < body.lease_s <= MAX_SESSION_S:
+        problem = refusal(
+            "bad_request", f"a lease is above 0 and at most {MAX_SESSION_S:.0f} s", "lease_s"
+        )
+    if problem is None and not 0 <= body.grace_s <= MAX_SESSION_S:
+        problem = refusal(
+            "bad_request", f"a grace is at least 0 and at most {MAX_SESSION_S:.0f} s", "grace_s"
+        )
+    return problem

@@ -1,0 +1,234 @@
+"""Sessions that were opened: who gets a place, where the next turn goes, when a place is free.
+
+Spec: docs/protocol.md, "Sessions".
+"""
+
+from collections.abc import Iterable
+
+from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.session import OpenSession, SessionMoved
+from rolloutbus.router.context import Context, refusal
+from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.placement.affinity import Affinity
+from rolloutbus.router.requests.record import Request, SessionRecord
+from rolloutbus.router.requests.table import RequestTable
+
+LEAVING = frozenset({"draining", "broken"})
+"""Heartbeat states of a worker that will not come back as it is."""
+
+
+class SessionSlots:
+    """The sessions at each worker; never more than `sessions_per_slot` lets in, unless moved."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._per_slot = context.settings.sessions_per_slot
+        self._at: dict[str, dict[str, SessionRecord]] = {}
+
+    def settle(self, session: SessionRecord, worker: str) -> None:
+        """The session has its place at this worker from now on."""
+        self.leave(session)
+        session.worker = worker
+        self._at.setdefault(worker, {})[session.name] = session
+
+    def leave(self, session: SessionRecord) -> None:
+        """The session's place is free."""
+        there = self._at.get(session.worker)
+        if there is not None:
+            there.pop(session.name, None)
+            if not there:
+                del self._at[session.worker]
+
+    def at(self, worker: str) -> list[SessionRecord]:
+        """The sessions that this worker holds; a copy."""
+        return list(self._at.get(worker, {}).values())
+
+    def counts(self) -> dict[str, int]:
+        """Worker -> sessions, for those that hold any."""
+        return {worker: len(there) for worker, there in self._at.items()}
+
+    def candidates(self, policy: str) -> list[MemberRecord]:
+        """Workers that may hold sessions: those that serve; if none does, all that may again."""
+        workers = self._context.members.workers(policy)
+        serving = [each for each in workers if not each.blocked_by]
+        return serving or [
+            each for each in workers if each.state == "live" and each.heartbeat.state not in LEAVING
+        ]
+
+    def has_room(self, worker: MemberRecord) -> bool:
+        """Whether one more session may be opened there."""
+        return self._n_at(worker) < max(1, int(_slots(worker) * self._per_slot))
+
+    def least_filled(self, workers: Iterable[MemberRecord]) -> MemberRecord | None:
+        """Who of them holds the fewest sessions for its size."""
+        return min(workers, key=self._fill, default=None)
+
+    def _fill(self, worker: MemberRecord) -> tuple[float, int]:
+        return self._n_at(worker) / max(1, _slots(worker)), worker.outstanding_cost
+
+    def _n_at(self, worker: MemberRecord) -> int:
+        return len(self._at.get(worker.name, ()))
+
+
+def _slots(worker: MemberRecord) -> int:
+    facts = worker.hello.worker
+    return facts.slots if facts is not None else 0
+
+
+SESSION_LIMIT = 100_000
+"""Open at once; the places at workers bound them long before, except while recovering."""
+RETRY_MS = 1000
+"""A refused client waits between this and twice this: places are freed more slowly than slots."""
+
+
+class Sessions:
+    """All open sessions."""
+
+    def __init__(
+        self, context: Context, table: RequestTable, affinity: Affinity, chance: Chance
+    ) -> None:
+        self._context = context
+        self._table = table
+        self._affinity = affinity
+        self._chance = chance
+        self.places = SessionSlots(context)
+        self._sessions: dict[str, SessionRecord] = {}
+        self.is_patient = False
+        """A turn waits for its worker: it is to be tried again with the next tick."""
+        self.is_used = False
+        """Any session is open; an attribute, because each request of a session asks."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, client: str, body: OpenSession, now: float) -> str | Problem:
+        """Give a session a place, or renew it; its worker, or why it is refused."""
+        session = self._sessions.get(body.session)
+        if session is None:
+            admitted = self._admit(client, body)
+            if isinstance(admitted, Problem):
+                self._context.count("sessions_refused")
+                return admitted
+            session = admitted
+        elif session.client != client:
+            message = f"session {body.session[:64]!r} is another client's"
+            return refusal("session_taken", message, "session", self._retry_ms())
+        session.lease_s, session.grace_s = body.lease_s, body.grace_s
+        session.advance("opened")
+        session.idle_since = now
+        return session.worker
+
+    def close(self, client: str, name: str) -> bool:
+        """Free a session's place; False if this client has no such session."""
+        session = self._sessions.get(name)
+        if session is None:
+            return self._affinity.sessions.forget(name)
+        if session.client != client:
+            return False
+        self._end(session, "closed")
+        return True
+
+    def client_gone(self, client: str) -> None:
+        """Free the places of a client that is here no more."""
+        for session in [each for each in self._sessions.values() if each.client == client]:
+            self._end(session, "closed")
+
+    def attach(self, request: Request, place: Placement) -> None:
+        """A request that names a session came; if its client has opened it, it belongs to it."""
+        session = self._sessions.get(place.session)
+        if session is None or session.client != request.client or session.policy != place.policy:
+            return
+        request.session = session
+        session.begin(request.rid)
+
+    def worker_lost(self, worker: MemberRecord) -> None:
+        """Its sessions live elsewhere now, or nowhere until somebody can take them."""
+        reason = "draining" if worker.heartbeat.state == "draining" else "lost"
+        for session in self.places.at(worker.name):
+            heir = self.places.least_filled(self.places.candidates(session.policy))
+            if heir is None:
+                session.has_lost_worker = True
+            else:
+                self.move(session, heir.name, reason)
+
+    def tick(self, now: float) -> None:
+        """Time passes: graces and leases end, patience too."""
+        if self.is_patient:
+            self.is_patient = False
+            self._table.waiting.is_untried = True
+        for session in list(self._sessions.values()):
+            if session.state == "active":
+                continue
+            if session.idle_since is None:
+                session.idle_since = now
+            idle_s = now - session.idle_since
+            if idle_s >= session.lease_s:
+                self._end(session, "expired")
+            elif session.state == "held" and idle_s >= session.grace_s:
+                session.advance("rested")
+
+    def counts(self) -> dict[str, int]:
+        """Worker -> open sessions, for those that hold any."""
+        return self.places.counts()
+
+    def _admit(self, client: str, body: OpenSession) -> SessionRecord | Problem:
+        worker = self._place_for(body)
+        if isinstance(worker, Problem):
+            return worker
+        session = SessionRecord(body.session, client, body.policy)
+        self._sessions[session.name] = session
+        self.is_used = True
+        self._context.count("sessions_opened")
+        if body.worker and body.worker != worker:
+            session.worker = body.worker
+            is_there = self._context.members.named(body.worker) is not None
+            self.move(session, worker, "full" if is_there else "lost")
+        else:
+            self.places.settle(session, worker)
+            self._affinity.stick(session.name, worker)
+        return session
+
+    def _place_for(self, body: OpenSession) -> str | Problem:
+        """Where a new session may live: where it was, if it says so or is remembered there."""
+        context = self._context
+        is_absent = bool(body.worker) and context.members.named(body.worker) is None
+        is_full = len(self._sessions) >= SESSION_LIMIT
+        if is_absent and context.is_recovering and not is_full:
+            return body.worker  # it has yet to come back
+        candidates = self.places.candidates(body.policy)
+        roomy = [each for each in candidates if self.places.has_room(each) and not is_full]
+        wanted = body.worker or self._affinity.sessions.get(body.session)
+        worker = next((each for each in roomy if each.name == wanted), None)
+        worker = worker or self.places.least_filled(roomy)
+        if worker is not None:
+            return worker.name
+        if candidates:
+            message = f"{len(self)} sessions are open and hold every place; open it later"
+            return refusal("busy", message, retry_after_ms=self._retry_ms())
+        message = f"no worker of policy {body.policy[:64]!r} is live"
+        return refusal("not_ready", message, retry_after_ms=self._retry_ms())
+
+    def _retry_ms(self) -> int:
+        return RETRY_MS + int(RETRY_MS * self._chance.random())
+
+    def move(self, session: SessionRecord, worker: str, reason: str) -> None:
+        """The session lives at this worker from now on; its client hears why."""
+        context = self._context
+        body = pack(SessionMoved(session.name, session.worker, worker, reason))
+        self.places.settle(session, worker)
+        self._affinity.stick(session.name, worker)
+        session.has_lost_worker, session.waits_since = False, None
+        context.count("places_moved")
+        context.to_client(session.client, Entry("session_moved", body=body))
+
+    def _end(self, session: SessionRecord, event: str) -> None:
+        session.leave(event)
+        self.places.leave(session)
+        del self._sessions[session.name]
+        self.is_used = bool(self._sessions)
+        self._context.count(f"sessions_{event}")
+        if event == "closed":
+            self._affinity.sessions.forget(session.name)

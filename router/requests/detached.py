@@ -1,0 +1,176 @@
+"""Detached requests: they go on without their client, which may come back for them by name.
+
+Spec: docs/protocol.md, "Detached requests".
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from rolloutbus.bus.membership.tombstones import OverRids, Tombstones
+from rolloutbus.bus.wire.entry import Attempt, Peer
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import DetachedRequest, DetachedState
+from rolloutbus.router.members.clients import Clients
+from rolloutbus.router.requests.record import Request
+
+
+class _Follower(NamedTuple):
+    peer: Peer
+    has_prompt: bool
+    """It could send the request again by itself."""
+
+
+class Followers:
+    """Who waits for detached requests; a client that fell silent may have died."""
+
+    def __init__(self, clients: Clients, silence_s: float) -> None:
+        self._clients = clients
+        self._silence_s = silence_s
+        self._by_rid: dict[str, _Follower] = {}
+        self.now = 0.0
+        """Of the last tick, seconds."""
+
+    def follow(self, rid: str, peer: Peer, *, has_prompt: bool) -> None:
+        """The request was sent, or attached to, over this connection."""
+        known = self._by_rid.get(rid)
+        if known is not None and known.peer == peer:
+            has_prompt = has_prompt or known.has_prompt
+        self._by_rid[rid] = _Follower(peer, has_prompt)
+
+    def forget(self, rid: str) -> None:
+        """The request left the table."""
+        self._by_rid.pop(rid, None)
+
+    def is_followed(self, request: Request) -> bool:
+        """Whether its client waits for its ending."""
+        follower = self._by_rid.get(request.rid)
+        return follower is not None and follower.peer == self._listener(request)
+
+    def can_resend(self, request: Request) -> bool:
+        """Whether its client waits for it, and could send it again."""
+        return self.is_followed(request) and self._by_rid[request.rid].has_prompt
+
+    def _listener(self, request: Request) -> Peer | None:
+        client = self._clients.named(request.client)
+        heard_after = self.now - self._silence_s
+        return client.peer if client is not None and client.seen_at >= heard_after else None
+
+
+MAX_DETACHED = 10_000
+"""Held at once, for all clients together; workers list theirs in every heartbeat."""
+UNHEARD_S = 3600.0
+"""What nobody was told is kept this long, like the endings in a worker's outbox."""
+MAX_OVER = 100_000
+"""Those that are over are remembered for all clients together."""
+COLLECTED_S = 60.0
+"""A heartbeat that left its worker before the acknowledgement came names the request once more."""
+
+_SHOWN: dict[str, DetachedState] = {"running": "running", "ended": "ended"}
+
+
+class Unheard(NamedTuple):
+    """An ending that the router itself gave; whoever it was said to may have died before."""
+
+    client: str
+    group: str
+    kind: str
+    problem: Problem
+    until: float
+
+
+def in_order(requests: list[DetachedRequest]) -> list[DetachedRequest]:
+    """By the number in the rid: as they were asked for."""
+    return sorted(requests, key=lambda each: int(each.rid.rpartition("/")[2]))
+
+
+class Detached:
+    """Which requests are detached, who follows them, and what nobody has heard of them yet."""
+
+    def __init__(self, followers: Followers) -> None:
+        self.followers = followers
+        self.requests: dict[str, Request] = {}
+        """By rid; all of them are in the request table too."""
+        self._unheard: OrderedDict[str, Unheard] = OrderedDict()
+        """The oldest first."""
+        self._collected = Tombstones(COLLECTED_S, MAX_DETACHED)
+        self.over = OverRids(MAX_OVER)
+
+    @property
+    def is_full(self) -> bool:
+        """No more are taken."""
+        return len(self.requests) >= MAX_DETACHED
+
+    def add(self, request: Request) -> None:
+        """A detached request enters the table."""
+        self.requests[request.rid] = request
+        self._unheard.pop(request.rid, None)
+
+    def remove(self, request: Request) -> None:
+        """It leaves the table."""
+        self.requests.pop(request.rid, None)
+        self.followers.forget(request.rid)
+
+    def collected(self, request: Request) -> None:
+        """Its client has the ending."""
+        self.remove(request)
+        self.acked(request.rid, request.attempt)
+
+    def acked(self, rid: str, attempt: Attempt) -> None:
+        """Its client has this ending, wherever it is kept."""
+        self._collected.put(rid, attempt, self.followers.now)
+
+    def is_collected(self, rid: str, attempt: Attempt) -> bool:
+        """Whether this ending was acknowledged just now."""
+        over = self._collected.get(rid)
+        return over is not None and attempt <= over
+
+    def end_for_good(self, rid: str) -> None:
+        """Its client has given its caller an end of it."""
+        self.over.add(rid, self.followers.now)
+        self._unheard.pop(rid, None)
+
+    def follow(self, rid: str, peer: Peer, *, has_prompt: bool) -> None:
+        """The request was sent, or attached to, over this connection."""
+        if rid in self.requests:
+            self.followers.follow(rid, peer, has_prompt=has_prompt)
+
+    def unheard(self, rid: str, client: str) -> Unheard | None:
+        """What this client may not have heard of its request."""
+        found = self._unheard.get(rid)
+        return found if found is not None and found.client == client else None
+
+    def keep_unheard(self, request: Request, kind: str, problem: Problem) -> None:
+        """The request has ended here."""
+        until = self.followers.now + UNHEARD_S
+        self._unheard[request.rid] = Unheard(
+            request.client, request.place.group, kind, problem, until
+        )
+        if len(self._unheard) > MAX_DETACHED:
+            self._unheard.popitem(last=False)
+
+    def listed(self, client: str) -> list[DetachedRequest]:
+        """All that is known for a client's name, in order of rids."""
+        found = [
+            DetachedRequest(
+                each.rid, _SHOWN.get(each.state, "waiting"), each.place.group, each.worker
+            )
+            for each in self.requests.values()
+            if each.client == client
+        ]
+        found += [
+            DetachedRequest(rid, "ended", each.group)
+            for rid, each in self._unheard.items()
+            if each.client == client
+        ]
+        return in_order(found)
+
+    def tick(self, now: float) -> int:
+        """Time passes; returns how many endings grew too old to be kept."""
+        self.followers.now = now
+        self._collected.expire(now)
+        self.over.expire(now)
+        n_dropped = 0
+        while self._unheard and next(iter(self._unheard.values())).until <= now:
+            self._unheard.popitem(last=False)
+            n_dropped += 1
+        return n_dropped

@@ -1,0 +1,258 @@
+"""What a generation request is made of, and how the samples of a batch are grouped."""
+
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypedDict, Unpack
+
+import msgspec
+import numpy as np
+
+from rolloutbus.bus.strict_calls import Described, Spelled
+from rolloutbus.bus.wire.entry import Placement
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.limits import MAX_TOKENS_BYTES
+from rolloutbus.bus.wire.messages.endings import bad_request
+from rolloutbus.bus.wire.messages.generation import (
+    NOTHING_MORE,
+    Generate,
+    Grammar,
+    Media,
+    Processor,
+    SamplingParams,
+    Want,
+)
+from rolloutbus.bus.wire.outgoing import sealed, seconds_of
+from rolloutbus.bus.wire.validation import MAX_COST, MAX_SEED, MIN_SEED, check_placement
+from rolloutbus.bus.wire.versions import VERSIONS_TEXT, VERSIONS_WANTED
+from rolloutbus.trainer_adapter.client import logit_processors
+from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.core.results import Int32s, OnLoss
+
+Prompt = Sequence[int] | np.ndarray[tuple[Any, ...], np.dtype[Any]]
+"""Token ids, at least one; an int32 array is sent without conversion."""
+
+DEFAULT_DEADLINE_S = 600.0
+OFF_ELSEWHERE = -1
+"""A `top_k` that is off, as other libraries say it."""
+
+
+SamplingLike = SamplingParams | Mapping[str, Any]
+"""How tokens are drawn; a dict has the fields of `SamplingParams`."""
+SessionName = Annotated[
+    str, Described("the name of one session; for one each, call `generate` once for each prompt")
+]
+VersionsRule = Annotated[str, Spelled(VERSIONS_TEXT, VERSIONS_WANTED)]
+
+
+class TurnOptions(TypedDict, total=False):
+    """The keyword parameters of `RolloutClient.generate`, but for those that a session has itself.
+
+    What they mean and their defaults: `ask_of`.
+    """
+
+    deadline_s: float
+    group: str
+    versions: VersionsRule
+    priority: int
+    on_loss: OnLoss
+    detached: bool
+    lora: str
+    want: Want
+    grammar: Grammar | None
+    processors: Sequence[Processor]
+    action_mask: Sequence[int] | None
+    disallowed_tokens: Sequence[int] | None
+    media: Sequence[Media]
+
+
+class GenerateOptions(TurnOptions, total=False):
+    """All keyword parameters of `RolloutClient.generate`, to hand them on as one."""
+
+    session: SessionName
+    policy: str
+
+
+def ask_of(
+    prompt: Prompt,
+    sampling: SamplingLike,
+    *,
+    deadline_s: float = DEFAULT_DEADLINE_S,
+    session: SessionName = "",
+    group: str = "",
+    versions: VersionsRule = "any",
+    policy: str = "default",
+    priority: int = 0,
+    on_loss: OnLoss = "resume",
+    detached: bool = False,
+    lora: str = "",
+    want: Want = NOTHING_MORE,
+    grammar: Grammar | None = None,
+    processors: Sequence[Processor] = (),
+    action_mask: Sequence[int] | None = None,
+    disallowed_tokens: Sequence[int] | None = None,
+    media: Sequence[Media] = (),
+    stream: bool = False,
+) -> Ask:
+    """The request for one continuation.
+
+    Args:
+        prompt: token ids, int32 [n_prompt_tokens], at least one.
+        sampling: how tokens are drawn, or a dict of its fields. A `top_k` of -1 is off, too.
+        deadline_s: seconds from now for the whole request, queueing included.
+        session: requests of one session stay on one worker.
+        group: requests of one group share a worker's prefix cache.
+        versions: `any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`.
+        policy: name of the policy whose weights are asked for.
+        priority: higher goes first; -100..100.
+        on_loss: when the worker is lost: `resume`, `retry` or `fail`.
+        detached: it goes on when this process ends, and is not stopped when its caller stops
+            waiting; see `RolloutClient.reattach`. Its `group` tells it apart then.
+        lora: adapter, `NAME` or `NAME@VERSION`; none if empty. See `RolloutClient.load_lora`.
+        want: what to tell besides tokens and logprobs: it comes in `Rollout.arrays`.
+        grammar: the output must match it.
+        processors: change logits before sampling, in this order; see
+            `trainer_adapter.client.logit_processors`.
+        action_mask: token ids: nothing else is sampled. Short for the processor of this name, put
+            first.
+        disallowed_tokens: token ids that are not sampled. Short for the processor of this name,
+            put first.
+        media: what the placeholder tokens in the prompt stand for, in their order.
+        stream: deltas come with every engine step.
+
+    Raises:
+        Refused: the prompt or an option is no valid value; `.field` names it.
+    """
+    deadline_s = seconds_of(deadline_s)
+    sampling, _ = sealed(sampling_of(sampling), SamplingParams, field="sampling")
+    if sampling.top_k == OFF_ELSEWHERE:
+        sampling = msgspec.structs.replace(sampling, top_k=0)
+    if not 0 < deadline_s < math.inf:
+        message = f"a deadline is a number of seconds above 0, not {deadline_s}"
+        raise Refused(bad_request("deadline_s", message))
+    if sampling.max_new_tokens < 1:  # else the cost that is made of it would be blamed
+        message = f"{sampling.max_new_tokens} is not at least 1"
+        raise Refused(bad_request("sampling.max_new_tokens", message))
+    tokens = tokens_of(prompt)
+    place = Placement(
+        policy=policy,
+        versions=versions,
+        session=session,
+        group=group,
+        cost=min(len(tokens) + sampling.max_new_tokens, MAX_COST),
+        priority=priority,
+        outlives_client=detached,
+    )
+    place, _ = sealed(place, Placement, field="place")
+    problem = check_placement(place)
+    if problem is not None:
+        raise Refused(problem)
+    short: list[Processor] = []
+    if action_mask is not None:
+        short.append(logit_processors.action_mask(action_mask))
+    if disallowed_tokens is not None:
+        short.append(logit_processors.disallowed_tokens(disallowed_tokens))
+    body = Generate(
+        prompt=tokens.tobytes(),
+        sampling=sampling,
+        stream=stream,
+        lora=lora,
+        want=want,
+        grammar=grammar,
+        processors=[*short, *processors],
+        media=list(media),
+    )
+    return Ask("generate", body, place=place, on_loss=on_loss)
+
+
+def group_asks(
+    prompts: Sequence[Prompt], sampling: SamplingLike, n: int, **options: Unpack[GenerateOptions]
+) -> Iterator[Ask]:
+    """The n samples of each prompt, in a group of its own unless one is named; see `row_seed`.
+
+    Raises:
+        Refused: as `ask_of`; `n` below 1.
+    """
+    if n < 1:
+        raise Refused(bad_request("n", f"{n} samples were asked for; ask for at least one"))
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, int | np.integer):
+            message = (
+                "prompts is a list of prompts, each a list of token ids, such as [[1, 2], [3]]"
+            )
+            raise Refused(bad_request("prompts", f"{message}; this is a list of token ids"))
+        group = options.get("group") or f"g-{secrets.token_hex(8)}"
+        own: GenerateOptions = {**options, "group": group}
+        first = ask_of(prompt, sampling, **own)
+        for index in range(n):
+            yield _row_of(first, number * n + index)
+
+
+def row_seed(seed: int, row: int) -> int:
+    """Seed of row `row` of a batch: `seed + row`, within int64 (after 2**63 - 1 comes -2**63).
+
+    Rows are counted over the whole batch, so that a prompt that stands in it twice is sampled
+    differently; row 0 is sampled as one request with this seed would be.
+    """
+    return (seed + row - MIN_SEED) % (MAX_SEED - MIN_SEED + 1) + MIN_SEED
+
+
+def _row_of(first: Ask, row: int) -> Ask:
+    """The same prompt as a row of a batch."""
+    body = first.body
+    assert isinstance(body, Generate)
+    seed = body.sampling.sampling_seed
+    if seed is not None and MIN_SEED <= seed <= MAX_SEED:  # another one is refused by its name
+        own = msgspec.structs.replace(body.sampling, sampling_seed=row_seed(seed, row))
+        body = msgspec.structs.replace(body, sampling=own)
+    return Ask(first.kind, body, place=first.place, on_loss=first.on_loss, retries_busy=True)
+
+
+def sampling_of(given: SamplingLike) -> SamplingParams:
+    """The SamplingParams of what was given.
+
+    Raises:
+        Refused: it is neither, or has a field that does not exist.
+    """
+    if isinstance(given, Mapping):
+        try:
+            given = SamplingParams(**given)
+        except TypeError as error:
+            raise Refused(bad_request("sampling", str(error))) from error
+    if not isinstance(given, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance] - callers
+        message = (
+            f"SamplingParams or a dict of its fields, not a value of type {type(given).__name__}"
+        )
+        raise Refused(bad_request("sampling", message))
+    return given
+
+
+def tokens_of(prompt: Prompt) -> Int32s:
+    """int32 [n_prompt_tokens], little endian, contiguous.
+
+    Raises:
+        Refused: empty, not one-dimensional, or not integers that fit int32.
+    """
+    if isinstance(prompt, str | bytes):
+        message = "token ids, not text: TextClient(client, tokenizer) takes text"
+        raise Refused(bad_request("prompt", f"a prompt is a list of {message}"))
+    if isinstance(prompt, Mapping):
+        message = "not what a tokenizer returns: give its ['input_ids']"
+        raise Refused(bad_request("prompt", f"a prompt is a list of token ids, {message}"))
+    try:
+        array = np.asarray(prompt)
+    except (ValueError, TypeError) as error:
+        raise Refused(bad_request("prompt", f"a prompt is a list of token ids: {error}")) from error
+    if array.ndim == 1 and array.size == 0:
+        raise Refused(bad_request("prompt", "a prompt has at least a token; this one is empty"))
+    if array.ndim != 1:
+        shape = f"not an array of shape {array.shape}"
+        raise Refused(bad_request("prompt", f"a prompt is one list of token ids, {shape}"))
+    if not np.issubdtype(array.dtype, np.integer):
+        raise Refused(bad_request("prompt", f"token ids are integers, not {array.dtype}"))
+    if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
+        raise Refused(bad_request("prompt", "a token id is negative or does not fit int32"))
+    tokens = np.ascontiguousarray(array, "<i4")
+    if tokens.nbytes > MAX_TOKENS_BYTES:
+        raise Refused(bad_request("prompt", f"a prompt has at most {MAX_TOKENS_BYTES // 4} tokens"))
+    return tokens

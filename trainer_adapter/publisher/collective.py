@@ -1,0 +1,290 @@
+"""`collective`: the trainer broadcasts the weights to all workers of an update at once.
+
+Spec: docs/protocol.md, "Collective".
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from rolloutbus.bus.actor.loop import in_daemon_thread
+from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.weights.rank_group import (
+    END,
+    GO,
+    TIMEOUT,
+    WORLD,
+    BadReport,
+    BrokenGroup,
+    RankGroup,
+    RankReport,
+    Seat,
+    done_key,
+    first_line,
+    joined_key,
+    read_report,
+    read_world,
+    why_not,
+)
+from rolloutbus.bus.weights.shm import host_id
+from rolloutbus.bus.wire.messages.weights import Bucket, Offer, Tensor
+from rolloutbus.trainer_adapter.publisher.offering import (
+    QueuedWork,
+    checksum_of,
+    fill,
+    gpu_uuid,
+    only_gpu,
+    spans_of,
+)
+
+_LOOK_S = 0.005
+"""Between two looks at keys that workers write; a look costs microseconds here."""
+_HEARD_S = 2.0
+
+
+class Rendezvous:
+    """Serves from construction to `close`, on one event loop."""
+
+    def __init__(self, host: str, timeout_s: float) -> None:
+        """Listen at the address `host`, on any free port."""
+        with socket.create_server((host, 0), family=_family(host)) as listening:
+            self.host, self.port = host, int(listening.getsockname()[1])
+            # Without a descriptor of ours it would listen on every address of this host.
+            self._store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+                host,
+                self.port,
+                is_master=True,
+                timeout=timedelta(seconds=timeout_s),
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
+        self._store.set(TIMEOUT, str(round(timeout_s * 1e3)))
+        self._timeout_s = timeout_s
+        self._gathering: asyncio.Timeout | None = None
+        """While ranks are waited for."""
+        self._why_not = f"was not there within {timeout_s:g} s"
+
+    def client(self) -> dist.Store:  # pyright: ignore[reportPrivateImportUsage]
+        """Another connection to it, for a thread that may block."""
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            self.host,
+            self.port,
+            is_master=False,
+            timeout=timedelta(seconds=self._timeout_s),
+            wait_for_workers=False,
+        )
+
+    async def world(self) -> int:
+        """Ranks in all, as soon as the first worker is there. Raises BadReport."""
+        await self._written(WORLD)
+        return read_world(self._store.get(WORLD))
+
+    async def joined(self, world: int) -> list[RankReport]:
+        """Reports of ranks 1 to `world` - 1; of who does not come in time, that it did not."""
+        return await self._reports([joined_key(rank) for rank in range(1, world)])
+
+    async def done(self, world: int) -> list[RankReport]:
+        """The same at their ends."""
+        return await self._reports([done_key(rank) for rank in range(1, world)])
+
+    async def heard(self, reports: Sequence[RankReport]) -> None:
+        """Wait a moment until all who have come know why nothing is sent: with us, that is gone."""
+        came = [rank for rank, report in enumerate(reports, 1) if not report.problem]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HEARD_S):
+                for rank in came:
+                    await self._written(done_key(rank))
+
+    def go(self, why_not: str) -> None:
+        """Tell those who wait to begin, or why nothing will come; only the first word counts."""
+        if not self._store.check([GO]):
+            self._store.set(GO, why_not)
+
+    def call_off(self) -> None:
+        """Begin nothing, if it has not begun; what waits here goes on at once."""
+        if self._store.check([GO]):
+            return
+        self._why_not = "was told anew"
+        self.go("the workers were told anew")
+        if self._gathering is not None:
+            self._gathering.reschedule(asyncio.get_running_loop().time())
+
+    def end(self) -> None:
+        """Tell those who wait, whatever for, that it is over."""
+        self.go("the trainer has given up")
+        self._store.set(END, "")
+
+    async def _reports(self, keys: list[str]) -> list[RankReport]:
+        reports: list[RankReport] = []
+        try:
+            async with asyncio.timeout(self._timeout_s) as self._gathering:
+                for key in keys:
+                    await self._written(key)
+                    reports.append(read_report(self._store.get(key)))
+        except TimeoutError:
+            reports += [RankReport(problem=self._why_not)] * (len(keys) - len(reports))
+        finally:
+            self._gathering = None
+        return reports
+
+    async def _written(self, key: str) -> None:
+        # A wait of the store would block a thread, and every other call with it.
+        while not self._store.check([key]):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+BUCKET_BYTES = 256 << 20
+_CPU = torch.device("cpu")
+_log = logging.getLogger(__name__)
+
+
+@strict()
+class CollectiveOffering:
+    """See `Offering`. Holds a second copy of the weights, from version to version.
+
+    A group is made for each version, of the workers that the router chose, and never used again.
+    """
+
+    def __init__(
+        self,
+        backend: Literal["gloo", "nccl"] = "gloo",
+        *,
+        host: str = "127.0.0.1",
+        timeout_s: float = 60.0,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        """Choose how and where.
+
+        Args:
+            backend: `gloo` through host memory; `nccl` from GPU to GPU, for tensors on one GPU
+                that no worker uses.
+            host: address of this host that workers meet at. Neither gloo nor nccl asks who is
+                there or hides what it sends: another one than loopback only on a network where
+                everybody may read the weights.
+            timeout_s: for all to come, and then for all to have it.
+            bucket_bytes: size of the pieces.
+        """
+        self._backend = backend
+        self._host = host
+        self._timeout_s = timeout_s
+        self._bucket_bytes = bucket_bytes
+        self._pieces: list[torch.Tensor] = []
+        self._device = _CPU
+        self._rendezvous: Rendezvous | None = None
+        self.problem = ""
+        """Why the last version did not go out this way to all; empty if it did."""
+
+    async def prepare(
+        self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
+    ) -> list[Offer]:
+        """See `Offering`."""
+        await self.close()
+        device = _CPU if self._backend == "gloo" else only_gpu(tensors)
+        if device is None:
+            return []
+        self._device, self.problem = device, "no worker has asked for it"
+        queued = QueuedWork(tensors)
+        buckets = await asyncio.to_thread(self._copy, layout, tensors, queued)
+        try:
+            self._rendezvous = Rendezvous(self._host, self._timeout_s)
+        except (OSError, RuntimeError) as error:
+            self.problem = f"no rendezvous at {self._host}: {first_line(error)}"
+            _log.warning("%s", self.problem)
+            return []
+        is_local = self._host in {"127.0.0.1", "::1"}
+        return [
+            Offer(
+                "collective",
+                at=f"{self._host}:{self._rendezvous.port}",
+                host=host_id() if is_local else "",
+                backend=self._backend,
+                buckets=buckets,
+            )
+        ]
+
+    async def serve(self) -> None:
+        """Wait for the workers, send, and wait until all have it."""
+        rendezvous = self._rendezvous
+        if rendezvous is None:
+            return
+        try:
+            self.problem = await self._send(rendezvous)
+        except (BadReport, BrokenGroup, RuntimeError) as error:
+            self.problem = first_line(error)
+        finally:
+            rendezvous.end()
+        if self.problem:
+            _log.warning("collective transfer failed: %s", self.problem)
+
+    def call_off(self) -> None:
+        """Ranks that wait for others take another way at once."""
+        if self._rendezvous is not None:
+            self._rendezvous.call_off()
+
+    async def close(self) -> None:
+        """The rendezvous ends; who still waits there takes another way."""
+        rendezvous, self._rendezvous = self._rendezvous, None
+        if rendezvous is not None:
+            rendezvous.end()
+
+    def forget(self) -> None:
+        """Free the copy."""
+        self._pieces = []
+
+    async def _send(self, rendezvous: Rendezvous) -> str:
+        """Why not all have it; empty if they have."""
+        world = await rendezvous.world()
+        gpu = gpu_uuid(self._device) if self._device.type == "cuda" else ""
+        reports = await rendezvous.joined(world)
+        problem = why_not(gpu, reports)
+        rendezvous.go(problem)
+        if problem:
+            await rendezvous.heard(reports)
+            return problem
+        seat = Seat(self._backend, 0, world, self._host, self._timeout_s)
+        pieces = self._pieces
+
+        def broadcast() -> RankGroup:
+            group = RankGroup(dist, rendezvous.client(), seat)
+            try:
+                group.broadcast(pieces)
+            except BaseException:
+                group.close()
+                raise
+            return group
+
+        try:
+            group = await in_daemon_thread(broadcast, "rolloutbus-broadcast")
+        except BaseException:
+            self._pieces = []  # the thread may read them still: the next version gets others
+            raise
+        try:
+            return why_not("", await rendezvous.done(world))
+        finally:
+            group.close()
+
+    def _copy(
+        self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor], queued: QueuedWork
+    ) -> list[Bucket]:
+        queued.wait()
+        spans = list(spans_of(layout, self._bucket_bytes))
+        sizes, device = [each.size_bytes for each in spans], self._device
+        if [(n, device) for n in sizes] != [(len(each), each.device) for each in self._pieces]:
+            self._pieces = []
+            self._pieces = [torch.zeros(n, dtype=torch.uint8, device=device) for n in sizes]
+        buckets: list[Bucket] = []
+        for span, piece in zip(spans, self._pieces, strict=True):
+            fill(piece, span, layout, tensors)
+            buckets.append(Bucket(span.start, span.size_bytes, checksum_of(piece)))
+        return buckets

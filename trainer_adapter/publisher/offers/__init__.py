@@ -1,1 +1,0 @@
-"""Ways to a version's bytes that the trainer itself offers, beside the weight store."""
