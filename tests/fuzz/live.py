@@ -27,8 +27,8 @@ from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.transport.endpoints import split_key
 from tests.fuzz.garbage import connect_and_say, nonsense
 from tests.fuzz.intruder import Intruder
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling, n_held
-from tests.integration.keyring import Keyring
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling, n_held
 
 AT_ONCE = 32
 """Attackers side by side."""
@@ -162,13 +162,13 @@ async def attack_knowing(
     return intruder.answers
 
 
-def keyring_in(directory: Path) -> Keyring:
+def keys_in(directory: Path) -> KeyDirectory:
     """Keys of two clients: who works, and who will do no good."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ring = Keyring(directory)
-    ring.add("echo", "client")
-    ring.add("intruder", "client")
-    return ring
+    keys = KeyDirectory(directory)
+    keys.add("echo", "client")
+    keys.add("intruder", "client")
+    return keys
 
 
 @asynccontextmanager
@@ -178,8 +178,8 @@ async def guarded_or_not(
     """A fleet, its client, and the key of an intruder, who is a client like any other."""
     key_file, key = "", None
     if keys is not None:
-        ring = keyring_in(keys)
-        key_file, key = str(ring.file("echo")), ring.dials("intruder")
+        known = keys_in(keys)
+        key_file, key = str(known.file("echo")), known.client_settings("intruder")
     async with (
         rolloutbus.up(workers=1, engine="fake", transport="tcp", secure=keys) as fleet,
         rolloutbus.connect(fleet.address, name="echo", key_file=key_file) as client,

@@ -8,7 +8,7 @@ from rolloutbus.bus.weights.manifest import total_bytes
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer
 from rolloutbus.engine_worker.weights.torch_tensors import gpu_uuid
 from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
-from tests.gpu.takers import Version, takers
+from tests.gpu.receiver_processes import Version, weight_receivers
 
 BUCKET_BYTES = 5 << 20
 FIRST_GPU = torch.device("cuda", 0)
@@ -30,7 +30,7 @@ async def test_a_worker_reads_every_byte_and_memory_is_used_again(seed: int) -> 
     offering = CudaIpcOffering(BUCKET_BYTES)
     held: list[int] = []
     versions = [Version(number, seed) for number in (1, 2, 3)]
-    async with takers("cuda_ipc", [gpu_uuid(FIRST_GPU)] * 2) as workers:
+    async with weight_receivers("cuda_ipc", [gpu_uuid(FIRST_GPU)] * 2) as workers:
         for version in versions:
             offers = await offering.prepare(version.layout, version.tensors)
             assert len(offers[0].buckets) > 2
@@ -49,7 +49,7 @@ async def test_a_worker_reads_every_byte_and_memory_is_used_again(seed: int) -> 
 async def test_memory_that_a_worker_has_open_keeps_its_content(seed: int) -> None:
     offering = CudaIpcOffering(BUCKET_BYTES)
     first, second, third = (Version(number, seed) for number in (1, 2, 3))
-    async with takers("cuda_ipc", [gpu_uuid(FIRST_GPU)] * 2) as (slow, other):
+    async with weight_receivers("cuda_ipc", [gpu_uuid(FIRST_GPU)] * 2) as (slow, other):
         offers = await offering.prepare(first.layout, first.tensors)
         await slow.ask("take", manifest=first.manifest(offers))
         offers = await offering.prepare(second.layout, second.tensors)
@@ -70,7 +70,7 @@ async def test_memory_that_a_worker_has_open_keeps_its_content(seed: int) -> Non
 async def test_an_offer_that_cannot_be_opened_sends_the_worker_another_way(seed: int) -> None:
     offering = CudaIpcOffering(BUCKET_BYTES)
     version = Version(1, seed)
-    async with takers("cuda_ipc", [gpu_uuid(FIRST_GPU)]) as (worker,):
+    async with weight_receivers("cuda_ipc", [gpu_uuid(FIRST_GPU)]) as (worker,):
         (offer,) = await offering.prepare(version.layout, version.tensors)
         bucket = offer.buckets[1]
         for offers in (
@@ -93,7 +93,7 @@ async def test_an_offer_that_cannot_be_opened_sends_the_worker_another_way(seed:
 async def test_a_handle_to_less_memory_than_promised_is_refused(seed: int) -> None:
     offering = CudaIpcOffering(BUCKET_BYTES)
     version = Version(1, seed)
-    async with takers("cuda_ipc", [gpu_uuid(FIRST_GPU)]) as (worker,):
+    async with weight_receivers("cuda_ipc", [gpu_uuid(FIRST_GPU)]) as (worker,):
         (offer,) = await offering.prepare(version.layout, version.tensors)
         smallest = min(offer.buckets, key=lambda each: each.size_bytes)
         largest = max(range(len(offer.buckets)), key=lambda i: offer.buckets[i].size_bytes)
@@ -107,7 +107,7 @@ async def test_a_handle_to_less_memory_than_promised_is_refused(seed: int) -> No
 async def test_wrong_bytes_are_found(seed: int) -> None:
     offering = CudaIpcOffering(BUCKET_BYTES)
     version = Version(1, seed)
-    async with takers("cuda_ipc", [gpu_uuid(FIRST_GPU)]) as (worker,):
+    async with weight_receivers("cuda_ipc", [gpu_uuid(FIRST_GPU)]) as (worker,):
         (offer,) = await offering.prepare(version.layout, version.tensors)
         offers = changed(offer, 1, checksum=offer.buckets[1].checksum ^ 2**63)
         got = await worker.ask("take", manifest=version.manifest(offers))
@@ -119,7 +119,7 @@ async def test_wrong_bytes_are_found(seed: int) -> None:
 async def test_a_trainer_that_forgot_its_copy_lends_nothing(seed: int) -> None:
     offering = CudaIpcOffering(BUCKET_BYTES)
     version = Version(1, seed)
-    async with takers("cuda_ipc", [gpu_uuid(FIRST_GPU)]) as (worker,):
+    async with weight_receivers("cuda_ipc", [gpu_uuid(FIRST_GPU)]) as (worker,):
         offers = await offering.prepare(version.layout, version.tensors)
         offering.forget()
         got = await worker.ask("take", manifest=version.manifest(offers))

@@ -13,8 +13,8 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import Memory
-from tests.gpu.permuting import PermutingModel, permutation
-from tests.integration.drills import Streamed
+from tests.gpu.permuting_model import PermutingModel, permutation
+from tests.integration.live_fleet import Streamed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.gpu.gpu_fleets import gpu_fleet, running
 from tests.gpu.tiny import load_tiny, save_tiny
-from tests.integration.overflow import HURT, check_overflow
+from tests.integration.overflowing_weights import HURT, check_overflow
 
 N_ENDLESS = 3500
 """Nearly the context."""

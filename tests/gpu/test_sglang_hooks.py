@@ -9,7 +9,7 @@ from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.errors import ProcessFailed
 from tests.gpu.gpu_fleets import gpu_fleet
 from tests.gpu.tiny import save_tiny
-from tests.sglang.removing import remove
+from tests.sglang.removed_functions import remove
 
 
 @pytest.mark.parametrize("hook", [hooks.PROCESS_BATCH_RESULT, hooks.DRAW], ids=lambda h: h.target)

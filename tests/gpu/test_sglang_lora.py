@@ -13,7 +13,7 @@ from rolloutbus.bus.wire.messages.engine import Adapters
 from rolloutbus.errors import Refused
 from tests.gpu.gpu_fleets import DEADLINE_S, Served, gpu_fleet, running
 from tests.gpu.tiny import FAR, NEAR, error_of, load_tiny, save_tiny
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.lora_adapters import TARGETS, Lora, random_lora
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

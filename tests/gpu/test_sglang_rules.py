@@ -24,7 +24,7 @@ from rolloutbus.trainer_adapter.client.logit_processors import (
 )
 from tests.gpu.gpu_fleets import DEADLINE_S, SLOTS, Served, gpu_fleet, running
 from tests.gpu.tiny import NEAR, Logits, load_tiny, logits_of, save_tiny
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.sglang.models import EOS, FIRST_BYTE, VOCAB_SIZE, byte_tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,7 +12,7 @@ import pytest_asyncio
 from rolloutbus import Rollout, RolloutClient, SamplingParams
 from tests.gpu.gpu_fleets import DEADLINE_S, SLOTS, gpu_fleet, running
 from tests.gpu.tiny import NEAR, error_of, load_tiny, save_tiny
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,7 +13,7 @@ import rolloutbus
 from rolloutbus import SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
-from tests.gpu.permuting import PermutingModel, permutation
+from tests.gpu.permuting_model import PermutingModel, permutation
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 

@@ -25,12 +25,12 @@ from rolloutbus.engine_worker.weights.staged import CannotFetch
 from rolloutbus.engine_worker.weights.transports.broadcast import HostLanding, WorkerRendezvous
 from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 from rolloutbus.engine_worker.weights.transports.collective import Collective
-from tests.integration.drills import n_held
+from tests.integration.live_fleet import n_held
 
 SETTLE_S = 10.0
 
 
-class HalfMeeting(WorkerRendezvous):
+class HalfRendezvous(WorkerRendezvous):
     """Receives one bucket, says so, and is not heard of again."""
 
     def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:
@@ -56,7 +56,7 @@ async def take(way: Collective, order: dict[str, Any]) -> dict[str, Any]:
 def take_half(order: dict[str, Any]) -> None:
     manifest = msgspec.json.decode(order["manifest"], type=Manifest)
     offer = offer_of(manifest, "collective")
-    meeting = HalfMeeting(offer.at, (order["rank"], order["world"]))
+    meeting = HalfRendezvous(offer.at, (order["rank"], order["world"]))
     landing = HostLanding(np.empty(manifest.size_bytes, np.uint8), manifest, offer.buckets)
     meeting.join(RankReport())
     meeting.receive(landing.pieces, offer.backend)

@@ -17,8 +17,8 @@ import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S, ENDLESS
-from tests.integration.hold import Hold
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS
+from tests.integration.token_limit import TokenLimit
 
 VOCAB_SIZE = 64
 MAX_CONTEXT = ENDLESS + 576
@@ -50,17 +50,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hold(tmp_path_factory: pytest.TempPathFactory) -> Hold:
+def token_limit(tmp_path_factory: pytest.TempPathFactory) -> TokenLimit:
     """Holds the requests of this module's fleet, if its engine is the fake one."""
-    return Hold(tmp_path_factory.mktemp("hold") / "limit")
+    return TokenLimit(tmp_path_factory.mktemp("token_limit") / "limit")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(
-    request: pytest.FixtureRequest, tiny_model: Path, hold: Hold
+    request: pytest.FixtureRequest, tiny_model: Path, token_limit: TokenLimit
 ) -> AsyncIterator[Fleet]:
     """What the module's `FLEET` describes; one for all of its tests."""
-    async with rolloutbus.up(**_described(request, tiny_model, hold)) as running:
+    async with rolloutbus.up(**_described(request, tiny_model, token_limit)) as running:
         yield running
 
 
@@ -73,11 +73,13 @@ async def client(request: pytest.FixtureRequest, fleet: Fleet) -> AsyncIterator[
         yield connected
 
 
-def _described(request: pytest.FixtureRequest, tiny_model: Path, hold: Hold) -> UpOptions:
+def _described(
+    request: pytest.FixtureRequest, tiny_model: Path, token_limit: TokenLimit
+) -> UpOptions:
     options = cast("UpOptions", vars(_module(request))["FLEET"])
     if options.get("engine") != "fake":
         return {**options, "model": tiny_model}
-    engine_options = {**options.get("engine_options", {}), "hold_file": str(hold.path)}
+    engine_options = {**options.get("engine_options", {}), "hold_file": str(token_limit.path)}
     return {**options, "engine_options": engine_options}
 
 

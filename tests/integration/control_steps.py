@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.bus.wire.codec import pack, unpack_result
 from rolloutbus.bus.wire.messages.generation import Abort, Aborted, Generated
-from tests.integration.drills import ENDLESS, Streamed
+from tests.integration.live_fleet import ENDLESS, Streamed
 from tests.integration.raw_client import RawClient, generate_body
 
 PROMPT = [3, 10, 20, 7]

@@ -8,7 +8,7 @@ import pytest
 
 from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.errors import Refused
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed
 from tests.lora_adapters import Lora, assert_from
 
 PROMPT = [5, 6, 7, 8, 9]

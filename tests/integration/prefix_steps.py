@@ -8,7 +8,7 @@ import numpy as np
 from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.bus.prefix_hashes import marks_of, unpacked
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S, status_when
+from tests.integration.live_fleet import DEADLINE_S, status_when
 from tests.integration.session_steps import n_cached
 
 N_OWN = 20

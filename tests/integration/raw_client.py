@@ -13,7 +13,7 @@ from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Goodbye, Hello
-from tests.integration.drills import News
+from tests.integration.live_fleet import Changes
 
 PLACE = Placement("default")
 
@@ -29,7 +29,7 @@ class RawClient:
         self.name = name
         self.entries: list[Entry] = []
         self._n = 0
-        self._news = News()
+        self._changes = Changes()
         self._port = DealerPort(address, self._arrived, None)
 
     async def __aenter__(self) -> Self:
@@ -79,9 +79,9 @@ class RawClient:
         return problem
 
     async def _first(self, is_it: Callable[[Entry], bool]) -> Entry:
-        found = await self._news.until(lambda: [each for each in self.entries if is_it(each)])
+        found = await self._changes.until(lambda: [each for each in self.entries if is_it(each)])
         return found[0]
 
     def _arrived(self, entries: list[Entry]) -> None:
         self.entries += entries
-        self._news.come()
+        self._changes.notify()

@@ -10,10 +10,10 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S, Streamed, fake_sampling
-from tests.integration.ears import CLIENT, Ears, marked
-from tests.integration.hold import Hold
-from tests.integration.raw_ear import Frames, RawEar
+from tests.integration.live_fleet import DEADLINE_S, Streamed, fake_sampling
+from tests.integration.raw_subscriber import Frames, RawSubscriber
+from tests.integration.recording_ports import CLIENT, RecordingPorts, sample_until_both_received
+from tests.integration.token_limit import TokenLimit
 
 FLEET: UpOptions = {"workers": 2, "engine": "fake", "tap": True, "engine_options": {"slots": 16}}
 VICTIM, SURVIVOR = "w0", "w1"
@@ -36,9 +36,9 @@ class Recording:
     """All that the surviving worker sent, from before to after the recording."""
 
 
-async def recorded_run(fleet: Fleet, hold: Hold, directory: Path) -> Recording:
+async def recorded_run(fleet: Fleet, token_limit: TokenLimit, directory: Path) -> Recording:
     """Record a run of a fleet of `FLEET`."""
-    own, recorded = Ears(), Ears()
+    own, recorded = RecordingPorts(), RecordingPorts()
     settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
     recorder = Recorder(
         ClientSettings(name="recorder", router=fleet.address),
@@ -48,12 +48,12 @@ async def recorded_run(fleet: Fleet, hold: Hold, directory: Path) -> Recording:
     )
     async with RolloutClient(settings, own.ports) as client:
         members = client.connection.members
-        ear = RawEar(next(each.stream for each in members if each.name == SURVIVOR))
-        while not ear.messages:  # a subscription takes effect some time after it is made
+        subscriber = RawSubscriber(next(each.stream for each in members if each.name == SURVIVOR))
+        while not subscriber.messages:  # a subscription takes effect some time after it is made
             await client.generate([1], fake_sampling(1), deadline_s=DEADLINE_S)
         async with recorder:
-            await marked(client, recorded, own)
-            with hold.at(N_BEFORE):
+            await sample_until_both_received(client, recorded, own)
+            with token_limit.at(N_BEFORE):
                 streams = [
                     Streamed(client, [2, 3 + i], fake_sampling(N_TOKENS)) for i in range(N_STREAMS)
                 ]
@@ -63,16 +63,16 @@ async def recorded_run(fleet: Fleet, hold: Hold, directory: Path) -> Recording:
                 fleet.kill(VICTIM)
                 await fleet.wait_ready(DEADLINE_S)
                 # What goes on goes on where both listen, the new worker included.
-                recorded.listen_anew()
-                own.listen_anew()
-                await marked(client, recorded, own)
+                recorded.reset_subscriptions()
+                own.reset_subscriptions()
+                await sample_until_both_received(client, recorded, own)
             rollouts = [await each.rollout() for each in streams]
             version = await _publish(client)
             after = [await _afterwards(client, i) for i in range(N_AFTERWARDS)]
-            await marked(client, recorded, own)
-        ear.close()
+            await sample_until_both_received(client, recorded, own)
+        subscriber.close()
     by_rid = {each.rid: each for each in [*rollouts, *after]}
-    return Recording(directory, by_rid, [each.rid for each in after], version, ear.messages)
+    return Recording(directory, by_rid, [each.rid for each in after], version, subscriber.messages)
 
 
 async def _publish(client: RolloutClient) -> int:

@@ -31,7 +31,7 @@ from rolloutbus.engine_worker.weights.relay import Relay
 from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from tests.drills.chaos.proxy import Direction, ProxyLink
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import ROOT, StoreHarness, store_harness
 
 Model = dict[str, torch.Tensor]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.types import Session
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
 LONG = SamplingParams(max_new_tokens=300, temperature=0.0, ignore_eos=True)

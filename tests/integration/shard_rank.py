@@ -27,7 +27,7 @@ from rolloutbus.bus.wire.messages.weights import Manifest, PullManifest
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
 from rolloutbus.trainer_adapter.publisher.tensor_source import SourceTensor
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 
 MIB = 1 << 20

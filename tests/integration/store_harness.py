@@ -22,8 +22,8 @@ from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Wel
 from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
-from tests.integration.drills import DEADLINE_S
-from tests.integration.update_desk import UpdateDesk
+from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.update_router import UpdateRouter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +41,7 @@ class StoreHarness:
         self._leased = asyncio.Event()
         self._endings: dict[str, asyncio.Future[Entry]] = {}
         self._n_sent = 0
-        self.connection = UpdateDesk(self.ref)
+        self.connection = UpdateRouter(self.ref)
 
     dialer = None
 

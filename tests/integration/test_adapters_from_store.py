@@ -26,7 +26,7 @@ from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from tests.capable_engine import CapableEngine
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

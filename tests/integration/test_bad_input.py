@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.messages.session import CloseSession
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.errors import BusError, Refused, RequestError, RequestExpired
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
 
 pytestmark = [
     pytest.mark.integration,

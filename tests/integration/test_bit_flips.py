@@ -29,7 +29,7 @@ from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.weights.relay import open_relay
 from tests.drills.chaos.proxy import Direction, ProxyLink
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.relay_family import (
     digests_of,
     digests_staged,

@@ -7,7 +7,7 @@ import pytest
 from rolloutbus import RolloutClient
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.overflow import HURT, check_overflow
+from tests.integration.overflowing_weights import HURT, check_overflow
 from tests.integration.reference import Reference
 
 pytestmark = [

@@ -23,14 +23,14 @@ from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.types import FleetStatus
-from tests.integration.drills import (
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import (
     DEADLINE_S,
     assert_fake_rollout,
     fake_sampling,
     status_when,
     worker_in,
 )
-from tests.integration.keyring import Keyring
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -38,20 +38,20 @@ PROMPT = [1, 2, 3]
 
 
 async def test_router_changes_its_key_under_load_without_an_error(tmp_path: Path) -> None:
-    keys = Keyring(tmp_path)
-    old, new = keys.stranger("router-old"), keys.stranger("router-new")
+    keys = KeyDirectory(tmp_path)
+    old, new = keys.make_unlisted("router-old"), keys.make_unlisted("router-new")
     keys.add("w0", "worker")
     keys.add("ann", "client")
 
     def router(key: str, front: str, back: str) -> RouterActor:
-        settings = RouterSettings(front, back, security=keys.serves(key))
+        settings = RouterSettings(front, back, security=keys.server_settings(key))
         return RouterActor(settings, key)
 
     anywhere = "tcp://127.0.0.1:0"
     async with router("router-old", anywhere, anywhere) as first:
         front, back = (split_key(each)[0] for each in first.endpoints)
         worker = await worker_process(keys, back, old, new)
-        settings = ClientSettings("ann", front, security=keys.dials("ann", old, new))
+        settings = ClientSettings("ann", front, security=keys.client_settings("ann", old, new))
         client = RolloutClient(settings)
         await client.__aenter__()
         load = [asyncio.ensure_future(keep_generating(client)) for _ in range(4)]
@@ -132,13 +132,15 @@ async def keep_generating(client: RolloutClient, n_times: int = sys.maxsize) -> 
         assert_fake_rollout(PROMPT, rollout, 256)
 
 
-async def worker_process(keys: Keyring, back: str, *router_keys: str) -> asyncio.subprocess.Process:
+async def worker_process(
+    keys: KeyDirectory, back: str, *router_keys: str
+) -> asyncio.subprocess.Process:
     settings = WorkerSettings(
         "w0",
         back,
         engine="fake",
         engine_options={"step_s": 0.002},
-        security=keys.serves("w0", *router_keys),
+        security=keys.server_settings("w0", *router_keys),
         exit_with_parent=True,
     )
     process = await asyncio.create_subprocess_exec(
@@ -155,11 +157,11 @@ async def worker_process(keys: Keyring, back: str, *router_keys: str) -> asyncio
 
 
 async def test_revoked_worker_leaves_the_fleet_and_says_why(tmp_path: Path) -> None:
-    keys = Keyring(tmp_path)
-    router_key = keys.stranger("router")
+    keys = KeyDirectory(tmp_path)
+    router_key = keys.make_unlisted("router")
     keys.add("w0", "worker")
     anywhere = "tcp://127.0.0.1:0"
-    settings = RouterSettings(anywhere, anywhere, security=keys.serves("router"))
+    settings = RouterSettings(anywhere, anywhere, security=keys.server_settings("router"))
     async with RouterActor(settings, "router") as router:
         worker = await worker_process(keys, router.endpoints[1], router_key)
         assert len(router.core.status(0.0).workers) == 1

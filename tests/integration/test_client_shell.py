@@ -36,7 +36,7 @@ from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
 from rolloutbus.trainer_adapter.client.core.results import RolloutCancelled
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.sync_client import connect_sync
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -16,7 +16,7 @@ import torch
 from rolloutbus.bus.weights.manifest import digest_of, lay_out, total_bytes
 from rolloutbus.bus.wire.messages.weights import Manifest, Offer
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
-from tests.integration.drills import DEADLINE_S, n_held
+from tests.integration.live_fleet import DEADLINE_S, n_held
 from tests.line_process import LineProcess, line_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

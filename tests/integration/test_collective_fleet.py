@@ -5,7 +5,7 @@ import torch
 
 from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [
     pytest.mark.integration,

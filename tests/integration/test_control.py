@@ -22,8 +22,8 @@ from tests.integration.control_steps import (
     abort_stops_exactly_the_request_that_it_names,
     all_under_way,
 )
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when, worker_in
-from tests.integration.hold import Hold
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, status_when, worker_in
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -286,15 +286,15 @@ async def test_server_info_and_status_tell_the_same_story(
     assert list(one.by_worker) == ["w1"]
 
 
-async def test_a_worker_told_to_leave_finishes_what_it_runs(hold: Hold) -> None:
-    options = {"step_s": 0.005, "hold_file": str(hold.path)}
+async def test_a_worker_told_to_leave_finishes_what_it_runs(token_limit: TokenLimit) -> None:
+    options = {"step_s": 0.005, "hold_file": str(token_limit.path)}
     async with (
         rolloutbus.up(
             workers=2, engine="fake", engine_options=options, store=False, lease=PATIENT
         ) as fleet,
         rolloutbus.connect(fleet.address, name="leave") as client,
     ):
-        with hold.at(N_BEFORE):
+        with token_limit.at(N_BEFORE):
             # Placement is by chance: enough of them that each worker has some.
             streams = await all_under_way([client] * 40, sampling(N_TOKENS))
             leaving = asyncio.create_task(client.shutdown_worker("w0", drain=True))

@@ -10,7 +10,7 @@ from rolloutbus import SamplingParams
 from rolloutbus.errors import EngineFailed
 from rolloutbus.launcher.plan import DEAD_LETTERS
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.playing.player_core import THE_TAP
 from rolloutbus.replay.rollouts.trajectories import Trajectories
 from rolloutbus.replay.rollouts.trajectory_files import write
-from tests.integration.raw_ear import heard_in_replay, messages_in
+from tests.integration.raw_subscriber import messages_in, received_in_replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -46,7 +46,7 @@ async def assert_is_recorded(journal: Path, n_rollouts: int) -> None:
     assert len(list(found)) == n_rollouts
     assert found.n_headless == found.n_open == 0
     expected = messages_in(journal)
-    heard = await heard_in_replay(journal, n_ears=2)
+    heard = await received_in_replay(journal, n_subscribers=2)
     assert {name: [expected[name]] * 2 for name in heard} == heard
     assert heard.keys() | {THE_TAP} == expected.keys()
 

@@ -17,7 +17,7 @@ from rolloutbus.bus.actor.resources import RESERVE_FDS
 from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S, PACE_S, n_held, status_when
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, n_held, status_when
 
 pytestmark = pytest.mark.integration
 

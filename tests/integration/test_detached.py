@@ -11,8 +11,8 @@ import rolloutbus
 from rolloutbus import Fleet, Rollout, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.detached_client import N_TOKENS, NAME, PROMPTS
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, live_and_die, status_when
-from tests.integration.hold import Hold
+from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, live_and_die, status_when
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -46,8 +46,10 @@ async def collected(client: RolloutClient, rids: dict[str, str]) -> list[Rollout
     return rollouts
 
 
-async def test_next_process_collects_what_ran_and_what_ended(fleet: Fleet, hold: Hold) -> None:
-    with hold.at(HELD_AT):
+async def test_next_process_collects_what_ran_and_what_ended(
+    fleet: Fleet, token_limit: TokenLimit
+) -> None:
+    with token_limit.at(HELD_AT):
         await live_and_die(SCRIPT, fleet.address)
         async with next_life(fleet) as (client, rids):
             assert (await client.status()).n_running == len(rids)
@@ -59,9 +61,9 @@ async def test_next_process_collects_what_ran_and_what_ended(fleet: Fleet, hold:
 
 
 async def test_next_process_goes_on_with_a_stream_from_its_first_token(
-    fleet: Fleet, hold: Hold
+    fleet: Fleet, token_limit: TokenLimit
 ) -> None:
-    with hold.at(HELD_AT):
+    with token_limit.at(HELD_AT):
         await live_and_die(SCRIPT, fleet.address)
         async with next_life(fleet) as (client, rids):
             stream = client.follow(rids[GROUPS[0]], deadline_s=DEADLINE_S)
@@ -81,8 +83,10 @@ async def test_next_process_goes_on_with_a_stream_from_its_first_token(
             await client.collect(rids[group], deadline_s=DEADLINE_S)
 
 
-async def test_a_router_restart_in_between_loses_none(fleet: Fleet, hold: Hold) -> None:
-    with hold.at(HELD_AT):
+async def test_a_router_restart_in_between_loses_none(
+    fleet: Fleet, token_limit: TokenLimit
+) -> None:
+    with token_limit.at(HELD_AT):
         await live_and_die(SCRIPT, fleet.address)
         fleet.kill_router()
         await fleet.wait_ready(DEADLINE_S)
@@ -93,8 +97,10 @@ async def test_a_router_restart_in_between_loses_none(fleet: Fleet, hold: Hold) 
         await collected(client, rids)
 
 
-async def test_lost_workers_are_replaced_by_the_router_itself(fleet: Fleet, hold: Hold) -> None:
-    with hold.at(HELD_AT):
+async def test_lost_workers_are_replaced_by_the_router_itself(
+    fleet: Fleet, token_limit: TokenLimit
+) -> None:
+    with token_limit.at(HELD_AT):
         await live_and_die(SCRIPT, fleet.address)
         for name in fleet.worker_names:
             fleet.kill(name)
@@ -108,12 +114,12 @@ async def test_lost_workers_are_replaced_by_the_router_itself(fleet: Fleet, hold
 
 
 async def test_caller_that_stops_waiting_leaves_it_to_be_collected(
-    fleet: Fleet, hold: Hold
+    fleet: Fleet, token_limit: TokenLimit
 ) -> None:
     prompt = [9, 9, 9]
     sampling = rolloutbus.SamplingParams(max_new_tokens=N_TOKENS, ignore_eos=True, sampling_seed=7)
     async with rolloutbus.connect(fleet.address, name="patient") as client:
-        with hold.at(HELD_AT):
+        with token_limit.at(HELD_AT):
             stream = client.stream(prompt, sampling, detached=True, deadline_s=DEADLINE_S)
             await anext(stream)
             await stream.aclose()

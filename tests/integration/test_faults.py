@@ -12,7 +12,8 @@ from rolloutbus import Fleet, Rollout, RolloutClient
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
-from tests.integration.drills import (
+from tests.integration.event_reader import EventReader
+from tests.integration.live_fleet import (
     DEADLINE_S,
     Streamed,
     assert_fake_rollout,
@@ -21,8 +22,7 @@ from tests.integration.drills import (
     status_when,
     worker_in,
 )
-from tests.integration.hold import Hold
-from tests.integration.watching import Watching
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -116,19 +116,19 @@ async def epoch_of(client: RolloutClient, worker: str) -> str:
 
 
 async def test_nothing_is_lost_or_sampled_twice_when_the_router_is_killed(
-    hold: Hold,
+    token_limit: TokenLimit,
 ) -> None:
-    options = {**ENGINES, "hold_file": str(hold.path)}
+    options = {**ENGINES, "hold_file": str(token_limit.path)}
     async with (
         rolloutbus.up(
             workers=N_WORKERS, engine="fake", engine_options=options, store=False, lease=PATIENT
         ) as fleet,
         rolloutbus.connect(fleet.address, name="survivor") as client,
-        Watching.streams_of(client) as seen,
+        EventReader.streams_of(client) as seen,
     ):
         before = (await client.status()).instance
         await seen.hears_everyone(client)
-        with hold.at(N_BEFORE):
+        with token_limit.at(N_BEFORE):
             load = Load(client)
             await load.is_held()
             fleet.kill_router()
@@ -144,11 +144,11 @@ async def test_nothing_is_lost_or_sampled_twice_when_the_router_is_killed(
 
 
 async def test_rollouts_of_a_killed_worker_go_on_elsewhere(
-    fleet: Fleet, client: RolloutClient, hold: Hold
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
 ) -> None:
     epoch = await epoch_of(client, "w0")
     n_resumed = client.connection.counters.resumed
-    with hold.at(N_BEFORE):
+    with token_limit.at(N_BEFORE):
         load, struck = await load_on(client, "w0")
         fleet.kill("w0")
     rollouts = await load.rollouts()
@@ -159,10 +159,10 @@ async def test_rollouts_of_a_killed_worker_go_on_elsewhere(
 
 
 async def test_rollouts_of_a_killed_engine_host_go_on_and_its_worker_comes_back(
-    fleet: Fleet, client: RolloutClient, hold: Hold
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
 ) -> None:
     epoch, pid = await epoch_of(client, "w1"), fleet.pids["w1"]
-    with hold.at(N_BEFORE):
+    with token_limit.at(N_BEFORE):
         load, struck = await load_on(client, "w1")
         fleet.kill_engine_host("w1")
     rollouts = await load.rollouts()
@@ -173,10 +173,10 @@ async def test_rollouts_of_a_killed_engine_host_go_on_and_its_worker_comes_back(
 
 
 async def test_a_frozen_worker_that_wakes_up_changes_nothing(
-    fleet: Fleet, client: RolloutClient, hold: Hold
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
 ) -> None:
     epoch, pid = await epoch_of(client, "w2"), fleet.pids["w2"]
-    with hold.at(N_BEFORE):
+    with token_limit.at(N_BEFORE):
         load, struck = await load_on(client, "w2")
         os.kill(pid, signal.SIGSTOP)
     try:

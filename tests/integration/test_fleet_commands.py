@@ -25,7 +25,7 @@ from rolloutbus.cli.terminal import ExitStatus
 from rolloutbus.errors import FleetCommandFailed
 from rolloutbus.types import FleetResult
 from tests.conformance.representatives import NAMES
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -14,8 +14,8 @@ from rolloutbus import Fleet, RolloutClient, SyncWeightPublisher, WeightPublishe
 from rolloutbus.errors import EngineFailed, RequestCancelled
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
-from tests.integration.doomed_trainer import WEIGHTS
-from tests.integration.drills import DEADLINE_S, status_when
+from tests.integration.killed_trainer import WEIGHTS
+from tests.integration.live_fleet import DEADLINE_S, status_when
 from tests.integration.store_harness import ROOT
 
 pytestmark = [
@@ -76,7 +76,7 @@ async def test_a_plain_script_publishes_watches_and_goes_back(
 async def test_a_killed_trainers_version_is_never_given_to_another(
     fleet: Fleet, client: RolloutClient
 ) -> None:
-    command = [sys.executable, "-m", "tests.integration.doomed_trainer", fleet.address]
+    command = [sys.executable, "-m", "tests.integration.killed_trainer", fleet.address]
     trainer = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )

@@ -28,11 +28,11 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.forwarder import Forwarder
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S, PACE_S, Streamed, fake_sampling
-from tests.integration.hold import Hold
-from tests.integration.keyring import Keyring
-from tests.integration.studio import Studio
-from tests.integration.watching import Watching
+from tests.integration.event_reader import EventReader
+from tests.integration.guarded_publisher import GuardedPublisher
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, Streamed, fake_sampling
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -53,7 +53,7 @@ async def test_streams_through_a_forwarder_are_those_of_all_workers(
 ) -> None:
     async with Forwarder(named(fleet, "passage"), ANY) as forwarder:
         via = rolloutbus.subscribe(fleet.address, via=forwarder.endpoint)
-        async with Watching(via) as seen:
+        async with EventReader(via) as seen:
             await seen.hears(client, n_workers=2)
             rollouts = await asyncio.gather(
                 *(
@@ -67,20 +67,20 @@ async def test_streams_through_a_forwarder_are_those_of_all_workers(
 
 
 async def test_a_stream_goes_on_through_the_forwarder_that_comes_after(
-    fleet: Fleet, client: RolloutClient, hold: Hold, tmp_path: Path
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit, tmp_path: Path
 ) -> None:
     endpoint = f"ipc://{tmp_path}/f"
-    async with Watching(rolloutbus.subscribe(fleet.address, via=endpoint)) as seen:
-        with hold.at(30):
+    async with EventReader(rolloutbus.subscribe(fleet.address, via=endpoint)) as seen:
+        with token_limit.at(30):
             async with Forwarder(named(fleet, "passage"), endpoint):
                 await seen.hears(client, n_workers=2)
                 streamed = Streamed(client, [3], fake_sampling(80))
                 await seen.until(lambda: len(seen.tokens(streamed.rid)) == 30)
-            hold.move(50)
+            token_limit.move(50)
             await streamed.reached(50)
             async with Forwarder(named(fleet, "passage"), endpoint):
                 await seen.until(lambda: len(seen.tokens(streamed.rid)) == 50)
-                hold.move(80)
+                token_limit.move(80)
                 await seen.whole(await streamed.rollout())
         assert not seen.of(GapLost)
         assert seen.of(Interrupted)
@@ -91,15 +91,15 @@ async def test_a_worker_that_comes_later_is_forwarded() -> None:
         rolloutbus.up(**FLEET) as fleet,
         RolloutClient(named(fleet, "c")) as client,
         Forwarder(named(fleet, "passage"), ANY) as forwarder,
-        Watching(rolloutbus.subscribe(fleet.address, via=forwarder.endpoint)) as seen,
+        EventReader(rolloutbus.subscribe(fleet.address, via=forwarder.endpoint)) as seen,
     ):
         await seen.hears(client, n_workers=2)
         fleet.kill("w0")
         await seen.until(lambda: len(seen.of(WorkerJoined)) == 3)
-        n_told = len(seen.told)
+        n_told = len(seen.events)
 
         def comes_from_it() -> bool:
-            ends = [event for event in seen.told[n_told:] if isinstance(event, Finished)]
+            ends = [event for event in seen.events[n_told:] if isinstance(event, Finished)]
             return "w0" in {end.worker for end in ends}
 
         async with asyncio.timeout(DEADLINE_S):
@@ -109,7 +109,7 @@ async def test_a_worker_that_comes_later_is_forwarded() -> None:
 
 async def test_a_fleet_with_keys_is_forwarded_to_who_has_one(tmp_path: Path) -> None:
     async with rolloutbus.up(workers=1, engine="fake", store=False, secure=tmp_path / "k") as fleet:
-        keys = Keyring(tmp_path / "k")
+        keys = KeyDirectory(tmp_path / "k")
         keys.add("fwd", "subscriber")
         keys.add("watcher", "subscriber")
         keys.add("ann", "client")
@@ -118,7 +118,7 @@ async def test_a_fleet_with_keys_is_forwarded_to_who_has_one(tmp_path: Path) -> 
             return ClientSettings(
                 name=name,
                 router=fleet.address,
-                security=keys.dials(name),
+                security=keys.client_settings(name),
                 overtime_s=DEADLINE_S,
                 connect_timeout_s=DEADLINE_S,
             )
@@ -126,19 +126,19 @@ async def test_a_fleet_with_keys_is_forwarded_to_who_has_one(tmp_path: Path) -> 
         async with (
             Forwarder(settings("fwd"), ANY, str(keys.allow_list)) as forwarder,
             RolloutClient(settings("ann")) as ann,
-            Watching(Subscriber(settings("watcher"), via=forwarder.endpoint)) as seen,
+            EventReader(Subscriber(settings("watcher"), via=forwarder.endpoint)) as seen,
         ):
             assert "#" in forwarder.endpoint
             await seen.hears(ann)
             await seen.whole(await ann.generate([1], fake_sampling(30), deadline_s=DEADLINE_S))
 
 
-class Passage(Studio):
+class Passage(GuardedPublisher):
     """A guarded publisher that is read through a guarded forwarder."""
 
-    def __init__(self, keys: Keyring) -> None:
+    def __init__(self, keys: KeyDirectory) -> None:
         super().__init__(keys, ANY)
-        self.forward_guard = SocketGuard(keys.serves("fwd"))
+        self.forward_guard = SocketGuard(keys.server_settings("fwd"))
         doorway = Doorway(self.forward_guard, "stream")
         self.forward = ForwardPort(ANY, doorway, dialer=self.dialer("fwd"))
         self.forward.up.connect(self.pub.endpoint)
@@ -151,18 +151,18 @@ class Passage(Studio):
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Keyring:
-    keyring = Keyring(tmp_path)
-    keyring.stranger("w0")
-    keyring.add("fwd", "subscriber")
-    keyring.add("watcher", "subscriber")
+def keys(tmp_path: Path) -> KeyDirectory:
+    keys = KeyDirectory(tmp_path)
+    keys.make_unlisted("w0")
+    keys.add("fwd", "subscriber")
+    keys.add("watcher", "subscriber")
     for name in ("ann", "bob"):
-        keyring.add(name, "client")
-    return keyring
+        keys.add(name, "client")
+    return keys
 
 
 @asynccontextmanager
-async def passage(keys: Keyring) -> AsyncGenerator[Passage]:
+async def passage(keys: KeyDirectory) -> AsyncGenerator[Passage]:
     made = Passage(keys)
     try:
         yield made
@@ -170,7 +170,9 @@ async def passage(keys: Keyring) -> AsyncGenerator[Passage]:
         made.close()
 
 
-async def test_a_forwarder_gives_clients_their_own_rows_and_watchers_all(keys: Keyring) -> None:
+async def test_a_forwarder_gives_clients_their_own_rows_and_watchers_all(
+    keys: KeyDirectory,
+) -> None:
     async with passage(keys) as made:
         # Once a client's last subscription is granted, the one before it has been judged.
         rows, everything = made.read("ann", "bob", "ann"), made.read("watcher")
@@ -182,7 +184,7 @@ async def test_a_forwarder_gives_clients_their_own_rows_and_watchers_all(keys: K
         assert made.forward.down.counters.foreign_in >= 1
 
 
-async def test_a_client_that_asks_a_forwarder_for_digests_gets_nothing(keys: Keyring) -> None:
+async def test_a_client_that_asks_a_forwarder_for_digests_gets_nothing(keys: KeyDirectory) -> None:
     async with passage(keys) as made:
         socket = new_socket(zmq.SUB)
         for asked in (b"", topic_of("bob"), claim_of("ann"), topic_of("ann")):
@@ -203,7 +205,7 @@ async def test_a_client_that_asks_a_forwarder_for_digests_gets_nothing(keys: Key
         assert topics == {topic_of("ann")}
 
 
-async def test_a_key_that_is_revoked_reads_no_more_through_a_forwarder(keys: Keyring) -> None:
+async def test_a_key_that_is_revoked_reads_no_more_through_a_forwarder(keys: KeyDirectory) -> None:
     async with passage(keys) as made:
         rows, everything = made.read("ann", "ann"), made.read("watcher")
         await made.until(lambda: bool(rows and everything), "ann")
@@ -258,10 +260,10 @@ async def test_what_is_no_message_of_a_stream_is_not_passed_on(tmp_path: Path) -
 
 
 async def test_a_forwarder_has_the_key_of_who_may_read_everything(
-    keys: Keyring, tmp_path: Path
+    keys: KeyDirectory, tmp_path: Path
 ) -> None:
     def settings(name: str) -> ClientSettings:
-        security = keys.dials(name, "ab" * 32)
+        security = keys.client_settings(name, "ab" * 32)
         return ClientSettings(name, f"ipc://{tmp_path}/nobody", security=security)
 
     for name, why in (("ann", "is a client's"), ("w0", "is not in the allow-list")):

@@ -33,8 +33,8 @@ from rolloutbus.bus.wire.limits import (
 )
 from rolloutbus.bus.wire.messages.generation import Generate, Prefix, SamplingParams
 from rolloutbus.bus.wire.messages.weights import PushChunk
-from tests.integration.drills import DEADLINE_S, News
-from tests.integration.keyring import Keyring
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S, Changes
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,7 @@ class Listener:
     def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self.entries: list[Entry] = []
         self.offenders: list[Peer] = []
-        self._news = News()
+        self._changes = Changes()
         self.port = RouterPort([ANY], self._hear, self._offended, max_body_bytes=max_body_bytes)
 
     def add(self, entries: list[Entry]) -> None:
@@ -58,10 +58,10 @@ class Listener:
         for entry in entries:
             body = msgspec.Raw(bytes(entry.body))
             self.entries.append(msgspec.structs.replace(entry, body=body))
-        self._news.come()
+        self._changes.notify()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        await self._news.until(is_so)
+        await self._changes.until(is_so)
 
     async def hears(self, rid: str) -> Entry:
         await self.until(lambda: any(entry.rid == rid for entry in self.entries))
@@ -72,7 +72,7 @@ class Listener:
 
     def _offended(self, peer: Peer) -> None:
         self.offenders.append(peer)
-        self._news.come()
+        self._changes.notify()
 
 
 @asynccontextmanager
@@ -137,17 +137,17 @@ async def test_the_largest_legal_request_passes_in_the_clear() -> None:
 
 
 async def test_the_largest_body_passes_encrypted(tmp_path: Path) -> None:
-    keys = Keyring(tmp_path)
-    keys.stranger("router")
+    keys = KeyDirectory(tmp_path)
+    keys.make_unlisted("router")
     keys.add("ann", "client")
-    guard = SocketGuard(keys.serves("router"))
+    guard = SocketGuard(keys.server_settings("router"))
     async with listening() as (listener, _):
 
         def hear(_: Peer, __: Principal, entries: list[Entry]) -> None:
             listener.add(entries)
 
         port = RouterPort([ANY], unsigned, doorways=[Doorway(guard, "frontend", hear)])
-        link = DealerPort(port.endpoints[0], ignore, dialer=dialer_of(keys.dials("ann")))
+        link = DealerPort(port.endpoints[0], ignore, dialer=dialer_of(keys.client_settings("ann")))
         body = msgspec.Raw(bytes(MAX_BODY_BYTES))
         link.send(Entry("generate", "largest", deadline_ms=5, body=body))
         assert len((await listener.hears("largest")).body) == MAX_BODY_BYTES

@@ -19,7 +19,7 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.store_harness import store_harness
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from rolloutbus.bus.transport.zmq_sockets import bind_local, new_socket
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.line_process import line_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -53,7 +53,7 @@ async def test_a_process_that_reads_nothing_outlives_who_filled_its_socket(
 ) -> None:
     endpoint = f"ipc://{tmp_path}/p"
     with writer(reads, endpoint) as socket:
-        async with line_processes([("tests.integration.hung_reader", reads, endpoint)]) as (hung,):
+        async with line_processes([("tests.integration.slow_reader", reads, endpoint)]) as (hung,):
             assert fill(socket) >= HELD_MESSAGES
             socket.close()
             with pytest.raises(TimeoutError):

@@ -24,7 +24,7 @@ from rolloutbus.engine_worker.engines.transformers.engine import TransformersEng
 from rolloutbus.engine_worker.weights.in_place import InPlace
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.staged import ask_manifest
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.relay_family import put
 from tests.integration.store_harness import StoreHarness, store_harness
 from tests.step_log import StepLog, key

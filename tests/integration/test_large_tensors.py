@@ -15,7 +15,7 @@ import rolloutbus
 from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.trainer_adapter.client.weight_queries import ActiveTensor
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

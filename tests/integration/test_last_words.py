@@ -18,7 +18,7 @@ from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.messages.membership import ClientHeartbeat
 from rolloutbus.launcher.plan import environment
 from tests.architecture.source_tree import ROOT
-from tests.integration.drills import DEADLINE_S, PACE_S, STILL_S, n_held
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, STILL_S, n_held
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
 
 pytestmark = [
     pytest.mark.integration,

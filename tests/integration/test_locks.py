@@ -22,8 +22,8 @@ from rolloutbus.bus.wire.codec import encode_batch, pack
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import SecurityError, SettingsError
 from rolloutbus.bus.wire.messages.membership import ClientHeartbeat
-from tests.integration.drills import DEADLINE_S, News
-from tests.integration.keyring import Keyring
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S, Changes
 
 pytestmark = pytest.mark.integration
 
@@ -36,31 +36,33 @@ class Heard:
 
     def __init__(self) -> None:
         self.items: list[tuple[str, Entry]] = []
-        self._news = News()
+        self._changes = Changes()
 
     def add(self, who: str, entries: list[Entry]) -> None:
         self.items += [(who, entry) for entry in entries]
-        self._news.come()
+        self._changes.notify()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        await self._news.until(is_so)
+        await self._changes.until(is_so)
 
     async def seqs_of(self, who: str, *wanted: str) -> None:
         await self.until(lambda: {e.rid for w, e in self.items if w == who} >= set(wanted))
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Keyring:
-    keyring = Keyring(tmp_path)
-    keyring.stranger("router")
+def keys(tmp_path: Path) -> KeyDirectory:
+    keys = KeyDirectory(tmp_path)
+    keys.make_unlisted("router")
     for name in ("ann", "bob"):
-        keyring.add(name, "client")
-    return keyring
+        keys.add(name, "client")
+    return keys
 
 
 @asynccontextmanager
-async def guarded(keys: Keyring, heard: Heard) -> AsyncGenerator[tuple[SocketGuard, RouterPort]]:
-    guard = SocketGuard(keys.serves("router"))
+async def guarded(
+    keys: KeyDirectory, heard: Heard
+) -> AsyncGenerator[tuple[SocketGuard, RouterPort]]:
+    guard = SocketGuard(keys.server_settings("router"))
 
     def hear(_: Peer, principal: Principal, entries: list[Entry]) -> None:
         heard.add(principal.name, entries)
@@ -73,8 +75,8 @@ async def guarded(keys: Keyring, heard: Heard) -> AsyncGenerator[tuple[SocketGua
         guard.close()
 
 
-def dialer(keys: Keyring, name: str) -> Dialer:
-    made = dialer_of(keys.dials(name))
+def dialer(keys: KeyDirectory, name: str) -> Dialer:
+    made = dialer_of(keys.client_settings(name))
     assert made is not None
     return made
 
@@ -87,7 +89,7 @@ def unheard(_: list[Entry]) -> None:
     """Nothing is answered."""
 
 
-async def test_entries_arrive_under_the_name_of_the_key_that_sent_them(keys: Keyring) -> None:
+async def test_entries_arrive_under_the_name_of_the_key_that_sent_them(keys: KeyDirectory) -> None:
     heard = Heard()
     async with guarded(keys, heard) as (_, port):
         for name in ("ann", "bob"):
@@ -99,10 +101,10 @@ async def test_entries_arrive_under_the_name_of_the_key_that_sent_them(keys: Key
 
 
 async def test_unknown_key_and_plain_socket_are_dropped_while_others_are_served(
-    keys: Keyring,
+    keys: KeyDirectory,
 ) -> None:
     heard = Heard()
-    keys.stranger("eve")
+    keys.make_unlisted("eve")
     async with guarded(keys, heard) as (_, port):
         endpoint = port.endpoints[0]
         gone = [asyncio.Event(), asyncio.Event()]
@@ -123,7 +125,7 @@ async def test_unknown_key_and_plain_socket_are_dropped_while_others_are_served(
     assert {who for who, _ in heard.items} == {"ann"}
 
 
-async def test_stolen_routing_id_says_nothing_under_another_key(keys: Keyring) -> None:
+async def test_stolen_routing_id_says_nothing_under_another_key(keys: KeyDirectory) -> None:
     heard = Heard()
     routing_id = b"\x01" + secrets.token_bytes(15)
     async with guarded(keys, heard) as (_, port):
@@ -150,7 +152,7 @@ async def test_stolen_routing_id_says_nothing_under_another_key(keys: Keyring) -
     assert [entry.rid for _, entry in heard.items] == ["ann/1"]
 
 
-async def test_revoked_key_is_not_heard_on_its_open_connection(keys: Keyring) -> None:
+async def test_revoked_key_is_not_heard_on_its_open_connection(keys: KeyDirectory) -> None:
     heard = Heard()
     revoked = asyncio.Event()
     async with guarded(keys, heard) as (guard, port):
@@ -178,7 +180,9 @@ async def test_revoked_key_is_not_heard_on_its_open_connection(keys: Keyring) ->
     assert [e.rid for who, e in heard.items if who == "ann"] == ["ann/1"]
 
 
-async def test_connection_of_a_revoked_key_is_closed_though_it_keeps_silent(keys: Keyring) -> None:
+async def test_connection_of_a_revoked_key_is_closed_though_it_keeps_silent(
+    keys: KeyDirectory,
+) -> None:
     heard = Heard()
     async with guarded(keys, heard) as (_, port):
         gone = {"ann": asyncio.Event(), "bob": asyncio.Event()}
@@ -207,7 +211,7 @@ async def test_port_without_a_lock_stays_on_this_machine_unless_it_is_called_uns
     PubPort("tcp://*:0", is_unsafe=True).close()
 
 
-async def test_locks_that_work_are_proven(keys: Keyring) -> None:
+async def test_locks_that_work_are_proven(keys: KeyDirectory) -> None:
     async with guarded(keys, Heard()) as (guard, _):
         pub = PubPort(ANY, Doorway(guard, "stream"))
         await guard.prove()
@@ -215,7 +219,7 @@ async def test_locks_that_work_are_proven(keys: Keyring) -> None:
 
 
 async def test_nobody_comes_in_when_the_check_of_keys_is_dead_and_the_proof_says_so(
-    keys: Keyring,
+    keys: KeyDirectory,
 ) -> None:
     heard = Heard()
     async with guarded(keys, heard) as (guard, port):
@@ -244,7 +248,7 @@ async def test_lock_that_lets_strangers_in_is_noticed() -> None:
     socket.close()
 
 
-async def test_work_that_ends_ends_its_proving(keys: Keyring) -> None:
+async def test_work_that_ends_ends_its_proving(keys: KeyDirectory) -> None:
     async def work() -> str:
         return "done"
 
@@ -253,13 +257,13 @@ async def test_work_that_ends_ends_its_proving(keys: Keyring) -> None:
 
 
 async def test_dialer_finds_the_right_one_of_two_server_keys_and_stays_with_it(
-    keys: Keyring,
+    keys: KeyDirectory,
 ) -> None:
     heard = Heard()
-    other = keys.stranger("other")
+    other = keys.make_unlisted("other")
     async with guarded(keys, heard) as (guard, port):
         address = split_key(port.endpoints[0])[0]
-        made = dialer_of(keys.dials("ann", other, guard.public))
+        made = dialer_of(keys.client_settings("ann", other, guard.public))
         assert made is not None
         gone = asyncio.Event()
         wrong = DealerPort(address, unheard, gone.set, dialer=made)
@@ -272,12 +276,12 @@ async def test_dialer_finds_the_right_one_of_two_server_keys_and_stays_with_it(
         right.close()
 
 
-async def test_dialer_looks_a_routers_key_up_again_for_every_connection(keys: Keyring) -> None:
+async def test_dialer_looks_a_routers_key_up_again_for_every_connection(keys: KeyDirectory) -> None:
     heard = Heard()
     file = keys.directory / "router.pub"
     async with guarded(keys, heard) as (guard, port):
-        write_public_key(file, keys.stranger("other"))
-        settings = msgspec.structs.replace(keys.dials("ann"), server_key_file=str(file))
+        write_public_key(file, keys.make_unlisted("other"))
+        settings = msgspec.structs.replace(keys.client_settings("ann"), server_key_file=str(file))
         made = dialer_of(settings)
         assert made is not None
         gone = asyncio.Event()

@@ -9,7 +9,7 @@ import pytest
 from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.weights import InFlight, UpdateMode
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed
 from tests.integration.reference import Reference
 
 pytestmark = [

@@ -21,7 +21,7 @@ from tests.drills.weights.cases import Case
 from tests.drills.weights.gates import Gates
 from tests.drills.weights.orders import Order, Told
 from tests.integration.conftest import MAX_CONTEXT
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, status_when
 from tests.integration.reference import Reference
 
 pytestmark = [

@@ -17,7 +17,7 @@ from rolloutbus.errors import RequestError, SettingsError
 from rolloutbus.types import FleetStatus
 from tests.integration import lora_steps
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.drills import DEADLINE_S, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, Streamed, status_when
 from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish
 from tests.lora_adapters import assert_from, random_lora
 

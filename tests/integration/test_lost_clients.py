@@ -15,8 +15,8 @@ from rolloutbus.bus.actor.supervisor import Supervisor
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.router.settings import RouterSettings
-from tests.integration.doomed_client import N_STREAMS, N_TOKENS
-from tests.integration.drills import (
+from tests.integration.killed_client import N_STREAMS, N_TOKENS
+from tests.integration.live_fleet import (
     DEADLINE_S,
     Streamed,
     facts_when,
@@ -28,7 +28,7 @@ from tests.integration.drills import (
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SOON_S, NEVER_S = 2.0, 3600.0
-DOOMED = Path(__file__).with_name("doomed_client.py")
+DOOMED = Path(__file__).with_name("killed_client.py")
 
 
 @asynccontextmanager

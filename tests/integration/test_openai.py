@@ -21,8 +21,8 @@ from rolloutbus import (
 )
 from rolloutbus.errors import EngineFailed, Refused, SettingsError
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.drills import DEADLINE_S, status_when
-from tests.integration.reciting import LINES, save_reciting_model
+from tests.integration.live_fleet import DEADLINE_S, status_when
+from tests.integration.reciting_model import LINES, save_reciting_model
 
 pytestmark = [
     pytest.mark.integration,

@@ -7,7 +7,7 @@ import pytest
 
 import rolloutbus
 from rolloutbus.errors import OtherFleet
-from tests.integration.drills import DEADLINE_S, ENDLESS, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, assert_fake_rollout, fake_sampling
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

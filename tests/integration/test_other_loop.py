@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.errors import WrongEventLoop
 from rolloutbus.types import Session
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.test_client_shell import PretendFleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

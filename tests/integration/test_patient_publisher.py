@@ -13,8 +13,8 @@ from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.stream import Idle
-from tests.integration.drills import DEADLINE_S
-from tests.integration.raw_ear import RawEar, frames_of_message
+from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.raw_subscriber import RawSubscriber, frames_of_message
 
 pytestmark = pytest.mark.integration
 
@@ -26,14 +26,14 @@ class Publisher:
     """A patient publisher, and news of its subscriptions."""
 
     def __init__(self, directory: Path) -> None:
-        self._news = asyncio.Event()
-        self.port = PatientPubPort(f"ipc://{directory}/p", self._news.set)
+        self._changes = asyncio.Event()
+        self.port = PatientPubPort(f"ipc://{directory}/p", self._changes.set)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while not is_so():
-                self._news.clear()
-                await self._news.wait()
+                self._changes.clear()
+                await self._changes.wait()
 
     async def has(self, n_subscriptions: int) -> None:
         await self.until(lambda: self.port.n_subscriptions == n_subscriptions)
@@ -58,12 +58,12 @@ async def test_what_a_slow_subscriber_has_no_room_for_is_kept_back_and_nobody_lo
     slow.setsockopt(zmq.SUBSCRIBE, b"")
     slow.setsockopt(zmq.RCVTIMEO, int(1000 * DEADLINE_S))
     slow.connect(publisher.port.endpoint)
-    quick = RawEar(publisher.port.endpoint)
+    quick = RawSubscriber(publisher.port.endpoint)
     await publisher.has(2)
 
     n_taken, n_before = fill(publisher.port), 0
     while n_taken > n_before:  # nobody read meanwhile: the quick one had no room either
-        await quick.has_heard(n_taken)
+        await quick.has_received(n_taken)
         n_taken, n_before = fill(publisher.port, n_taken), n_taken
     heard = [slow.recv_multipart() for _ in range(n_taken)]
     async with asyncio.timeout(DEADLINE_S):
@@ -72,7 +72,7 @@ async def test_what_a_slow_subscriber_has_no_room_for_is_kept_back_and_nobody_lo
                 break
             await asyncio.sleep(PACE_S)  # it does not tell when there is room
     heard.append(slow.recv_multipart())
-    await quick.has_heard(n_taken + 1)
+    await quick.has_received(n_taken + 1)
 
     expected = [frames_of_message(TOPIC, message(n)) for n in range(n_taken + 1)]
     assert heard == quick.messages == expected
@@ -96,12 +96,12 @@ async def test_a_subscriber_that_goes_away_holds_nobody_up(tmp_path: Path) -> No
 
 async def test_subscriptions_are_counted_one_by_one(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path)
-    ears = [RawEar(publisher.port.endpoint, topic) for topic in (b"", b"", TOPIC)]
+    subscribers = [RawSubscriber(publisher.port.endpoint, topic) for topic in (b"", b"", TOPIC)]
     await publisher.has(3)
-    ears.pop().close()
-    ears.pop().close()
+    subscribers.pop().close()
+    subscribers.pop().close()
     await publisher.has(1)
-    ears.pop().close()
+    subscribers.pop().close()
     await publisher.has(0)
     publisher.port.close()
 

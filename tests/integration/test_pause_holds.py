@@ -4,7 +4,7 @@ import pytest
 
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.drills import (
+from tests.integration.live_fleet import (
     DEADLINE_S,
     Streamed,
     assert_fake_rollout,

@@ -18,8 +18,8 @@ from rolloutbus.bus.wire.messages.stream import Idle
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, ToldRecord
 from rolloutbus.replay.player import SOONER_S, Player, PlayerSettings
-from tests.integration.drills import DEADLINE_S
-from tests.integration.raw_ear import RawEar, messages_in
+from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.raw_subscriber import RawSubscriber, messages_in
 from tests.unit.replay.segments import MS, Desk
 from tests.unit.replay.streams import TOPIC, published, row
 
@@ -51,17 +51,17 @@ async def test_no_message_comes_before_its_time(tmp_path: Path) -> None:
     clock = BootClock()
     async with Player(Journal(path), PlayerSettings(speed=4.0)) as player:
         assert round(player.playback.length_s, 3) == 1.6
-        async with connect(player.address, name="ear") as client:
-            ear = RawEar(stream_of(client))
+        async with connect(player.address, name="subscriber") as client:
+            subscriber = RawSubscriber(stream_of(client))
             async with asyncio.timeout(DEADLINE_S):
                 await player.subscribed(2)
                 began_at = clock.now()
                 playing = asyncio.create_task(player.play())
                 for n in range(4):
-                    await ear.has_heard(n + 1)
+                    await subscriber.has_received(n + 1)
                     assert clock.now() - began_at >= 0.1 * n - SOONER_S
                 await playing
-            ear.close()
+            subscriber.close()
 
 
 async def test_a_subscriber_that_reads_nothing_holds_the_replay_up_and_misses_nothing(
@@ -70,14 +70,14 @@ async def test_a_subscriber_that_reads_nothing_holds_the_replay_up_and_misses_no
     path = journal(tmp_path, [LARGE] * 5_000)
     async with (
         Player(Journal(path), PlayerSettings(speed=math.inf)) as player,
-        connect(player.address, name="ear") as client,
+        connect(player.address, name="subscriber") as client,
     ):
         slow = new_socket(zmq.SUB)
         slow.setsockopt(zmq.RCVHWM, 1)
         slow.setsockopt(zmq.SUBSCRIBE, b"")
         slow.setsockopt(zmq.RCVTIMEO, int(1_000 * DEADLINE_S))
         slow.connect(stream_of(client))
-        quick = RawEar(stream_of(client))
+        quick = RawSubscriber(stream_of(client))
         async with asyncio.timeout(DEADLINE_S):
             await player.subscribed(3)
             playing = asyncio.create_task(player.play())
@@ -90,7 +90,7 @@ async def test_a_subscriber_that_reads_nothing_holds_the_replay_up_and_misses_no
         heard = await asyncio.to_thread(lambda: [slow.recv_multipart() for _ in expected])
         async with asyncio.timeout(DEADLINE_S):
             await playing
-            await quick.has_heard(5_000)
+            await quick.has_received(5_000)
         assert heard == quick.messages == expected
         assert player.playback.held_up_s > 0
         quick.close()

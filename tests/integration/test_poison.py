@@ -9,7 +9,7 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.errors import EngineFailed
-from tests.integration.drills import (
+from tests.integration.live_fleet import (
     ENDLESS,
     Streamed,
     assert_fake_rollout,

@@ -25,7 +25,7 @@ from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, Layout
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.control import Pause, ServerInfo
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
 from tests.integration.raw_client import PLACE, RawClient, generate_body
 
 pytestmark = [

@@ -27,9 +27,9 @@ from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.rollouts.trajectories import Trajectories
 from rolloutbus.replay.rollouts.trajectory_files import read
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling
-from tests.integration.ears import CLIENT, Ears, marked
-from tests.integration.keyring import Keyring
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.recording_ports import CLIENT, RecordingPorts, sample_until_both_received
 
 pytestmark = [
     pytest.mark.integration,
@@ -69,7 +69,7 @@ def published(records: Sequence[Record], worker: str, rids: AbstractSet[str]) ->
 
 
 async def test_a_recording_is_as_good_as_having_been_there(fleet: Fleet, tmp_path: Path) -> None:
-    own, recorded = Ears(), Ears()
+    own, recorded = RecordingPorts(), RecordingPorts()
     settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
     recorder = Recorder(
         ClientSettings(name="recorder", router=fleet.address),
@@ -78,14 +78,14 @@ async def test_a_recording_is_as_good_as_having_been_there(fleet: Fleet, tmp_pat
         ports=recorded.ports,
     )
     async with RolloutClient(settings, own.ports) as client, recorder:
-        await marked(client, recorded, own)
+        await sample_until_both_received(client, recorded, own)
         rollouts = await asyncio.gather(
             *(
                 client.generate([2, 3 + i], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
                 for i in range(N_ROLLOUTS)
             )
         )
-        await marked(client, recorded, own)
+        await sample_until_both_received(client, recorded, own)
     rids = {each.rid for each in rollouts}
 
     journal = Journal(tmp_path / "j")
@@ -99,7 +99,7 @@ async def test_a_recording_is_as_good_as_having_been_there(fleet: Fleet, tmp_pat
     asked = [entry for entry in own.sent if entry.rid in rids]
     assert {entry.rid for entry in asked} == rids
     assert encode_batch(routed(records, "received", rids)) == encode_batch(asked)
-    ended = [entry for entry in own.heard if entry.rid in rids]
+    ended = [entry for entry in own.received if entry.rid in rids]
     assert {entry.kind for entry in ended} == {"finished"}
     assert encode_batch(routed(records, "sent", rids)) == encode_batch(ended)
     rows = own.rows(rids)
@@ -118,13 +118,13 @@ async def test_a_recording_is_as_good_as_having_been_there(fleet: Fleet, tmp_pat
 async def test_every_finished_rollout_of_a_recording_can_be_exported(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    own, recorded = Ears(), Ears()
+    own, recorded = RecordingPorts(), RecordingPorts()
     settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
     recorder = Recorder(
         ClientSettings(name="recorder", router=fleet.address), tmp_path / "j", ports=recorded.ports
     )
     async with RolloutClient(settings, own.ports) as client, recorder:
-        await marked(client, recorded, own)
+        await sample_until_both_received(client, recorded, own)
         rollouts = {
             each.rid: each
             for each in await asyncio.gather(
@@ -134,7 +134,7 @@ async def test_every_finished_rollout_of_a_recording_can_be_exported(
                 )
             )
         }
-        await marked(client, recorded, own)
+        await sample_until_both_received(client, recorded, own)
     command = [
         sys.executable,
         "-m",
@@ -190,7 +190,7 @@ async def test_it_opens_and_closes_without_a_block(fleet: Fleet, tmp_path: Path)
 
 
 async def test_only_what_a_filter_names_is_kept(fleet: Fleet, tmp_path: Path) -> None:
-    own, recorded = Ears(), Ears()
+    own, recorded = RecordingPorts(), RecordingPorts()
     settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
     recorder = Recorder(
         ClientSettings(name="recorder", router=fleet.address),
@@ -199,14 +199,14 @@ async def test_only_what_a_filter_names_is_kept(fleet: Fleet, tmp_path: Path) ->
         ports=recorded.ports,
     )
     async with RolloutClient(settings, own.ports) as client, recorder:
-        await marked(client, recorded, own)
+        await sample_until_both_received(client, recorded, own)
         rollouts = [
             await client.generate(
                 [5, i], fake_sampling(N_TOKENS), session=session, deadline_s=DEADLINE_S
             )
             for i, session in enumerate(("wanted", "other", "wanted", ""))
         ]
-        await marked(client, recorded, own)
+        await sample_until_both_received(client, recorded, own)
     wanted, others = {each.rid for each in rollouts[::2]}, {each.rid for each in rollouts[1::2]}
     records = list(Journal(tmp_path / "j"))
     asked = [entry.kind for entry in routed(records, "received", wanted)]
@@ -226,7 +226,7 @@ async def test_only_what_a_filter_names_is_kept(fleet: Fleet, tmp_path: Path) ->
 async def test_a_recording_goes_on_with_the_router_that_comes_after_a_killed_one(
     tmp_path: Path,
 ) -> None:
-    own, recorded = Ears(), Ears()
+    own, recorded = RecordingPorts(), RecordingPorts()
     async with rolloutbus.up(**STORELESS) as fleet:
         settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
         recorder = Recorder(
@@ -235,14 +235,14 @@ async def test_a_recording_goes_on_with_the_router_that_comes_after_a_killed_one
             ports=recorded.ports,
         )
         async with RolloutClient(settings, own.ports) as client, recorder:
-            await marked(client, recorded, own)
+            await sample_until_both_received(client, recorded, own)
             before = await client.generate([7], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
             fleet.kill_router()
             await recorded.until(lambda: recorded.kinds().count("welcome") > 1)
-            recorded.listen_anew()
-            await marked(client, recorded, own)
+            recorded.reset_subscriptions()
+            await sample_until_both_received(client, recorded, own)
             after = await client.generate([8], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
-            await marked(client, recorded, own)
+            await sample_until_both_received(client, recorded, own)
     journal = Journal(tmp_path / "j")
     rows = {row.rid: row for row in Trajectories(journal)}
     assert {before.rid, after.rid} <= rows.keys()
@@ -253,28 +253,31 @@ async def test_a_recording_goes_on_with_the_router_that_comes_after_a_killed_one
 
 async def test_a_subscriber_records_a_fleet_with_keys(tmp_path: Path) -> None:
     async with rolloutbus.up(**{**STORELESS, "secure": tmp_path / "keys"}) as fleet:
-        keys = Keyring(tmp_path / "keys")
+        keys = KeyDirectory(tmp_path / "keys")
         keys.add("archive", "subscriber")
         keys.add(CLIENT, "client")
-        own, recorded = Ears(keys.dials(CLIENT)), Ears(keys.dials("archive"))
+        own, recorded = (
+            RecordingPorts(keys.client_settings(CLIENT)),
+            RecordingPorts(keys.client_settings("archive")),
+        )
         settings = ClientSettings(
             name=CLIENT,
             router=fleet.address,
-            security=keys.dials(CLIENT),
+            security=keys.client_settings(CLIENT),
             overtime_s=DEADLINE_S,
             connect_timeout_s=DEADLINE_S,
         )
         listens = ClientSettings(
             name="archive",
             router=fleet.address,
-            security=keys.dials("archive"),
+            security=keys.client_settings("archive"),
             connect_timeout_s=DEADLINE_S,
         )
         recorder = Recorder(listens, tmp_path / "j", ports=recorded.ports)
         async with RolloutClient(settings, own.ports) as client, recorder:
-            await marked(client, recorded, own)
+            await sample_until_both_received(client, recorded, own)
             rollout = await client.generate([7], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
-            await marked(client, recorded, own)
+            await sample_until_both_received(client, recorded, own)
     records = list(Journal(tmp_path / "j"))
     assert [entry.kind for entry in routed(records, "sent", {rollout.rid})] == ["finished"]
     rows = own.rows({rollout.rid})[rollout.worker]

@@ -22,8 +22,8 @@ from rolloutbus.engine_worker.weights.relay import open_relay
 from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 from rolloutbus.engine_worker.worker.host_process import HostProcess
 from tests.drills.chaos.proxy import ProxyLink
-from tests.integration.drills import DEADLINE_S, n_held
-from tests.integration.keyring import Keyring
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S, n_held
 from tests.integration.relay_family import (
     TENSOR_BYTES,
     Node,
@@ -168,30 +168,30 @@ async def test_a_version_is_served_until_its_buffer_is_used_again(
 
 async def test_with_keys_only_workers_are_served(tmp_path: Path, seed: int) -> None:
     model = model_of(seed, 4)
-    ring = Keyring(tmp_path)
-    ring.add("w1", "worker")
-    ring.add("w2", "worker")
-    ring.add("boss", "trainer")
+    keys = KeyDirectory(tmp_path)
+    keys.add("w1", "worker")
+    keys.add("w2", "worker")
+    keys.add("boss", "trainer")
     async with (
         family(tmp_path, model) as here,
-        open_relay("tcp://127.0.0.1:0", ring.serves("w1")) as relay,
+        open_relay("tcp://127.0.0.1:0", keys.server_settings("w1")) as relay,
     ):
         relay.hold(await here.manifest(), await here.content())
         ask = PullChunk("default", here.version, 0, 4096)
         async with asyncio.timeout(DEADLINE_S):
-            async with BulkLink(relay.bulk, dialer_of(ring.dials("w2"))) as worker:
+            async with BulkLink(relay.bulk, dialer_of(keys.client_settings("w2"))) as worker:
                 assert isinstance(await worker.ask("pull_chunk", ask), Chunk)
-            async with BulkLink(relay.bulk, dialer_of(ring.dials("boss"))) as trainer:
+            async with BulkLink(relay.bulk, dialer_of(keys.client_settings("boss"))) as trainer:
                 with pytest.raises(EngineFailed) as caught:
                     await trainer.ask("pull_chunk", ask)
         assert caught.value.code == "forbidden"
 
 
 async def test_an_engine_host_with_keys_serves_behind_a_lock(tmp_path: Path) -> None:
-    ring = Keyring(tmp_path)
-    ring.add("w1", "worker")
-    ring.add("w2", "worker")
-    router = ring.stranger("router")
+    keys = KeyDirectory(tmp_path)
+    keys.add("w1", "worker")
+    keys.add("w2", "worker")
+    router = keys.make_unlisted("router")
     ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
 
     def heard(entries: list[Entry]) -> None:
@@ -205,12 +205,12 @@ async def test_an_engine_host_with_keys_serves_behind_a_lock(tmp_path: Path) -> 
         router=with_key("tcp://127.0.0.1:1", router),
         engine="fake",
         relay="tcp://127.0.0.1:0",
-        security=ring.serves("w1"),
+        security=keys.server_settings("w1"),
     )
     host = await HostProcess.start(settings, heard)
     async with asyncio.timeout(DEADLINE_S):
         endpoint = (await ready).bulk
-        async with BulkLink(endpoint, dialer_of(ring.dials("w2"))) as worker:
+        async with BulkLink(endpoint, dialer_of(keys.client_settings("w2"))) as worker:
             with pytest.raises(EngineFailed) as caught:
                 await worker.ask("push_chunk", PushChunk("default", 1, 0, b"x"))
         assert caught.value.code == "forbidden"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rolloutbus.launcher.plan import environment
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

@@ -24,16 +24,16 @@ from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.types import FleetResult
 from tests.integration import recorded_run
-from tests.integration.drills import DEADLINE_S
-from tests.integration.ears import Ears
-from tests.integration.hold import Hold
-from tests.integration.raw_ear import (
+from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.raw_subscriber import (
     Frames,
     frames_of_message,
-    heard_in_replay,
     messages_in,
+    received_in_replay,
 )
 from tests.integration.recorded_run import Recording
+from tests.integration.recording_ports import RecordingPorts
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -47,9 +47,11 @@ AT_ONCE = PlayerSettings(speed=math.inf)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def recording(
-    fleet: Fleet, hold: Hold, tmp_path_factory: pytest.TempPathFactory
+    fleet: Fleet, token_limit: TokenLimit, tmp_path_factory: pytest.TempPathFactory
 ) -> Recording:
-    return await recorded_run.recorded_run(fleet, hold, tmp_path_factory.mktemp("recording") / "j")
+    return await recorded_run.recorded_run(
+        fleet, token_limit, tmp_path_factory.mktemp("recording") / "j"
+    )
 
 
 async def test_the_recording_has_a_killed_worker_and_several_versions(recording: Recording) -> None:
@@ -62,7 +64,7 @@ async def test_the_recording_has_a_killed_worker_and_several_versions(recording:
 async def test_every_subscriber_of_a_replay_hears_the_bytes_that_were_recorded(
     recording: Recording,
 ) -> None:
-    heard = await heard_in_replay(recording.journal, n_ears=3)
+    heard = await received_in_replay(recording.journal, n_subscribers=3)
     expected = messages_in(recording.journal)
     assert heard.keys() == {"w0", "w1"}
     for name, of_all in heard.items():
@@ -80,16 +82,16 @@ async def test_a_replay_sends_the_frames_that_the_live_worker_sent(recording: Re
 async def test_a_recording_of_a_replay_is_the_recording(
     recording: Recording, tmp_path: Path
 ) -> None:
-    ears = Ears()
+    received = RecordingPorts()
     records = [each for each in Journal(recording.journal) if isinstance(each, Stream | Tap)]
     n_entries = sum(len(each.entries) for each in records)
     async with Player(Journal(recording.journal), AT_ONCE) as player:
         settings = ClientSettings(name="recorder", router=player.address)
-        recorder = Recorder(settings, tmp_path / "again", ports=ears.ports)
+        recorder = Recorder(settings, tmp_path / "again", ports=received.ports)
         async with recorder, asyncio.timeout(DEADLINE_S):
             await player.subscribed(1, n_of_tap=1)
             await player.play()
-            await ears.until(lambda: len(ears.published) >= n_entries)
+            await received.until(lambda: len(received.published) >= n_entries)
     first = [each for each in records if isinstance(each, Stream)]
     second = [each for each in Journal(tmp_path / "again") if isinstance(each, Stream)]
 

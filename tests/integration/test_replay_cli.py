@@ -17,10 +17,10 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.rollouts.trajectories import Trajectories
 from tests.integration import recorded_run
-from tests.integration.drills import DEADLINE_S
-from tests.integration.ears import CLIENT
-from tests.integration.hold import Hold
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.recorded_run import N_AFTERWARDS, N_TOKENS, Recording
+from tests.integration.recording_ports import CLIENT
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -33,9 +33,11 @@ FLEET = recorded_run.FLEET
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def recording(
-    fleet: Fleet, hold: Hold, tmp_path_factory: pytest.TempPathFactory
+    fleet: Fleet, token_limit: TokenLimit, tmp_path_factory: pytest.TempPathFactory
 ) -> Recording:
-    return await recorded_run.recorded_run(fleet, hold, tmp_path_factory.mktemp("recording") / "j")
+    return await recorded_run.recorded_run(
+        fleet, token_limit, tmp_path_factory.mktemp("recording") / "j"
+    )
 
 
 def command(*arguments: str | Path) -> list[str]:

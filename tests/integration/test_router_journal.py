@@ -21,8 +21,8 @@ from rolloutbus.replay.turns.writer import TurnWriter
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, fake_sampling
-from tests.integration.keyring import Keyring
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, fake_sampling
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -144,12 +144,12 @@ async def test_a_guarded_router_is_repeated_too(tmp_path: Path) -> None:
     async with rolloutbus.up(
         workers=1, engine="fake", store=False, secure=tmp_path / "keys", journal=journal
     ) as fleet:
-        keys = Keyring(tmp_path / "keys")
+        keys = KeyDirectory(tmp_path / "keys")
         keys.add("c", "client")
         settings = ClientSettings(
             name="c",
             router=fleet.address,
-            security=keys.dials("c"),
+            security=keys.client_settings("c"),
             overtime_s=DEADLINE_S,
             connect_timeout_s=DEADLINE_S,
         )

@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

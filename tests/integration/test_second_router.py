@@ -22,7 +22,7 @@ from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.drills.chaos.proxy import ProxyLink
-from tests.integration.drills import (
+from tests.integration.live_fleet import (
     DEADLINE_S,
     Streamed,
     assert_fake_rollout,
@@ -30,7 +30,7 @@ from tests.integration.drills import (
     status_when,
     worker_in,
 )
-from tests.integration.hold import Hold
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -63,8 +63,8 @@ def command_of(module: str, settings: msgspec.Struct) -> list[str]:
 
 
 @asynccontextmanager
-async def small_fleet(path: Path, hold: Hold) -> AsyncGenerator[Small]:
-    """One worker with a fake engine that stops at `hold`."""
+async def small_fleet(path: Path, token_limit: TokenLimit) -> AsyncGenerator[Small]:
+    """One worker with a fake engine that stops at `token_limit`."""
     settings = RouterSettings(ANY_PORT, ANY_PORT, leases=LEASES, exit_with_parent=True)
     async with ProxyLink() as to_worker, ProxyLink() as to_client, Supervisor() as supervisor:
         command = command_of("rolloutbus.router", settings)
@@ -78,7 +78,7 @@ async def small_fleet(path: Path, hold: Hold) -> AsyncGenerator[Small]:
             router=to_worker.endpoint,
             stream=f"ipc://{path}/s",
             engine="fake",
-            engine_options={"hold_file": str(hold.path)},
+            engine_options={"hold_file": str(token_limit.path)},
             lease=LEASES,
             exit_with_parent=True,
         )
@@ -130,10 +130,10 @@ async def first_router_lives_on(client: RolloutClient) -> None:
 async def test_second_router_is_told_by_whoever_strays_to_it(
     who: str, name: str, tmp_path: Path
 ) -> None:
-    hold = Hold(tmp_path / "hold")
-    async with small_fleet(tmp_path, hold) as small:
+    token_limit = TokenLimit(tmp_path / "hold")
+    async with small_fleet(tmp_path, token_limit) as small:
         client = small.client
-        with hold.at(HELD_AT):
+        with token_limit.at(HELD_AT):
             streamed = Streamed(client, PROMPT, fake_sampling(N_TOKENS))
             await streamed.reached(1)
             before = worker_in(await client.status(), "w0")

@@ -28,16 +28,16 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
 from rolloutbus.types import Subscriber
-from tests.integration.drills import (
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import (
     DEADLINE_S,
     ENDLESS,
-    News,
+    Changes,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
     status_when,
 )
-from tests.integration.keyring import Keyring
 
 pytestmark = pytest.mark.integration
 
@@ -58,9 +58,9 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 
 
 @pytest.fixture
-def keys(fleet: Fleet) -> Keyring:
+def keys(fleet: Fleet) -> KeyDirectory:
     """The fleet's own keys, to add to."""
-    return Keyring(Path(fleet.key_file).parent)
+    return KeyDirectory(Path(fleet.key_file).parent)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -69,8 +69,8 @@ async def admin(fleet: Fleet) -> AsyncIterator[RolloutClient]:
         yield client
 
 
-def settings_of(keys: Keyring, fleet: Fleet, name: str, **more: float) -> ClientSettings:
-    return ClientSettings(name, fleet.address, security=keys.dials(name), **more)  # type: ignore[arg-type]
+def settings_of(keys: KeyDirectory, fleet: Fleet, name: str, **more: float) -> ClientSettings:
+    return ClientSettings(name, fleet.address, security=keys.client_settings(name), **more)  # type: ignore[arg-type]
 
 
 async def is_kept_out(settings: ClientSettings) -> bool:
@@ -94,14 +94,14 @@ class RawLink:
 
     def __init__(self, endpoint: str, dialer: Dialer | None) -> None:
         self.entries: list[Entry] = []
-        self._news = News()
+        self._changes = Changes()
         self.gone = asyncio.Event()
         self._port = DealerPort(endpoint, self._arrived, self.gone.set, dialer=dialer)
         self.send = self._port.send
         self.close = self._port.close
 
     async def heard(self, kind: str) -> Entry:
-        found = await self._news.until(lambda: [e for e in self.entries if e.kind == kind])
+        found = await self._changes.until(lambda: [e for e in self.entries if e.kind == kind])
         return found[0]
 
     async def is_dropped_unheard(self) -> bool:
@@ -113,7 +113,7 @@ class RawLink:
 
     def _arrived(self, entries: list[Entry]) -> None:
         self.entries += entries
-        self._news.come()
+        self._changes.notify()
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -134,7 +134,7 @@ async def test_guarded_fleet_generates_streams_and_is_nowhere_without_keys(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_secrets_are_in_no_argument_environment_settings_file_or_log(
-    fleet: Fleet, keys: Keyring
+    fleet: Fleet, keys: KeyDirectory
 ) -> None:
     secrets = [read_key_pair(file).reveal() for file in keys.directory.glob("*.key")]
     assert len(secrets) >= 4
@@ -147,9 +147,9 @@ async def test_secrets_are_in_no_argument_environment_settings_file_or_log(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_unknown_key_no_key_and_wrong_server_key_are_kept_out(
-    fleet: Fleet, keys: Keyring, admin: RolloutClient
+    fleet: Fleet, keys: KeyDirectory, admin: RolloutClient
 ) -> None:
-    keys.stranger("eve")
+    keys.make_unlisted("eve")
     address, _ = split_key(fleet.address)
     assert await is_kept_out(settings_of(keys, fleet, "eve"))
     assert await is_kept_out(ClientSettings("plain", address))
@@ -168,7 +168,7 @@ async def _first_tokens(events: Subscriber) -> Tokens:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_subscriber_sees_the_fleet_and_its_streams_but_generates_nothing(
-    fleet: Fleet, keys: Keyring, admin: RolloutClient
+    fleet: Fleet, keys: KeyDirectory, admin: RolloutClient
 ) -> None:
     keys.add("watcher", "subscriber")
     settings = settings_of(keys, fleet, "watcher", connect_timeout_s=DEADLINE_S)
@@ -188,9 +188,11 @@ async def test_subscriber_sees_the_fleet_and_its_streams_but_generates_nothing(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_client_is_no_worker_and_takes_no_other_name(fleet: Fleet, keys: Keyring) -> None:
+async def test_client_is_no_worker_and_takes_no_other_name(
+    fleet: Fleet, keys: KeyDirectory
+) -> None:
     keys.add("carl", "client")
-    made = dialer_of(keys.dials("carl"))
+    made = dialer_of(keys.client_settings("carl"))
     assert made is not None
     stream = with_key("tcp://127.0.0.1:1", read_key_pair(keys.file("carl")).public)
     facts = WorkerFacts("default", stream, 4, 4096, 100, "fake", [])
@@ -216,7 +218,7 @@ async def test_client_is_no_worker_and_takes_no_other_name(fleet: Fleet, keys: K
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_client_cannot_use_the_rid_of_another(
-    fleet: Fleet, keys: Keyring, admin: RolloutClient
+    fleet: Fleet, keys: KeyDirectory, admin: RolloutClient
 ) -> None:
     keys.add("dora", "client")
     settings = settings_of(keys, fleet, "dora", connect_timeout_s=DEADLINE_S)
@@ -225,7 +227,7 @@ async def test_client_cannot_use_the_rid_of_another(
     async with RolloutClient(settings) as client:
         with pytest.raises(Refused, match="unknown_request"):
             await client.abort(running.rid)
-    made = dialer_of(keys.dials("dora"))
+    made = dialer_of(keys.client_settings("dora"))
     link = RawLink(fleet.address, made)
     link.send(Entry("hello", body=pack(Hello("client", "dora", "d" * 32))))
     await link.heard("welcome")
@@ -239,7 +241,7 @@ async def test_client_cannot_use_the_rid_of_another(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_weights_cross_the_guarded_bulk_socket_and_clients_do_not(
-    keys: Keyring, admin: RolloutClient
+    keys: KeyDirectory, admin: RolloutClient
 ) -> None:
     publisher = rolloutbus.WeightPublisher(admin, writer=WeightWriter(may_map=False))
     tensors = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(4)}
@@ -251,7 +253,7 @@ async def test_weights_cross_the_guarded_bulk_socket_and_clients_do_not(
     assert report.is_ok
     assert report.by_worker["w0"].is_in_store
     keys.add("hal", "client")
-    link = RawLink(admin.bulk, dialer_of(keys.dials("hal")))
+    link = RawLink(admin.bulk, dialer_of(keys.client_settings("hal")))
     ask = PullManifest(policy="default", version=published.version)
     link.send(Entry("pull_manifest", "1", body=pack(ask)))
     assert await link.is_dropped_unheard()
@@ -259,7 +261,7 @@ async def test_weights_cross_the_guarded_bulk_socket_and_clients_do_not(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_revoked_client_is_dismissed_in_the_middle_of_its_work(
-    fleet: Fleet, keys: Keyring, admin: RolloutClient
+    fleet: Fleet, keys: KeyDirectory, admin: RolloutClient
 ) -> None:
     keys.add("gus", "client")
     settings = settings_of(keys, fleet, "gus", connect_timeout_s=DEADLINE_S)

@@ -10,8 +10,8 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.session import Session
-from tests.integration.drills import DEADLINE_S, assert_fake_rollout, fake_sampling, status_when
-from tests.integration.hold import Hold
+from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling, status_when
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -66,14 +66,14 @@ async def take_turn(session: Session, prompt: list[int]) -> Rollout:
 
 
 async def test_the_second_turn_goes_to_its_worker_before_two_hundred_that_wait(
-    client: RolloutClient, hold: Hold
+    client: RolloutClient, token_limit: TokenLimit
 ) -> None:
     n_waiting = N_COMPETING - N_WORKERS * AT_ONCE
     async with client.session("agent") as session:
         home = (await take_turn(session, [1, 2])).worker
         assert session.worker == home
         order = Order(client)
-        with hold.at(5):
+        with token_limit.at(5):
             for i in range(N_COMPETING):
                 order.submit([7, i], fake_sampling(N_TOKENS))
             n_running = N_WORKERS * AT_ONCE

@@ -12,7 +12,7 @@ import torch
 
 from rolloutbus.bus.weights.manifest import digest_of
 from rolloutbus.trainer_adapter.publisher.tensor_source import named_tensors
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.shard_rank import BUCKET_BYTES, MIB, WORLD, large_model, small_model
 from tests.integration.store_harness import ROOT
 

@@ -22,16 +22,16 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.stream.settings import SubscriberSettings
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import (
+from tests.integration.event_reader import EventReader
+from tests.integration.live_fleet import (
     DEADLINE_S,
     PACE_S,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
 )
-from tests.integration.hold import Hold
 from tests.integration.scripted_fleet import scripted_fleet, tokens_of
-from tests.integration.watching import Watching
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -63,16 +63,16 @@ async def burst(*clients: RolloutClient) -> list[Rollout]:
 
 
 async def test_a_reader_that_sleeps_is_told_results_and_then_tokens_again(
-    fleet: Fleet, client: RolloutClient, hold: Hold
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
 ) -> None:
     small = SubscriberSettings(waiting_bytes=64 * KIB, unread_messages=sys.maxsize)
-    slow = Watching(Subscriber(named(fleet, "slow"), settings=small))
-    async with Watching(rolloutbus.subscribe(fleet.address)) as quick, slow:
+    slow = EventReader(Subscriber(named(fleet, "slow"), settings=small))
+    async with EventReader(rolloutbus.subscribe(fleet.address)) as quick, slow:
         for each in (quick, slow):
             await each.hears(client, n_workers=2)
         slow.pause()
         rollouts: list[Rollout] = []
-        with hold.at(N_TOKENS):
+        with token_limit.at(N_TOKENS):
             under_way = Streamed(client, [9], fake_sampling(2 * N_TOKENS))
             async with asyncio.timeout(DEADLINE_S):
                 while slow.subscriber.is_live:
@@ -159,7 +159,7 @@ async def test_a_process_that_reads_no_socket_knows_what_it_missed_and_catches_u
 ) -> None:
     async with (
         scripted_fleet(tmp_path) as fleet,
-        Watching(rolloutbus.subscribe(fleet.address)) as quick,
+        EventReader(rolloutbus.subscribe(fleet.address)) as quick,
         tail(fleet.address) as slow,
     ):
         fleet.running["first/1"] = 0

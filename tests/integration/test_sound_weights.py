@@ -22,7 +22,7 @@ from rolloutbus.engine_worker.engine import Step
 from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.host.commands import HostCommands
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.relay_family import put
 from tests.integration.store_harness import StoreHarness, store_harness
 

@@ -14,8 +14,8 @@ from rolloutbus.bus.security.zmq_guard import MAX_ASKED
 from rolloutbus.bus.transport.zmq_connections import Monitor
 from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.wire.codec import topic_of
-from tests.integration.keyring import Keyring
-from tests.integration.studio import Studio
+from tests.integration.guarded_publisher import GuardedPublisher
+from tests.integration.key_directory import KeyDirectory
 
 pytestmark = pytest.mark.integration
 
@@ -51,10 +51,10 @@ class Raw:
         self.socket.close()
 
 
-class RawStudio(Studio):
+class RawGuardedPublisher(GuardedPublisher):
     """With readers that break rules."""
 
-    def __init__(self, keys: Keyring, endpoint: str) -> None:
+    def __init__(self, keys: KeyDirectory, endpoint: str) -> None:
         super().__init__(keys, endpoint)
         self._raws: list[Raw] = []
 
@@ -71,19 +71,21 @@ class RawStudio(Studio):
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Keyring:
-    keyring = Keyring(tmp_path)
-    keyring.stranger("w0")
+def keys(tmp_path: Path) -> KeyDirectory:
+    keys = KeyDirectory(tmp_path)
+    keys.make_unlisted("w0")
     for name in ("ann", "bob"):
-        keyring.add(name, "client")
-    keyring.add("tom", "trainer")
-    keyring.add("watcher", "subscriber")
-    return keyring
+        keys.add(name, "client")
+    keys.add("tom", "trainer")
+    keys.add("watcher", "subscriber")
+    return keys
 
 
 @asynccontextmanager
-async def studio(keys: Keyring, endpoint: str = ANY_PORT) -> AsyncGenerator[RawStudio]:
-    made = RawStudio(keys, endpoint)
+async def guarded_publisher(
+    keys: KeyDirectory, endpoint: str = ANY_PORT
+) -> AsyncGenerator[RawGuardedPublisher]:
+    made = RawGuardedPublisher(keys, endpoint)
     try:
         yield made
     finally:
@@ -92,9 +94,9 @@ async def studio(keys: Keyring, endpoint: str = ANY_PORT) -> AsyncGenerator[RawS
 
 @pytest.mark.parametrize("name", ["ann", "tom"])
 async def test_clients_and_trainers_get_their_own_rows_and_no_others(
-    keys: Keyring, name: str
+    keys: KeyDirectory, name: str
 ) -> None:
-    async with studio(keys) as made:
+    async with guarded_publisher(keys) as made:
         # In this order: once the last is granted, the others have been judged.
         rows = made.read(name, "bob", f"{name}-2", name)
         await made.until(lambda: (name, made.n_published) in rows, "bob", name)
@@ -104,9 +106,9 @@ async def test_clients_and_trainers_get_their_own_rows_and_no_others(
         assert made.pub.counters.foreign_in >= 1
 
 
-async def test_subscribers_get_everything_or_what_they_choose(keys: Keyring) -> None:
+async def test_subscribers_get_everything_or_what_they_choose(keys: KeyDirectory) -> None:
     keys.add("picky", "subscriber")
-    async with studio(keys) as made:
+    async with guarded_publisher(keys) as made:
         everything, chosen = made.read("watcher"), made.read("picky", "bob")
         await made.until(lambda: bool(everything and chosen), "ann", "bob")
         last = made.publish("ann", "bob")
@@ -116,8 +118,10 @@ async def test_subscribers_get_everything_or_what_they_choose(keys: Keyring) -> 
 
 
 @pytest.mark.parametrize("asked", [b"", topic_of("bob"), topic_of("bob")[:1]], ids=len)
-async def test_a_client_that_asks_for_digests_gets_nothing(keys: Keyring, asked: bytes) -> None:
-    async with studio(keys) as made:
+async def test_a_client_that_asks_for_digests_gets_nothing(
+    keys: KeyDirectory, asked: bytes
+) -> None:
+    async with guarded_publisher(keys) as made:
         raw = made.raw("ann")
         raw.ask(asked, claim_of("ann"), topic_of("ann"))
         await made.until(lambda: topic_of("ann") in raw.topics, "bob", "ann")
@@ -127,8 +131,8 @@ async def test_a_client_that_asks_for_digests_gets_nothing(keys: Keyring, asked:
         assert set(raw.topics) == {topic_of("ann")}
 
 
-async def test_a_subscription_that_is_taken_back_ends(keys: Keyring) -> None:
-    async with studio(keys) as made:
+async def test_a_subscription_that_is_taken_back_ends(keys: KeyDirectory) -> None:
+    async with guarded_publisher(keys) as made:
         raw = made.raw("ann", zmq.XSUB)  # which shows all that comes
         for name in ("ann", "ann-2"):
             raw.socket.send(b"\1" + claim_of(name))
@@ -139,9 +143,9 @@ async def test_a_subscription_that_is_taken_back_ends(keys: Keyring) -> None:
 
 @pytest.mark.parametrize("endpoint", [ANY_PORT, "ipc://{0}/s"])
 async def test_revoked_subscriber_is_cut_off_and_the_others_miss_nothing(
-    keys: Keyring, endpoint: str
+    keys: KeyDirectory, endpoint: str
 ) -> None:
-    async with studio(keys, endpoint.format(keys.directory)) as made:
+    async with guarded_publisher(keys, endpoint.format(keys.directory)) as made:
         ann, watcher = made.read("ann", "ann"), made.read("watcher")
         raw = made.raw("ann")
         raw.ask(claim_of("ann"))
@@ -157,8 +161,8 @@ async def test_revoked_subscriber_is_cut_off_and_the_others_miss_nothing(
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
 
 
-async def test_a_key_with_other_rights_than_before_is_judged_again(keys: Keyring) -> None:
-    async with studio(keys) as made:
+async def test_a_key_with_other_rights_than_before_is_judged_again(keys: KeyDirectory) -> None:
+    async with guarded_publisher(keys) as made:
         rows = made.read("watcher", "bob", "watcher")
         await made.until(lambda: len({whose for whose, _ in rows}) == 2, "bob", "watcher")
         keys.change_role("watcher", "client")
@@ -168,8 +172,10 @@ async def test_a_key_with_other_rights_than_before_is_judged_again(keys: Keyring
         assert ("bob", last - 1) not in rows
 
 
-async def test_messages_of_a_subscriber_do_not_win_it_the_grants_of_others(keys: Keyring) -> None:
-    async with studio(keys) as made:
+async def test_messages_of_a_subscriber_do_not_win_it_the_grants_of_others(
+    keys: KeyDirectory,
+) -> None:
+    async with guarded_publisher(keys) as made:
         for _ in range(N_ATTACKS):
             thief, victim = made.raw("bob", zmq.XSUB), made.raw("ann", zmq.XSUB)
             for raw, name in ((thief, "bob"), (victim, "ann")):
@@ -185,8 +191,8 @@ async def test_messages_of_a_subscriber_do_not_win_it_the_grants_of_others(keys:
         assert made.pub.counters.malformed_in >= N_ATTACKS
 
 
-async def test_a_subscriber_that_asks_on_and_on_is_cut_off(keys: Keyring) -> None:
-    async with studio(keys) as made:
+async def test_a_subscriber_that_asks_on_and_on_is_cut_off(keys: KeyDirectory) -> None:
+    async with guarded_publisher(keys) as made:
         rows = made.read("watcher")
         raw = made.raw("ann")
         raw.ask(*(b"%d" % n for n in range(MAX_ASKED + 1)))
@@ -195,9 +201,11 @@ async def test_a_subscriber_that_asks_on_and_on_is_cut_off(keys: Keyring) -> Non
         await made.until(lambda: ("ann", last) in rows, "ann")
 
 
-async def test_subscriber_that_came_before_its_key_was_known_gets_in_later(keys: Keyring) -> None:
-    async with studio(keys) as made:
-        public = keys.stranger("cyd")
+async def test_subscriber_that_came_before_its_key_was_known_gets_in_later(
+    keys: KeyDirectory,
+) -> None:
+    async with guarded_publisher(keys) as made:
+        public = keys.make_unlisted("cyd")
         rows = made.read("cyd")
         await made.until(lambda: made.guard.n_refused > 0)
         keys.allow("cyd", public, "subscriber")

@@ -20,8 +20,8 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.connection import Ports
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, facts_when
-from tests.integration.watching import Watching
+from tests.integration.event_reader import EventReader
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, facts_when
 
 pytestmark = [
     pytest.mark.integration,
@@ -52,7 +52,7 @@ def assert_same(streamed: Streamed, rollout: Rollout) -> None:
 async def test_streams_equal_their_results_and_what_a_second_subscriber_sees(
     client: RolloutClient,
 ) -> None:
-    async with Watching.streams_of(client) as seen:
+    async with EventReader.streams_of(client) as seen:
         await seen.hears_everyone(client)
         streams = [Streamed(client, [*PROMPT, i], seeded(i)) for i in range(12)]
         for streamed in streams:
@@ -128,7 +128,7 @@ async def test_a_late_subscriber_is_told_from_the_first_token(client: RolloutCli
     streamed = Streamed(client, PROMPT, seeded(2, ENDLESS))
     await streamed.reached(50)
 
-    async with Watching.streams_of(client) as seen:
+    async with EventReader.streams_of(client) as seen:
         await seen.until(lambda: len(seen.tokens(streamed.rid)) > 70)
         await seen.whole(await streamed.cut())
     assert seen.of(GapRepaired)
@@ -172,7 +172,7 @@ async def test_rows_that_got_lost_are_repaired(fleet: rolloutbus.Fleet) -> None:
 async def test_leaving_a_stream_early_stops_its_request_at_the_worker(
     client: RolloutClient,
 ) -> None:
-    async with Watching.streams_of(client) as seen:
+    async with EventReader.streams_of(client) as seen:
         stream = client.stream(PROMPT, seeded(3, ENDLESS), deadline_s=DEADLINE_S)
         rid = (await anext(stream)).rid
         await seen.until(lambda: bool(seen.tokens(rid)))
@@ -185,7 +185,7 @@ async def test_leaving_a_stream_early_stops_its_request_at_the_worker(
 async def test_cancelling_a_waiting_call_stops_its_request_at_the_worker(
     client: RolloutClient,
 ) -> None:
-    async with Watching.streams_of(client) as seen:
+    async with EventReader.streams_of(client) as seen:
         call = asyncio.create_task(
             client.generate(PROMPT, seeded(4, ENDLESS), deadline_s=DEADLINE_S)
         )

@@ -29,11 +29,11 @@ from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S, Streamed, fake_sampling
-from tests.integration.hold import Hold
-from tests.integration.keyring import Keyring
+from tests.integration.event_reader import EventReader
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S, Streamed, fake_sampling
 from tests.integration.scripted_fleet import scripted_fleet
-from tests.integration.watching import Watching
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -65,7 +65,7 @@ async def test_everybodys_streams_are_told_as_they_end_for_their_clients(
     fleet: Fleet, client: RolloutClient
 ) -> None:
     async with RolloutClient(settings_of(fleet, "other")) as other:
-        async with Watching(rolloutbus.subscribe(fleet.address)) as seen:
+        async with EventReader(rolloutbus.subscribe(fleet.address)) as seen:
             await seen.hears(client, n_workers=2)
             await seen.hears(other, n_workers=2)
             for rollout in [*await sampled(client, 10), *await sampled(other, 10)]:
@@ -78,7 +78,7 @@ async def test_only_the_clients_that_were_named_are_told(
 ) -> None:
     async with RolloutClient(settings_of(fleet, "picked")) as picked:
         subscriber = rolloutbus.subscribe(fleet.address, clients=["picked"])
-        async with Watching(subscriber) as seen:
+        async with EventReader(subscriber) as seen:
             await seen.hears(picked, n_workers=2)
             await sampled(client, 4)
             for rollout in await sampled(picked, 4):
@@ -87,12 +87,12 @@ async def test_only_the_clients_that_were_named_are_told(
 
 
 async def test_who_comes_late_is_told_from_the_first_token(
-    fleet: Fleet, client: RolloutClient, hold: Hold
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
 ) -> None:
-    with hold.at(50):
+    with token_limit.at(50):
         streamed = Streamed(client, [3, 10], fake_sampling(100))
         await streamed.reached(50)
-        seen = Watching(rolloutbus.subscribe(fleet.address, rids=[streamed.rid]))
+        seen = EventReader(rolloutbus.subscribe(fleet.address, rids=[streamed.rid]))
         await seen.__aenter__()
         await seen.until(lambda: len(seen.tokens(streamed.rid)) == 50)
     await seen.whole(await streamed.rollout())
@@ -118,13 +118,13 @@ class Lossy:
 
 
 async def test_lost_rows_are_repaired_by_the_worker(
-    fleet: Fleet, client: RolloutClient, hold: Hold
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
 ) -> None:
     lossy = Lossy()
     subscriber = Subscriber(settings_of(fleet, "lossy"), ports=lossy.ports)
-    async with Watching(subscriber) as seen:
+    async with EventReader(subscriber) as seen:
         await seen.hears(client, n_workers=2)
-        with hold.at(30):
+        with token_limit.at(30):
             lossy.drops = lambda entry: entry.kind == "deltas"
             streams = [Streamed(client, [5, i], fake_sampling(60)) for i in range(6)]
             for streamed in streams:
@@ -139,12 +139,12 @@ async def test_lost_rows_are_repaired_by_the_worker(
 
 
 async def test_a_stream_whose_end_was_lost_ends_with_what_can_be_known(
-    fleet: Fleet, client: RolloutClient, hold: Hold
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
 ) -> None:
     lossy = Lossy()
-    async with Watching(Subscriber(settings_of(fleet, "endless"), ports=lossy.ports)) as seen:
+    async with EventReader(Subscriber(settings_of(fleet, "endless"), ports=lossy.ports)) as seen:
         await seen.hears(client, n_workers=2)
-        with hold.at(20):
+        with token_limit.at(20):
             streamed = Streamed(client, [6], fake_sampling(40))
             await seen.until(lambda: len(seen.tokens(streamed.rid)) == 20)
             others = [Streamed(client, [7], fake_sampling(80))]
@@ -153,7 +153,7 @@ async def test_a_stream_whose_end_was_lost_ends_with_what_can_be_known(
                 others.append(Streamed(client, [7], fake_sampling(80)))
                 await others[-1].reached(20)
             lossy.drops = lambda entry: entry.kind == "deltas"
-            hold.move(40)
+            token_limit.move(40)
             rollout = await streamed.rollout()
             end = await seen.end(streamed.rid)
         assert end.finish_reason is None
@@ -167,7 +167,7 @@ async def test_a_session_is_followed_by_the_routers_tap(
     fleet: Fleet, client: RolloutClient
 ) -> None:
     subscriber = Subscriber(settings_of(fleet, "sessions"), Filter(session=["mine"]))
-    async with Watching(subscriber) as seen:
+    async with EventReader(subscriber) as seen:
 
         async def turn(session: str) -> Rollout:
             return await client.generate(
@@ -180,7 +180,7 @@ async def test_a_session_is_followed_by_the_routers_tap(
         await turn("other")
         rollout = await turn("mine")
         await seen.whole(rollout)
-        others = {event.rid for event in seen.told if isinstance(event, Tokens)}
+        others = {event.rid for event in seen.events if isinstance(event, Tokens)}
         assert rollout.rid in others
         mine = len({event.rid for event in seen.of(Finished)})
         await turn("other")
@@ -199,15 +199,15 @@ async def test_without_a_tap_a_session_cannot_be_followed_and_that_is_said(
 async def test_a_rollout_that_outlives_its_worker_is_told_to_its_end(
     tmp_path: Path,
 ) -> None:
-    hold = Hold(tmp_path / "hold")
-    options: UpOptions = {**FLEET, "engine_options": {"hold_file": str(hold.path)}}
+    token_limit = TokenLimit(tmp_path / "hold")
+    options: UpOptions = {**FLEET, "engine_options": {"hold_file": str(token_limit.path)}}
     async with (
         rolloutbus.up(**options) as fleet,
         RolloutClient(settings_of(fleet, "c")) as client,
-        Watching(rolloutbus.subscribe(fleet.address)) as seen,
+        EventReader(rolloutbus.subscribe(fleet.address)) as seen,
     ):
         await seen.hears(client, n_workers=2)
-        with hold.at(50):
+        with token_limit.at(50):
             streams = [Streamed(client, [4, i], fake_sampling(100)) for i in range(6)]
             for streamed in streams:
                 await seen.until(lambda s=streamed: len(seen.tokens(s.rid)) == 50)
@@ -220,15 +220,15 @@ async def test_a_rollout_that_outlives_its_worker_is_told_to_its_end(
 
 
 async def test_it_goes_on_with_the_router_that_comes_after_a_killed_one(tmp_path: Path) -> None:
-    hold = Hold(tmp_path / "hold")
-    options: UpOptions = {**FLEET, "engine_options": {"hold_file": str(hold.path)}}
+    token_limit = TokenLimit(tmp_path / "hold")
+    options: UpOptions = {**FLEET, "engine_options": {"hold_file": str(token_limit.path)}}
     async with (
         rolloutbus.up(**options) as fleet,
         RolloutClient(settings_of(fleet, "c")) as client,
-        Watching(rolloutbus.subscribe(fleet.address)) as seen,
+        EventReader(rolloutbus.subscribe(fleet.address)) as seen,
     ):
         await seen.hears(client, n_workers=2)
-        with hold.at(50):
+        with token_limit.at(50):
             streamed = Streamed(client, [4], fake_sampling(100))
             await seen.until(lambda: len(seen.tokens(streamed.rid)) == 50)
             fleet.kill_router()
@@ -239,16 +239,16 @@ async def test_it_goes_on_with_the_router_that_comes_after_a_killed_one(tmp_path
 async def test_with_keys_a_subscriber_repairs_every_stream_and_a_client_sees_its_own(
     tmp_path: Path,
 ) -> None:
-    hold = Hold(tmp_path / "hold")
+    token_limit = TokenLimit(tmp_path / "hold")
     options: UpOptions = {
         "workers": 1,
         "engine": "fake",
         "store": False,
         "secure": tmp_path / "k",
-        "engine_options": {"hold_file": str(hold.path)},
+        "engine_options": {"hold_file": str(token_limit.path)},
     }
     async with rolloutbus.up(**options) as fleet:
-        keys = Keyring(tmp_path / "k")
+        keys = KeyDirectory(tmp_path / "k")
         keys.add("watcher", "subscriber")
         for name in ("ann", "bob"):
             keys.add(name, "client")
@@ -257,23 +257,23 @@ async def test_with_keys_a_subscriber_repairs_every_stream_and_a_client_sees_its
             return ClientSettings(
                 name=name,
                 router=fleet.address,
-                security=keys.dials(key or name),
+                security=keys.client_settings(key or name),
                 overtime_s=DEADLINE_S,
                 connect_timeout_s=DEADLINE_S,
             )
 
-        lossy = Lossy(keys.dials("watcher"))
+        lossy = Lossy(keys.client_settings("watcher"))
         own = Subscriber(settings("ann-2", "ann"), Filter(client=["ann", "bob"]))
         async with (
             RolloutClient(settings("ann")) as ann,
             RolloutClient(settings("bob")) as bob,
-            Watching(Subscriber(settings("watcher"), ports=lossy.ports)) as all_seen,
-            Watching(own) as own_seen,
+            EventReader(Subscriber(settings("watcher"), ports=lossy.ports)) as all_seen,
+            EventReader(own) as own_seen,
         ):
             await all_seen.hears(ann)
             await own_seen.hears(ann)
             lossy.drops = lambda entry: entry.kind == "deltas"
-            with hold.at(N_HELD):
+            with token_limit.at(N_HELD):
                 streamed = Streamed(bob, [4], fake_sampling(2 * N_HELD))
                 await all_seen.until(lambda: len(all_seen.tokens(streamed.rid)) > 0)
                 lossy.drops = lambda _: False

@@ -13,7 +13,7 @@ import pytest
 from rolloutbus.bus.actor.child import ProcessSpec
 from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule, Supervisor
 from rolloutbus.bus.wire.errors import DeadlineExceeded, ProcessFailed
-from tests.integration.drills import DEADLINE_S, process_ends
+from tests.integration.live_fleet import DEADLINE_S, process_ends
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -21,8 +21,8 @@ from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
-from tests.integration.drills import DEADLINE_S
-from tests.integration.keyring import Keyring
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ class Reader:
 
     def __init__(self, router: RouterActor, security: SecuritySettings | None = None) -> None:
         self.heard: list[tuple[TapMark, list[Entry]]] = []
-        self._news = asyncio.Event()
+        self._changes = asyncio.Event()
         self._port = SubPort(self._take, dialer=dialer_of(security))
         self._port.connect(router.tap)
 
@@ -51,8 +51,8 @@ class Reader:
                 for mark, entries in self.heard:
                     if is_it(mark, entries):
                         return entries
-                self._news.clear()
-                await self._news.wait()
+                self._changes.clear()
+                await self._changes.wait()
 
     async def tick(self) -> None:
         """Wait until it is subscribed."""
@@ -63,7 +63,7 @@ class Reader:
 
     def _take(self, topic: bytes, entries: list[Entry]) -> None:
         self.heard.append((mark_in(topic), entries))
-        self._news.set()
+        self._changes.set()
 
 
 async def test_a_reader_hears_ticks_and_whatever_is_said_large_bodies_too() -> None:
@@ -88,21 +88,21 @@ async def test_a_reader_hears_ticks_and_whatever_is_said_large_bodies_too() -> N
 
 
 async def test_a_guarded_tap_lets_in_who_watches_the_fleet_and_no_client(tmp_path: Path) -> None:
-    keys = Keyring(tmp_path)
-    keys.stranger("router")
+    keys = KeyDirectory(tmp_path)
+    keys.make_unlisted("router")
     keys.add("ann", "client")
     keys.add("tom", "trainer")
     keys.add("watcher", "subscriber")
     keys.add("root", "admin")
-    async with tapped_router(keys.serves("router")) as router:
+    async with tapped_router(keys.server_settings("router")) as router:
         assert "#" in router.tap
         for name in ("watcher", "root"):
-            reader = Reader(router, keys.dials(name))
+            reader = Reader(router, keys.client_settings(name))
             await reader.tick()
             reader.close()
         for name in ("ann", "tom"):
             refused = asyncio.Event()
-            dialer = dialer_of(keys.dials(name))
+            dialer = dialer_of(keys.client_settings(name))
             assert dialer is not None
             socket = new_socket(zmq.SUB)
             monitor = Monitor(socket, zmq.EVENT_HANDSHAKE_FAILED_AUTH, lambda _, r=refused: r.set())

@@ -13,7 +13,7 @@ from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.transport.zmq_topics import SubPort, TapPort
 from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES
 from rolloutbus.bus.wire.entry import Entry
-from tests.integration.drills import DEADLINE_S, PACE_S
+from tests.integration.live_fleet import DEADLINE_S, PACE_S
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ class Reader:
 
     def __init__(self, port: TapPort) -> None:
         self.heard: list[bytes] = []
-        self._news = asyncio.Event()
+        self._changes = asyncio.Event()
         self._port = SubPort(self._take)
         self._port.connect(port.endpoint)
 
@@ -49,17 +49,17 @@ class Reader:
         async with asyncio.timeout(DEADLINE_S):
             while topic not in self.heard:
                 port.offer(topic, [])
-                self._news.clear()
+                self._changes.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(PACE_S):
-                        await self._news.wait()
+                        await self._changes.wait()
 
     def close(self) -> None:
         self._port.close()
 
     def _take(self, topic: bytes, _: list[Entry]) -> None:
         self.heard.append(topic)
-        self._news.set()
+        self._changes.set()
 
 
 async def test_a_reader_that_does_not_read_cannot_fill_the_memory_of_a_router() -> None:

@@ -20,15 +20,15 @@ from rolloutbus.replay.timeline.lanes import Execution, Timeline
 from rolloutbus.replay.timeline.timeline import timeline_of
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.types import Published
-from tests.integration.doomed_trainer import WEIGHTS
-from tests.integration.drills import (
+from tests.integration.killed_trainer import WEIGHTS
+from tests.integration.live_fleet import (
     DEADLINE_S,
     ENDLESS,
     Streamed,
     fake_sampling,
     status_when,
 )
-from tests.integration.hold import Hold
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -58,11 +58,11 @@ class Run:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
     directory = tmp_path_factory.mktemp("timeline")
-    journal, hold = directory / "j", Hold(directory / "limit")
+    journal, token_limit = directory / "j", TokenLimit(directory / "limit")
     options: UpOptions = {
         "workers": 2,
         "engine": "fake",
-        "engine_options": {"slots": 8, "step_s": 0.005, "hold_file": str(hold.path)},
+        "engine_options": {"slots": 8, "step_s": 0.005, "hold_file": str(token_limit.path)},
         "tap": True,
     }
     async with rolloutbus.up(**options) as fleet:
@@ -87,7 +87,7 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
             await client.pause("in_place", target="w1")
             await client.resume(target="w1")
             cut = await endless.cut()
-            with hold.at(HELD_AT):
+            with token_limit.at(HELD_AT):
                 long = Streamed(client, [4], fake_sampling(HELD_AT + 20))
                 await long.reached(HELD_AT)
                 victim = long.worker

@@ -18,7 +18,7 @@ import rolloutbus
 from rolloutbus import Fleet
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.drills import DEADLINE_S, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, fake_sampling
 
 pytestmark = [
     pytest.mark.integration,
@@ -40,7 +40,7 @@ class Terminal:
         self._slave = slave
         self.before = termios.tcgetattr(slave)
         self.shown = b""
-        self._news = asyncio.Event()
+        self._changes = asyncio.Event()
         os.set_blocking(master, False)
         asyncio.get_running_loop().add_reader(master, self._read)
 
@@ -51,8 +51,8 @@ class Terminal:
     async def shows(self, wanted: bytes) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while wanted not in self.shown:
-                self._news.clear()
-                await self._news.wait()
+                self._changes.clear()
+                await self._changes.wait()
 
     def press(self, keys: bytes) -> None:
         os.write(self._master, keys)
@@ -68,7 +68,7 @@ class Terminal:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EIO):
                 raise
-        self._news.set()
+        self._changes.set()
 
 
 @asynccontextmanager

@@ -14,8 +14,8 @@ from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S
-from tests.integration.keyring import Keyring
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -26,12 +26,12 @@ NEVER_S = 200.0
 
 
 @pytest.fixture
-def keyring(tmp_path: Path) -> Keyring:
-    keyring = Keyring(tmp_path)
-    keyring.add("router", "admin")
-    keyring.add("w0", "worker")
-    keyring.stranger("nobody")
-    return keyring
+def keys(tmp_path: Path) -> KeyDirectory:
+    keys = KeyDirectory(tmp_path)
+    keys.add("router", "admin")
+    keys.add("w0", "worker")
+    keys.make_unlisted("nobody")
+    return keys
 
 
 async def worker_says(settings: WorkerSettings, sentence: str) -> None:
@@ -57,16 +57,16 @@ async def test_a_worker_without_a_router_says_so(tmp_path: Path) -> None:
 
 
 async def test_who_has_no_place_at_a_router_is_told_why_on_both_sides(
-    keyring: Keyring, capfd: pytest.CaptureFixture[str]
+    keys: KeyDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = RouterSettings(ANY_PORT, ANY_PORT, security=keyring.serves("router"))
+    settings = RouterSettings(ANY_PORT, ANY_PORT, security=keys.server_settings("router"))
     async with RouterActor(settings, "r") as router:
         frontend, backend = router.endpoints
         for name, why in (("nobody", "does not know this key"), ("w0", "key is not a client's")):
             own = ClientSettings(
                 name="c",
                 router=frontend,
-                security=keyring.dials(name),
+                security=keys.client_settings(name),
                 connect_timeout_s=NEVER_S,
             )
             with pytest.raises(PeerLost, match=why):
@@ -76,7 +76,7 @@ async def test_who_has_no_place_at_a_router_is_told_why_on_both_sides(
             router=backend,
             stream=ANY_PORT,
             engine="fake",
-            security=keyring.serves("nobody"),
+            security=keys.server_settings("nobody"),
         )
         await worker_says(worker, "does not know this key")
     said = capfd.readouterr().err

@@ -20,7 +20,7 @@ from rolloutbus.errors import ProcessFailed, SettingsError
 from rolloutbus.launcher.fleet import children_of
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import Transport
-from tests.integration.drills import DEADLINE_S, process_ends
+from tests.integration.live_fleet import DEADLINE_S, process_ends
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

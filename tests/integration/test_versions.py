@@ -13,7 +13,7 @@ from rolloutbus.bus.wire.messages.weights import InFlight, PublishVersion
 from rolloutbus.errors import EngineFailed, Refused, StaleVersion
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
-from tests.integration.drills import (
+from tests.integration.live_fleet import (
     DEADLINE_S,
     Streamed,
     assert_fake_rollout,
@@ -21,7 +21,7 @@ from tests.integration.drills import (
     status_when,
     worker_in,
 )
-from tests.integration.hold import Hold
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -257,9 +257,9 @@ async def test_an_older_version_cannot_be_published(client: RolloutClient, curre
 
 
 async def test_an_update_that_would_wait_for_paused_requests_fails_without_harm(
-    client: RolloutClient, current: int, hold: Hold
+    client: RolloutClient, current: int, token_limit: TokenLimit
 ) -> None:
-    with hold.at(5):
+    with token_limit.at(5):
         # Placement is by chance: enough of them that each worker has some.
         streams = [Streamed(client, PROMPT, fake_sampling(N_TOKENS)) for _ in range(24)]
         for streamed in streams:

@@ -7,7 +7,7 @@ import torch
 
 from rolloutbus import Fleet, RolloutClient, WeightPublisher
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.drills import (
+from tests.integration.live_fleet import (
     DEADLINE_S,
     ENDLESS,
     Streamed,

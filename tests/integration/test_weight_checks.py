@@ -14,7 +14,7 @@ from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.errors import EngineFailed, RequestError
 from rolloutbus.trainer_adapter.publisher.transfer import Published
 from rolloutbus.types import FleetStatus
-from tests.integration.drills import DEADLINE_S, status_when
+from tests.integration.live_fleet import DEADLINE_S, status_when
 
 pytestmark = [
     pytest.mark.integration,

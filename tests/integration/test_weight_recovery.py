@@ -19,7 +19,7 @@ from rolloutbus.errors import EngineFailed, Refused
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.publisher.transfer import Published, PublishOptions, RestoreOptions
 from rolloutbus.types import FleetStatus
-from tests.integration.drills import (
+from tests.integration.live_fleet import (
     DEADLINE_S,
     assert_fake_rollout,
     fake_sampling,

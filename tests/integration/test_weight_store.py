@@ -20,7 +20,7 @@ from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import DTYPE_NAMES, named_tensors
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import ROOT, StoreHarness, store_harness
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

@@ -33,7 +33,7 @@ from rolloutbus.engine_worker.weights.receiver import WeightReceiver
 from rolloutbus.engine_worker.weights.transports.delta import ChangedSince
 from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

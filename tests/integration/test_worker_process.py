@@ -16,8 +16,8 @@ from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generated
 from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat
 from rolloutbus.bus.wire.messages.stream import Deltas
-from tests.integration.drills import DEADLINE_S, process_ends
-from tests.integration.hold import Hold
+from tests.integration.live_fleet import DEADLINE_S, process_ends
+from tests.integration.token_limit import TokenLimit
 from tests.integration.worker_bench import generate_body, worker_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -85,11 +85,11 @@ async def test_aborted_request_returns_what_it_has(tmp_path: Path) -> None:
         assert len(result.tokens) >= 4
 
 
-async def test_pause_holds_and_resume_goes_on(tmp_path: Path, hold: Hold) -> None:
-    options = {"step_s": 0.005, "hold_file": str(hold.path)}
+async def test_pause_holds_and_resume_goes_on(tmp_path: Path, token_limit: TokenLimit) -> None:
+    options = {"step_s": 0.005, "hold_file": str(token_limit.path)}
     async with worker_process(tmp_path, engine_options=options) as (router, _):
         await router.joined()
-        with hold.at(5):
+        with token_limit.at(5):
             router.generate("c/1", generate_body(100))
             await router.until(lambda: router.said("accepted"))
             router.send("pause", "c/2@w0", pack(Pause("in_place")))

@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.codec import pack, topic_of, unpack
 from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
-from tests.integration.drills import News
+from tests.integration.live_fleet import Changes
 
 CLIENT = "client"
 
@@ -42,7 +42,7 @@ class ScriptedRouter:
         self.hello: Hello | None = None
         self.epoch = ""
         self.is_silent = False
-        self._news = News()
+        self._changes = Changes()
         self._sub = SubPort(self._streamed, [CLIENT])
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class ScriptedRouter:
         return [e for e in self.entries if e.kind == kind and rid in (None, e.rid)]
 
     async def until(self, condition: Callable[[], Found]) -> Found:
-        return await self._news.until(condition)
+        return await self._changes.until(condition)
 
     async def ending(self, rid: str) -> Entry:
         kinds = {"finished", "failed", "cancelled", "expired", "refused"}
@@ -96,12 +96,12 @@ class ScriptedRouter:
                 heartbeat = unpack(entry)
                 assert isinstance(heartbeat, Heartbeat)
                 self.port.send(peer, Entry("lease", body=pack(Lease(1, "r", heartbeat.seq))))
-        self._news.come()
+        self._changes.notify()
 
     def _streamed(self, topic: bytes, entries: list[Entry]) -> None:
         assert topic == topic_of(CLIENT)
         self.published += entries
-        self._news.come()
+        self._changes.notify()
 
 
 @asynccontextmanager

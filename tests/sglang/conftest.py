@@ -18,7 +18,7 @@ from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.sglang.fleets import fleet_of, worker_environment
 from tests.sglang.models import save_model
 from tests.sglang.redis_server import EXECUTABLE, redis_server
-from tests.sglang.truth import SameWeights
+from tests.sglang.reference import SameWeights
 
 DEADLINE_S = 120.0
 KEEPING = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}

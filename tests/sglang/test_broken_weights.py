@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rolloutbus import Fleet, RolloutClient
-from tests.integration.overflow import HURT, check_overflow
+from tests.integration.overflowing_weights import HURT, check_overflow
 from tests.integration.reference import Reference
 from tests.sglang.processes import scheduler_pids
 

@@ -19,9 +19,9 @@ from tests.integration.control_steps import (
     abort_stops_exactly_the_request_that_it_names,
     all_under_way,
 )
-from tests.integration.drills import DEADLINE_S, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, Streamed, status_when
 from tests.sglang.models import ENDLESS
-from tests.sglang.truth import SameWeights
+from tests.sglang.reference import SameWeights
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 

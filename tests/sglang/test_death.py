@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.processes import scheduler_pids

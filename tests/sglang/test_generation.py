@@ -7,10 +7,10 @@ import pytest
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import Refused
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.models import EOS, MAX_CONTEXT, VOCAB_SIZE
-from tests.sglang.truth import SameWeights
+from tests.sglang.reference import SameWeights
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 

@@ -14,7 +14,7 @@ from rolloutbus.errors import EngineFailed, ProcessFailed
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
-from tests.sglang.removing import remove
+from tests.sglang.removed_functions import remove
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 

@@ -20,7 +20,7 @@ from rolloutbus.engine_worker.engine import Float32s
 from rolloutbus.errors import EngineFailed, FleetCommandFailed, Refused, RequestError
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration import lora_steps
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish
 from tests.lora_adapters import TARGETS, assert_from, random_lora
 from tests.sglang.conftest import DEADLINE_S

@@ -11,7 +11,7 @@ from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, WeightPubl
 from rolloutbus.bus.wire.messages.control import Flushed, Memory, MemoryTag
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.errors import RequestError, RolloutCancelled
-from tests.integration.drills import DEADLINE_S, Streamed, facts_when
+from tests.integration.live_fleet import DEADLINE_S, Streamed, facts_when
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS
 from tests.sglang.processes import scheduler_pids

@@ -21,7 +21,7 @@ from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.engine import Load, Profiled
 from rolloutbus.errors import Refused, RequestError
 from rolloutbus.launcher.fleet import children_of
-from tests.integration.drills import DEADLINE_S, PACE_S, Streamed
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, Streamed
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS, SLOTS
 from tests.sglang.processes import scheduler_pids

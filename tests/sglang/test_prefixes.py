@@ -9,7 +9,7 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, WeightPublisher
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.prefix_steps import (
     ask,
     common_beginnings_go_where_they_are_cached,

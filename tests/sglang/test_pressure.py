@@ -15,11 +15,11 @@ import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.engine import Load
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import PACE_S, Streamed
+from tests.integration.live_fleet import PACE_S, Streamed
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
-from tests.sglang.hungry import HUNGRY
-from tests.sglang.truth import SameWeights
+from tests.sglang.memory_hook import EXHAUSTING_TOKEN
+from tests.sglang.reference import SameWeights
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
@@ -39,7 +39,7 @@ class Hook(NamedTuple):
     slow: Path
 
     def wants_too_much(self) -> None:
-        """The next step with the token `HUNGRY` does."""
+        """The next step with the token `EXHAUSTING_TOKEN` does."""
         self.once.touch()
 
     @contextmanager
@@ -60,9 +60,9 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Hook:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(llama: Path, hook: Hook) -> AsyncIterator[Fleet]:
     hooked = {
-        "name": "hungry",
+        "name": "memory",
         "target_modules": ["model.embed_tokens"],
-        "hook_factory": "tests.sglang.hungry:hook_of",
+        "hook_factory": "tests.sglang.memory_hook:hook_of",
         "config": {name: str(path) for name, path in hook._asdict().items()},
     }
     options = fleet_of(
@@ -150,7 +150,7 @@ async def test_an_engine_that_runs_out_of_memory_says_so_and_its_request_goes_on
     fleet: Fleet, client: RolloutClient, llama: Path, hook: Hook
 ) -> None:
     hook.wants_too_much()
-    prompt = [5, 6, HUNGRY, 7]
+    prompt = [5, 6, EXHAUSTING_TOKEN, 7]
 
     rollout = await client.generate(prompt, GREEDY, deadline_s=RESTART_S)
 

@@ -26,7 +26,7 @@ from rolloutbus.trainer_adapter.client.logit_processors import (
     disallowed_tokens,
     temperature_schedule,
 )
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import EOS, VOCAB_SIZE, byte_tokenizer

@@ -10,7 +10,7 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration import session_steps
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.integration.session_steps import GREEDY, OPTIONS, Steps, n_cached
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import engine_options, fleet_of

@@ -12,7 +12,7 @@ from rolloutbus.bus.wire.errors import RequestError
 from rolloutbus.bus.wire.messages.control import Memory, MemoryTag, PauseMode
 from rolloutbus.bus.wire.messages.weights import InFlight
 from rolloutbus.errors import BusError, FleetCommandFailed
-from tests.integration.drills import DEADLINE_S, Streamed
+from tests.integration.live_fleet import DEADLINE_S, Streamed
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS
 from tests.sglang.processes import scheduler_pids

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of

@@ -16,12 +16,12 @@ from rolloutbus.bus.wire.messages.weights import InFlight
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.errors import EngineFailed
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import ENDLESS
-from tests.sglang.removing import forget_versions
+from tests.sglang.removed_functions import forget_versions
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 

@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.messages.weights import InFlight, Transport, TransportC
 from rolloutbus.errors import RequestError
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.transfer import Published
-from tests.integration.drills import Streamed
+from tests.integration.live_fleet import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of

@@ -1,11 +1,11 @@
-"""Keeps fake engines from finishing anything, so that what strikes a request strikes it midway."""
+"""Stops fake engines after a number of tokens, so that a fault hits a request midway."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 
-class Hold:
+class TokenLimit:
     """The file that fake engines look at before each step; see `FakeSettings.hold_file`."""
 
     def __init__(self, path: Path) -> None:

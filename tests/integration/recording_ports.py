@@ -1,4 +1,4 @@
-"""All that goes through the sockets of one peer, and waits until two peers have heard the same."""
+"""Records all messages through the sockets of one peer; waits until two peers received the same."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,35 +18,35 @@ from rolloutbus.bus.wire.codec import topic_of
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.replay.journal.index import named_in
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
-from tests.integration.drills import DEADLINE_S, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, fake_sampling
 
 CLIENT = "trainer"
 """Whose requests are recorded."""
 
 
-class Ears:
-    """Real sockets of one peer, and all that went through them."""
+class RecordingPorts:
+    """Real sockets of one peer; keeps each message that is sent or received."""
 
     def __init__(self, security: SecuritySettings | None = None) -> None:
         self._sockets = ports_of(dialer_of(security))
         self.sent: list[Entry] = []
-        self.heard: list[Entry] = []
+        self.received: list[Entry] = []
         self.published: list[tuple[bytes, Entry]] = []
         """(topic, entry)."""
         self.workers: set[str] = set()
-        """Of whom rows for the client came."""
-        self.hears_the_tap = False
+        """Workers whose rows for the client were received."""
+        self.receives_tap = False
         self._kinds: dict[str, set[str]] = {}
         """rid -> kinds of the entries that spoke of it."""
-        self._news = asyncio.Event()
+        self._changes = asyncio.Event()
         self.ports = Ports(self._link, self._subscription)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait until `is_so`, judged after each message."""
         async with asyncio.timeout(DEADLINE_S):
             while not is_so():
-                self._news.clear()
-                await self._news.wait()
+                self._changes.clear()
+                await self._changes.wait()
 
     def rows(self, rids: AbstractSet[str]) -> dict[str, list[Entry]]:
         """Worker -> its messages about any of these requests."""
@@ -57,14 +57,14 @@ class Ears:
                 found.setdefault(entry.route, []).append(entry)
         return found
 
-    def listen_anew(self) -> None:
-        """What was heard before tells nothing of what is subscribed to now."""
+    def reset_subscriptions(self) -> None:
+        """Forget which subscriptions took effect; new ones need new proof."""
         self.workers.clear()
-        self.hears_the_tap = False
+        self.receives_tap = False
 
     def kinds(self) -> list[str]:
-        """Of what the router said to it."""
-        return [entry.kind for entry in self.heard]
+        """Kinds of the messages from the router."""
+        return [entry.kind for entry in self.received]
 
     def knows_the_end_of(self, rid: str) -> bool:
         """Whether its row has come, and its ending, from the tap or from the router itself."""
@@ -74,22 +74,22 @@ class Ears:
         for entry in entries:
             for rid in named_in(entry)[0]:
                 self._kinds.setdefault(rid, set()).add(entry.kind)
-        self._news.set()
+        self._changes.set()
 
     def _link(self, endpoint: str, on_batch: BatchHandler, on_down: DownHandler) -> LinkPort:
         def heard(entries: list[Entry]) -> None:
-            self.heard += entries
+            self.received += entries
             on_batch(entries)
             self._note(entries)
 
-        return _Link(self._sockets.link(endpoint, heard, on_down), self.sent)
+        return _RecordingLink(self._sockets.link(endpoint, heard, on_down), self.sent)
 
     def _subscription(
         self, on_batch: TopicBatchHandler, clients: Sequence[str]
     ) -> SubscriptionPort:
         def heard(topic: bytes, entries: list[Entry]) -> None:
             self.published += [(topic, entry) for entry in entries]
-            self.hears_the_tap |= len(topic) != len(topic_of(CLIENT))
+            self.receives_tap |= len(topic) != len(topic_of(CLIENT))
             if topic == topic_of(CLIENT):
                 self.workers.update(entry.route for entry in entries if entry.kind == "deltas")
             on_batch(topic, entries)
@@ -98,8 +98,8 @@ class Ears:
         return self._sockets.subscription(heard, clients)
 
 
-class _Link:
-    """Notes what is sent."""
+class _RecordingLink:
+    """Keeps what is sent."""
 
     def __init__(self, link: LinkPort, sent: list[Entry]) -> None:
         self.counters = link.counters
@@ -114,17 +114,17 @@ class _Link:
         self._link.close(linger_ms=linger_ms)
 
 
-async def marked(client: RolloutClient, recorded: Ears, own: Ears, n_workers: int = 2) -> None:
-    """Sample on each worker until both have heard of it, and so of all that came before."""
+async def sample_until_both_received(
+    client: RolloutClient, recorded: RecordingPorts, own: RecordingPorts, n_workers: int = 2
+) -> None:
+    """Sample on each worker until both have received the rollout, and so all that came before."""
 
     async def sample() -> Rollout:
         return await client.generate([1], fake_sampling(1), deadline_s=DEADLINE_S)
 
     async with asyncio.timeout(DEADLINE_S):
         # A subscription takes effect some time after it is made.
-        while (
-            not recorded.hears_the_tap or min(len(recorded.workers), len(own.workers)) < n_workers
-        ):
+        while not recorded.receives_tap or min(len(recorded.workers), len(own.workers)) < n_workers:
             await sample()
         served: dict[str, str] = {}
         while len(served) < n_workers:

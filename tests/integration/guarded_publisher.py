@@ -1,4 +1,4 @@
-"""A publisher behind a lock, and readers of it under several keys."""
+"""A publisher that checks keys, and subscribers with several keys."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard
 from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
 from rolloutbus.bus.wire.codec import topic_of
 from rolloutbus.bus.wire.entry import Entry
-from tests.integration.drills import DEADLINE_S, PACE_S
-from tests.integration.keyring import Keyring
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S, PACE_S
 
 
-class Studio:
-    """A publisher of rows `1`, `2`, … to the topics of clients, and what came of them."""
+class GuardedPublisher:
+    """Publishes rows `1`, `2`, … to the topics of clients; keeps what each subscriber received."""
 
-    def __init__(self, keys: Keyring, endpoint: str) -> None:
-        self.guard = SocketGuard(keys.serves("w0"))
+    def __init__(self, keys: KeyDirectory, endpoint: str) -> None:
+        self.guard = SocketGuard(keys.server_settings("w0"))
         self.pub = PubPort(endpoint, Doorway(self.guard, "stream"))
         self.n_published = 0
         self.seen: dict[str, list[tuple[str, int]]] = {}
@@ -32,7 +32,7 @@ class Studio:
         self.guard.close()
 
     def dialer(self, name: str) -> Dialer:
-        made = dialer_of(self._keys.dials(name))
+        made = dialer_of(self._keys.client_settings(name))
         assert made is not None
         return made
 

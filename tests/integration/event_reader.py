@@ -1,4 +1,4 @@
-"""A subscriber whose reader keeps all that it is told, and waits for what is to come."""
+"""Reads all events of a subscriber, keeps them, and waits for later ones."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,20 +8,20 @@ from rolloutbus import Rollout, RolloutClient, subscribe
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.events import Demoted, Finished, StreamEvent, Tokens
 from rolloutbus.replay.subscriber import Subscriber
-from tests.integration.drills import DEADLINE_S, News, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, Changes, fake_sampling
 
 EventT = TypeVar("EventT")
 
 
-class Watching:
+class EventReader:
     """An async context manager. While `paused` is set its reader takes nothing."""
 
     def __init__(self, subscriber: Subscriber, *, is_paused: bool = False) -> None:
         self.subscriber = subscriber
-        self.told: list[StreamEvent] = []
+        self.events: list[StreamEvent] = []
         self._held: dict[str, list[int]] = {}
         self._ends: dict[str, list[Finished]] = {}
-        self._news = News()
+        self._changes = Changes()
         self._may_read = asyncio.Event()
         if not is_paused:
             self._may_read.set()
@@ -53,7 +53,7 @@ class Watching:
 
     def of(self, kind: type[EventT]) -> list[EventT]:
         """Everything of a kind that was told so far."""
-        return [event for event in self.told if isinstance(event, kind)]
+        return [event for event in self.events if isinstance(event, kind)]
 
     def tokens(self, rid: str) -> list[int]:
         """As a reader puts them together, what became void left out."""
@@ -61,7 +61,7 @@ class Watching:
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait until it is so, judged after each event."""
-        await self._news.until(is_so)
+        await self._changes.until(is_so)
 
     def endings(self, rid: str) -> list[FinishReason | None]:
         """How the attempts at a request ended."""
@@ -106,7 +106,7 @@ class Watching:
                 event = await anext(self.subscriber)
             except StopAsyncIteration:
                 return
-            self.told.append(event)
+            self.events.append(event)
             if isinstance(event, Tokens):
                 held = self._held.setdefault(event.rid, [])
                 del held[event.start :]
@@ -114,4 +114,4 @@ class Watching:
                 held += event.tokens.tolist()
             elif isinstance(event, Finished):
                 self._ends.setdefault(event.rid, []).append(event)
-            self._news.come()
+            self._changes.notify()

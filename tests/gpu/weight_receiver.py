@@ -1,6 +1,6 @@
 """A worker's way to weights on a GPU, in a process of its own: a line of JSON in, one out, each.
 
-python -m tests.gpu.weight_taker cuda_ipc|collective GPU_UUID
+python -m tests.gpu.weight_receiver cuda_ipc|collective GPU_UUID
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from rolloutbus.engine_worker.weights.transports.collective import Collective
 from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc
 
 
-class HalfMeeting(WorkerRendezvous):
+class HalfRendezvous(WorkerRendezvous):
     """Receives one bucket, says so, and is not heard of again."""
 
     def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:
@@ -36,8 +36,8 @@ class HalfMeeting(WorkerRendezvous):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class Taker:
-    """Does as it is told."""
+class WeightReceiver:
+    """Receives versions of weights as ordered on standard input."""
 
     def __init__(self, transport: str, gpu: str) -> None:
         self._gpu = gpu
@@ -82,7 +82,7 @@ class Taker:
     def _half(self, order: dict[str, Any]) -> None:
         manifest = msgspec.json.decode(order["manifest"], type=Manifest)
         offer = offer_of(manifest, "collective")
-        meeting = HalfMeeting(offer.at, (order["rank"], order["world"]))
+        meeting = HalfRendezvous(offer.at, (order["rank"], order["world"]))
         landing = GpuLanding((self._gpu,), offer.buckets)
         meeting.join(RankReport(gpu=self._gpu))
         meeting.receive(landing.pieces, offer.backend)
@@ -93,10 +93,10 @@ def say(**report: object) -> None:
 
 
 def main() -> None:
-    taker = Taker(sys.argv[1], sys.argv[2])
+    receiver = WeightReceiver(sys.argv[1], sys.argv[2])
     say(ready=True)
     for line in sys.stdin:
-        taker.obey(json.loads(line))
+        receiver.obey(json.loads(line))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plain SUB sockets, the frames of every message as they came, and as a recording has them."""
+"""Plain SUB sockets: the frames of each message as received, and as a recording has them."""
 
 import asyncio
 import math
@@ -17,27 +17,27 @@ from rolloutbus.replay.journal.records import Stream, Tap
 from rolloutbus.replay.player import Player, PlayerSettings
 from rolloutbus.replay.playing.player_core import THE_TAP
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.drills import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S
 
 Frames = list[bytes]
 
 
-class RawEar:
-    """Listens to everything that one publisher says."""
+class RawSubscriber:
+    """Receives everything that one publisher sends."""
 
     def __init__(self, endpoint: str, topic: bytes = b"") -> None:
         self.messages: list[Frames] = []
-        self._news = asyncio.Event()
+        self._changes = asyncio.Event()
         self._socket = new_socket(zmq.SUB)
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
         self._socket.connect(endpoint)
         self._reader = Reader(self._socket, self._read_some)
 
-    async def has_heard(self, n_messages: int) -> None:
+    async def has_received(self, n_messages: int) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while len(self.messages) < n_messages:
-                self._news.clear()
-                await self._news.wait()
+                self._changes.clear()
+                await self._changes.wait()
 
     def close(self) -> None:
         self._reader.close()
@@ -48,7 +48,7 @@ class RawEar:
             self.messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return False
-        self._news.set()
+        self._changes.set()
         return True
 
 
@@ -74,24 +74,29 @@ def messages_in(journal: Path) -> dict[str, list[Frames]]:
     return found
 
 
-async def heard_in_replay(journal: Path, n_ears: int) -> dict[str, list[list[Frames]]]:
-    """Worker -> what each of so many subscribers heard of it, at the highest speed."""
+async def received_in_replay(journal: Path, n_subscribers: int) -> dict[str, list[list[Frames]]]:
+    """Worker -> what each of so many subscribers received of it, at the highest speed."""
     expected = messages_in(journal)
     async with (
         Player(Journal(journal), PlayerSettings(speed=math.inf)) as player,
         RolloutClient(ClientSettings(name="listener", router=player.address)) as client,
     ):
         streams = {member.name: member.stream for member in client.connection.members}
-        ears = {name: [RawEar(each) for _ in range(n_ears)] for name, each in streams.items()}
+        subscribers = {
+            name: [RawSubscriber(each) for _ in range(n_subscribers)]
+            for name, each in streams.items()
+        }
         try:
             async with asyncio.timeout(DEADLINE_S):
-                await player.subscribed(n_ears + 1)  # and the client, to rows of its own
+                await player.subscribed(n_subscribers + 1)  # and the client, to rows of its own
                 await player.play()
-            for name, of_one in ears.items():
-                for ear in of_one:
-                    await ear.has_heard(len(expected[name]))
+            for name, of_one in subscribers.items():
+                for subscriber in of_one:
+                    await subscriber.has_received(len(expected[name]))
         finally:
-            for of_one in ears.values():
-                for ear in of_one:
-                    ear.close()
-    return {name: [ear.messages for ear in of_one] for name, of_one in ears.items()}
+            for of_one in subscribers.values():
+                for subscriber in of_one:
+                    subscriber.close()
+    return {
+        name: [subscriber.messages for subscriber in of_one] for name, of_one in subscribers.items()
+    }

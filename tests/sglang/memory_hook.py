@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-HUNGRY = 509
+EXHAUSTING_TOKEN = 509
 """The token that makes it want memory, if the file `once` is there; it takes the file away."""
 TOO_MUCH = 1 << 50
 """Bytes."""
@@ -24,7 +24,7 @@ def hook_of(config: dict[str, str]) -> Hook:
         del module, output
         if slow.exists():
             time.sleep(SLOW_S)
-        if once.exists() and bool((inputs[0] == HUNGRY).any()):
+        if once.exists() and bool((inputs[0] == EXHAUSTING_TOKEN).any()):
             once.unlink()
             torch.empty(TOO_MUCH, dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""Processes that take weights, and versions to give them."""
+"""Processes that receive weights, and versions to send them."""
 
 # pyright: reportUnknownMemberType=false
 # The stubs of torch leave parameters untyped.
@@ -52,6 +52,8 @@ class Version:
         return msgspec.json.encode(manifest).decode()
 
 
-def takers(transport: str, gpus: list[str]) -> AbstractAsyncContextManager[list[LineProcess]]:
+def weight_receivers(
+    transport: str, gpus: list[str]
+) -> AbstractAsyncContextManager[list[LineProcess]]:
     """One per GPU named, ready; killed at the end."""
-    return line_processes([("tests.gpu.weight_taker", transport, gpu) for gpu in gpus])
+    return line_processes([("tests.gpu.weight_receiver", transport, gpu) for gpu in gpus])

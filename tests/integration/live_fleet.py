@@ -1,4 +1,4 @@
-"""What drills of a live fleet share: streams that can be watched, and waits with a deadline."""
+"""What tests of a live fleet share: streams that can be observed, and waits with a deadline."""
 
 import asyncio
 import os
@@ -31,14 +31,14 @@ FAKE_SEED = 7
 Found = TypeVar("Found")
 
 
-class News:
-    """Tells who waits for something that it may have come."""
+class Changes:
+    """Wakes the tasks that wait for a condition, so that they check it again."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def come(self) -> None:
-        """Let everybody look."""
+    def notify(self) -> None:
+        """Let each waiting task check its condition."""
         self._event.set()
 
     async def until(self, look: Callable[[], Found]) -> Found:
@@ -65,7 +65,7 @@ class Streamed:
         self._client = client
         self.rid, self._future, self._inbox = client.connection.submit_stream(ask, deadline_s)
         self.deltas: list[Delta] = []
-        self._news = News()
+        self._changes = Changes()
         self._reader = asyncio.create_task(self._read())
 
     @property
@@ -105,7 +105,7 @@ class Streamed:
             assert not self._reader.done(), f"the stream ended early: {self._future}"
             return False
 
-        await self._news.until(look)
+        await self._changes.until(look)
 
     async def stands_still(self) -> bool:
         """Whether it stops growing; what is on its way may still come."""
@@ -152,8 +152,8 @@ class Streamed:
     async def _read(self) -> None:
         async for delta in self._inbox:
             self.deltas.append(delta)
-            self._news.come()
-        self._news.come()
+            self._changes.notify()
+        self._changes.notify()
 
 
 async def status_when(client: RolloutClient, is_so: Callable[[FleetStatus], bool]) -> FleetStatus:

@@ -1,4 +1,4 @@
-"""Stands in for a router where versions are published: it brings them to nobody, and says so."""
+"""Stands in for the router where versions are published; it has no workers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 
 
-class UpdateDesk:
+class UpdateRouter:
     """Updates are decided as soon as `decides` is set; until then they may be aborted."""
 
     def __init__(self, ref: Callable[[str], FleetRef]) -> None:

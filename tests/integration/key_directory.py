@@ -11,7 +11,7 @@ from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
 
 
-class Keyring:
+class KeyDirectory:
     """A directory of keys and its allow-list."""
 
     def __init__(self, directory: Path) -> None:
@@ -22,20 +22,20 @@ class Keyring:
     def file(self, name: str) -> Path:
         return self.directory / f"{name}.key"
 
-    def stranger(self, name: str) -> str:
-        """Make a key that nobody lets in; returns its public half."""
+    def make_unlisted(self, name: str) -> str:
+        """Make a key that is not on the allow-list; returns its public half."""
         pair = new_key_pair(name)
         write_key_pair(self.file(name), pair)
         return pair.public
 
     def add(self, name: str, role: Role) -> str:
-        """Make a key and let it in."""
-        public = self.stranger(name)
+        """Make a key and put it on the allow-list."""
+        public = self.make_unlisted(name)
         self.allow(name, public, role)
         return public
 
     def allow(self, name: str, public: str, role: Role) -> None:
-        """Let a key in that exists already."""
+        """Put an existing key on the allow-list."""
         edit_allow_list(self.allow_list, lambda known: [*known, Principal(public, name, role)])
 
     def revoke(self, name: str) -> None:
@@ -47,12 +47,12 @@ class Keyring:
 
         edit_allow_list(self.allow_list, changed)
 
-    def dials(self, name: str, *server_keys: str) -> SecuritySettings:
-        """For who connects."""
+    def client_settings(self, name: str, *server_keys: str) -> SecuritySettings:
+        """Settings of a peer that connects."""
         return SecuritySettings(key_file=str(self.file(name)), server_keys=list(server_keys))
 
-    def serves(self, name: str, *server_keys: str) -> SecuritySettings:
-        """For who listens (and connects, too)."""
+    def server_settings(self, name: str, *server_keys: str) -> SecuritySettings:
+        """Settings of a peer that listens, and may connect, too."""
         return SecuritySettings(
             key_file=str(self.file(name)),
             server_keys=list(server_keys),

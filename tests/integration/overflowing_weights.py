@@ -6,7 +6,7 @@ import torch
 
 from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.errors import EngineFailed
-from tests.integration.drills import DEADLINE_S, ENDLESS, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, status_when
 from tests.integration.reference import Weights
 
 PROMPT = [5, 6, 7]
