@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from rolloutbus.bus.paths import named_directory
 from rolloutbus.bus.security.zmq_curve import Dialer
@@ -69,14 +70,16 @@ async def adapter_in_store(
         raise EngineFailed(Problem("no_store", str(error), "not_started")) from error
     except RemoteProtocolError as error:
         raise EngineFailed(Problem("internal", str(error), "failed")) from error
-    tensors = dict(held.tensors())
+    tensors = dict(held.tensors)
     config = tensors.pop(CONFIG, None)
     specs = [
         TensorSpec(each.name, each.dtype, each.shape, each.size_bytes)
         for each in manifest.tensors
         if each.name != CONFIG
     ]
-    return LoraTensors(_config(b"" if config is None else config.tobytes()), specs, tensors)
+    return LoraTensors(
+        _config(b"" if config is None else np.asarray(config).tobytes()), specs, tensors
+    )
 
 
 def _config(raw: bytes) -> dict[str, object]:

@@ -19,7 +19,6 @@ from rolloutbus.engine_worker.weights.checks import misfit
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.relay import Relay
 from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged, ask_manifest
-from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
 
 Judge = Callable[[Mapping[str, RawTensor], Manifest], None]
 """Called in a thread with the bytes of a version and its manifest; raises to refuse it."""
@@ -81,8 +80,8 @@ class WeightReceiver:
                 oldest = self._staged.pop(next(iter(self._staged))).manifest
                 self._relay.end(oldest.policy, oldest.version)
             self._staged[ask.version] = staged
-            if isinstance(staged, HeldVersion):
-                why = "; ".join(filter(None, (why, staged.why)))[:MAX_SENTENCE_CHARS]
+            why = "; ".join(filter(None, (why, staged.why)))[:MAX_SENTENCE_CHARS]
+            if staged.content is not None:
                 self._relay.hold(staged.manifest, staged.content)
             else:
                 self._relay.end(ask.policy, ask.version)
@@ -115,7 +114,7 @@ class WeightReceiver:
         Raises:
             KeyError: the version is not staged.
         """
-        return self._staged[version].tensors()
+        return self._staged[version].tensors
 
     def give_up(self, version: int) -> None:
         """Nobody wants the version any more: stop what brings it here, drop what is here."""
@@ -187,7 +186,7 @@ class WeightReceiver:
             return
         manifest = staged.manifest
         try:
-            await asyncio.to_thread(self._judge, staged.tensors(), manifest)
+            await asyncio.to_thread(self._judge, staged.tensors, manifest)
         except EngineFailed:
             # Not at a cancellation: then the thread still reads it.
             self._relay.end(manifest.policy, manifest.version)

@@ -5,11 +5,13 @@ the weights that it serves with. `engine_worker.weights.receiver` chooses and ke
 nothing of one another.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.manifest import check_tensors
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, check_tensors
 from rolloutbus.bus.wire.errors import Refused, RemoteProtocolError
 from rolloutbus.bus.wire.messages.weights import (
     Chunk,
@@ -18,6 +20,7 @@ from rolloutbus.bus.wire.messages.weights import (
     PullChunk,
     PullManifest,
 )
+from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 
 
@@ -61,31 +64,47 @@ class CannotFetch(Exception):
     """This way does not lead to the version; another one may. The text says why."""
 
 
-class Staged(Protocol):
+@dataclass(slots=True, eq=False)
+class Staged:
     """One verified version, held or mapped until `release`."""
 
-    @property
-    def manifest(self) -> Manifest:
-        """What it holds."""
-        ...
-
-    @property
-    def transport(self) -> str:
-        """The way it came, a name of docs/protocol.md, "Weights"."""
-        ...
-
-    @property
-    def moved_bytes(self) -> int:
-        """That crossed a link."""
-        ...
-
-    def tensors(self) -> Mapping[str, RawTensor]:
-        """By name; valid until `release`."""
-        ...
+    manifest: Manifest
+    transport: str
+    """The way it came, a name of docs/protocol.md, "Weights"."""
+    moved_bytes: int
+    """That crossed a link."""
+    tensors: Mapping[str, RawTensor]
+    """By name; none after `release`."""
+    give_back: Callable[[], None]
+    """Frees the memory that the tensors lie in, once."""
+    content: Bytes | None = None
+    """The whole version, uint8 [size_bytes], if it lies in a buffer of ours."""
+    why: str = ""
+    """Why not all of it came from the first that was asked."""
 
     def release(self) -> None:
         """Nobody reads it any more. Idempotent."""
-        ...
+        give_back, self.give_back, self.tensors = self.give_back, _nothing, {}
+        give_back()
+
+
+def _nothing() -> None:
+    """It was given back already."""
+
+
+def in_buffer(
+    manifest: Manifest,
+    content: Bytes,
+    spare: SpareBuffer,
+    *,
+    transport: str,
+    moved_bytes: int,
+    why: str = "",
+) -> Staged:
+    """A version that lies in a buffer, which its release gives back to `spare`."""
+    tensors = {each.name: bytes_of(content, each) for each in manifest.tensors}
+    give_back = partial(spare.give_back, content)
+    return Staged(manifest, transport, moved_bytes, tensors, give_back, content, why)
 
 
 class Fetcher(Protocol):

@@ -75,7 +75,7 @@ class WeightReceiver:
 
     def _digests(self) -> dict[str, int]:
         assert self._staged is not None
-        tensors = cast("dict[str, torch.Tensor]", self._staged.tensors())
+        tensors = cast("dict[str, torch.Tensor]", self._staged.tensors)
         assert all(each.is_cuda for each in tensors.values())
         return {name: digest_of(each.cpu().numpy()) for name, each in tensors.items()}
 

@@ -48,7 +48,7 @@ async def take(way: Collective, order: dict[str, Any]) -> dict[str, Any]:
         staged = await way.fetch(ask, manifest, cast("BulkLink", None))
     except (CannotFetch, EngineFailed) as error:
         return {"error": type(error).__name__, "text": str(error)}
-    digests = {name: digest_of(np.asarray(each)) for name, each in staged.tensors().items()}
+    digests = {name: digest_of(np.asarray(each)) for name, each in staged.tensors.items()}
     staged.release()
     return {"digests": digests, "moved_bytes": staged.moved_bytes}
 

@@ -1,13 +1,13 @@
 """Versions that come in buckets: an offer's, checked against the manifest, and their tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from rolloutbus.bus.weights.manifest import total_bytes
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
-from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged
 
 
 def offer_of(manifest: Manifest, transport: str) -> Offer:
@@ -48,42 +48,23 @@ def homes(manifest: Manifest, buckets: Sequence[Bucket]) -> list[int]:
     return found
 
 
-class BucketsVersion:
-    """A verified version in one piece of memory per bucket, in host or GPU memory."""
+def in_buckets(
+    manifest: Manifest,
+    transport: str,
+    buckets: Sequence[Bucket],
+    pieces: Sequence[RawTensor],
+    release: Callable[[], None],
+) -> Staged:
+    """A verified version in one piece of memory per bucket, in host or GPU memory.
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        transport: str,
-        buckets: Sequence[Bucket],
-        pieces: Sequence[RawTensor],
-        release: Callable[[], None],
-    ) -> None:
-        """`pieces` are uint8 [at least the bucket's size]; `release` gives them back."""
-        self.manifest = manifest
-        self.transport = transport
-        self.moved_bytes = (
-            0 if transport == "cuda_ipc" else sum(each.size_bytes for each in buckets)
-        )
-        self._buckets = buckets
-        self._pieces: Sequence[RawTensor] = pieces
-        self._release: Callable[[], None] | None = release
-
-    def tensors(self) -> Mapping[str, RawTensor]:
-        """Views of the pieces."""
-        found: dict[str, RawTensor] = {}
-        for tensor, home in zip(
-            self.manifest.tensors, homes(self.manifest, self._buckets), strict=True
-        ):
-            begin = tensor.offset - self._buckets[home].start
-            found[tensor.name] = self._pieces[home][begin : begin + tensor.size_bytes]
-        return found
-
-    def release(self) -> None:
-        """The memory is not read any more."""
-        release, self._release, self._pieces = self._release, None, ()
-        if release is not None:
-            release()
+    `pieces` are uint8 [at least the bucket's size]; `release` gives them back.
+    """
+    tensors: dict[str, RawTensor] = {}
+    for tensor, home in zip(manifest.tensors, homes(manifest, buckets), strict=True):
+        begin = tensor.offset - buckets[home].start
+        tensors[tensor.name] = pieces[home][begin : begin + tensor.size_bytes]
+    moved_bytes = 0 if transport == "cuda_ipc" else sum(each.size_bytes for each in buckets)
+    return Staged(manifest, transport, moved_bytes, tensors, release)
 
 
 def wrong_bucket(bucket: Bucket) -> EngineFailed:

@@ -11,8 +11,8 @@ from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, total_bytes
 from rolloutbus.bus.wire.messages.weights import Manifest, Offer, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.staged import CannotFetch
-from rolloutbus.engine_worker.weights.transports.buckets import BucketsVersion, offer_of
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged
+from rolloutbus.engine_worker.weights.transports.buckets import in_buckets, offer_of
 
 
 class Collective:
@@ -23,9 +23,7 @@ class Collective:
         self._spare = spare
         self._gpus = gpus
 
-    async def fetch(
-        self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink
-    ) -> BucketsVersion:
+    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> Staged:
         """Receive and verify; see `Fetcher`."""
         del store
         offer = offer_of(manifest, "collective")
@@ -41,7 +39,7 @@ class Collective:
 
     def _receive(
         self, ask: PrepareUpdate, manifest: Manifest, offer: Offer, content: Bytes | None
-    ) -> BucketsVersion:
+    ) -> Staged:
         """`content` is None on a GPU, which has an allocator of its own."""
         # Torch takes seconds to import, and other ways do without.
         from rolloutbus.engine_worker.weights.transports.broadcast import (  # noqa: PLC0415
@@ -60,4 +58,4 @@ class Collective:
                 self._spare.give_back(content)
 
         landed = receive(offer, (ask.rank, ask.world), place)
-        return BucketsVersion(manifest, "collective", offer.buckets, landed.parts, release)
+        return in_buckets(manifest, "collective", offer.buckets, landed.parts, release)

@@ -24,10 +24,10 @@ from rolloutbus.bus.weights.cuda_memory import (
 from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer, PrepareUpdate
 from rolloutbus.engine_worker.weights.raw_tensor import HandleBook
-from rolloutbus.engine_worker.weights.staged import CannotFetch
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged
 from rolloutbus.engine_worker.weights.torch_tensors import device_of, first_wrong
 from rolloutbus.engine_worker.weights.transports.buckets import (
-    BucketsVersion,
+    in_buckets,
     offer_of,
     wrong_bucket,
 )
@@ -43,9 +43,7 @@ class CudaIpc:
         self._device = device_of(gpu)
         self._memory: CudaMemory | None = None
 
-    async def fetch(
-        self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink
-    ) -> BucketsVersion:
+    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> Staged:
         """Open and verify; see `Fetcher`."""
         del ask, store
         offer = offer_of(manifest, "cuda_ipc")
@@ -58,7 +56,7 @@ class CudaIpc:
     def close(self) -> None:
         """Nothing is kept from version to version."""
 
-    def _open(self, manifest: Manifest, offer: Offer) -> BucketsVersion:
+    def _open(self, manifest: Manifest, offer: Offer) -> Staged:
         with torch.cuda.device(self._device), ExitStack() as undo:
             try:
                 pieces = [self._open_bucket(bucket, undo) for bucket in offer.buckets]
@@ -68,7 +66,7 @@ class CudaIpc:
             if wrong is not None:
                 raise wrong_bucket(wrong)
             release = partial(_release, undo.pop_all(), self._device)
-            return BucketsVersion(manifest, "cuda_ipc", offer.buckets, pieces, release)
+            return in_buckets(manifest, "cuda_ipc", offer.buckets, pieces, release)
 
     def _open_bucket(self, bucket: Bucket, undo: ExitStack) -> torch.Tensor:
         handle = unpack_handle(bucket.handle)

@@ -22,8 +22,7 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.engine_worker.engine import EngineBusy, TensorRange, WeightSource
 from rolloutbus.engine_worker.weights.active import in_batches
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.staged import CannotFetch, ask_chunk
-from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged, ask_chunk, in_buffer
 
 READ_BYTES = 32 * 1024 * 1024
 """Copied from the engine at a time: steps wait for some milliseconds."""
@@ -40,7 +39,7 @@ class ChangedSince:
         self._spare = spare
         self._read_bytes = read_bytes
 
-    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> HeldVersion:
+    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> Staged:
         """Pull the delta, apply and verify it; see `Fetcher`.
 
         Whatever is wrong with a delta, or with the weights that it was applied to, the whole
@@ -63,7 +62,7 @@ class ChangedSince:
             # Not at a cancellation: then the thread is still at it.
             self._spare.give_back(content)
             raise
-        return HeldVersion(
+        return in_buffer(
             manifest, content, self._spare, transport="delta", moved_bytes=delta.size_bytes
         )
 

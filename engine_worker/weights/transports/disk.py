@@ -12,8 +12,7 @@ from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolErro
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.checks import verify
-from rolloutbus.engine_worker.weights.staged import CannotFetch, ask_manifest
-from rolloutbus.engine_worker.weights.transports.tcp import HeldVersion
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged, ask_manifest, in_buffer
 
 ASK_AGAIN_S = 0.1
 """While the store still writes the files."""
@@ -26,7 +25,7 @@ class Files:
         self._rules = FileRules((root,))
         self._spare = spare
 
-    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> HeldVersion:
+    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> Staged:
         """Read and verify; see `Fetcher`. Waits for files that are being written."""
         at = _place(manifest)
         while not at:
@@ -44,9 +43,7 @@ class Files:
             # Not at a cancellation: then a thread is still at it.
             self._spare.give_back(content)
             raise
-        return HeldVersion(
-            manifest, content, self._spare, transport="disk", moved_bytes=len(content)
-        )
+        return in_buffer(manifest, content, self._spare, transport="disk", moved_bytes=len(content))
 
     def close(self) -> None:
         """Nothing is kept but the spare buffer, which is its owner's."""

@@ -4,39 +4,19 @@ It stays pinned until `release`, and the engine copies straight from it: no seco
 """
 
 import asyncio
-from collections.abc import Mapping
 
 from rolloutbus.bus.backoff import wait_after
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
-from rolloutbus.bus.weights.shm import PinnedSegment, SegmentGone, SegmentReader, host_id
+from rolloutbus.bus.weights.manifest import bytes_of, total_bytes
+from rolloutbus.bus.weights.shm import SegmentGone, SegmentReader, host_id
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.checks import verify
-from rolloutbus.engine_worker.weights.staged import CannotFetch, ask_manifest
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged, ask_manifest
 
 PIN_TRIES = 5
 """A segment may be renamed between the manifest and the pin; then the manifest is asked again."""
 PIN_PAUSE_S = 0.05
 PIN_PAUSE_MAX_S = 0.2
-
-
-class MappedVersion:
-    """A version in the store's segment."""
-
-    transport = "shm"
-    moved_bytes = 0
-
-    def __init__(self, manifest: Manifest, pin: PinnedSegment) -> None:
-        self.manifest = manifest
-        self._pin = pin
-
-    def tensors(self) -> Mapping[str, Bytes]:
-        """Views of the segment, private to this process."""
-        return {each.name: bytes_of(self._pin.content, each) for each in self.manifest.tensors}
-
-    def release(self) -> None:
-        """The store may reuse the segment."""
-        self._pin.release()
 
 
 class SharedMemory:
@@ -45,7 +25,7 @@ class SharedMemory:
     def __init__(self) -> None:
         self._reader = SegmentReader()
 
-    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> MappedVersion:
+    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> Staged:
         """Pin and verify; see `Fetcher`."""
         if manifest.host != host_id():
             raise CannotFetch("the store is on another host")
@@ -65,7 +45,8 @@ class SharedMemory:
                 pin.release()
                 self._reader.forget()
                 raise
-            return MappedVersion(manifest, pin)
+            tensors = {each.name: bytes_of(pin.content, each) for each in manifest.tensors}
+            return Staged(manifest, "shm", 0, tensors, pin.release)
         raise CannotFetch(reason)
 
     def close(self) -> None:

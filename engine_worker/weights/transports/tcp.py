@@ -5,57 +5,23 @@ tensor while more arrives, and served to other workers at once.
 """
 
 import asyncio
-from collections.abc import Mapping
 
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import WINDOW, BulkLink
-from rolloutbus.bus.weights.manifest import Bytes, bytes_of, first_mismatch, total_bytes
+from rolloutbus.bus.weights.manifest import Bytes, first_mismatch, total_bytes
 from rolloutbus.bus.wire.errors import BusError, EngineFailed, PeerLost
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate, PullChunk
 from rolloutbus.engine_worker.weights.arrival import Arrival, AskedBytes, Giver
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.checks import wrong_bytes
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.staged import ask_chunk
+from rolloutbus.engine_worker.weights.staged import Staged, ask_chunk, in_buffer
 
 CHECK_BYTES = 32 * 1024 * 1024
 """Verified in one go: much more than a hop to another thread costs, and soon done."""
 STUCK_S = 30.0
 """A source that gave nothing for so long is left, even if it says that it is busy."""
 STORE: Giver = -1
-
-
-class HeldVersion:
-    """A version in a buffer of ours."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        content: Bytes,
-        spare: SpareBuffer,
-        *,
-        transport: str,
-        moved_bytes: int,
-        why: str = "",
-    ) -> None:
-        """`why` not all of it came from the first that was asked."""
-        self.manifest = manifest
-        self.content = content
-        self.transport = transport
-        self.moved_bytes = moved_bytes
-        self.why = why
-        self._spare = spare
-        self._is_released = False
-
-    def tensors(self) -> Mapping[str, Bytes]:
-        """Views of the buffer."""
-        return {each.name: bytes_of(self.content, each) for each in self.manifest.tensors}
-
-    def release(self) -> None:
-        """The buffer may be used for the next version."""
-        if not self._is_released:
-            self._is_released = True
-            self._spare.give_back(self.content)
 
 
 class Pull:
@@ -66,7 +32,7 @@ class Pull:
         self._relay = relay
         self._dialer = dialer
 
-    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> HeldVersion:
+    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> Staged:
         """Pull and verify; see `Fetcher`."""
         content = self._spare.take(total_bytes(manifest.tensors))
         pulling = _Pulling(manifest, content, self._relay)
@@ -86,7 +52,7 @@ class Pull:
             self._relay.forget(content)
             self._spare.give_back(content)
             raise
-        return HeldVersion(
+        return in_buffer(
             manifest,
             content,
             self._spare,

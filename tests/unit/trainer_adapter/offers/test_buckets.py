@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rolloutbus.bus.weights.manifest import bytes_of, checksum, lay_out, total_bytes
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
-from rolloutbus.engine_worker.weights.transports.buckets import BucketsVersion, offer_of
+from rolloutbus.engine_worker.weights.transports.buckets import in_buckets, offer_of
 from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
 from rolloutbus.trainer_adapter.publisher.offering import checksum_of, fill, spans_of
 
@@ -52,8 +52,8 @@ def test_what_a_trainer_fills_in_a_worker_finds_again(
         "p", 1, "", "", total_bytes(layout), layout, [Offer("collective", "x", buckets=buckets)]
     )
     offer = offer_of(manifest, "collective")
-    version = BucketsVersion(manifest, "collective", offer.buckets, pieces, lambda: None)
-    for source, found in zip(sources, version.tensors().values(), strict=True):
+    version = in_buckets(manifest, "collective", offer.buckets, pieces, lambda: None)
+    for source, found in zip(sources, version.tensors.values(), strict=True):
         assert np.array_equal(source.numpy(), np.asarray(found))
 
 
