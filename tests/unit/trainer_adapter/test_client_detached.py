@@ -195,3 +195,5 @@ def test_a_loss_ends_for_good_what_its_caller_wants_sampled_only_once(bench: Ben
     assert isinstance(bench.outcomes[rid], PeerLost)
     assert isinstance(bench.outcomes[OLD], PeerLost)
     assert _over(bench) == [("", [rid])]  # an attached one may yet be taken up again
+    with pytest.raises(Refused, match=r"unknown_request.*its result or its error"):
+        _attach(bench, rid)

@@ -101,9 +101,8 @@ class RequestBook:
         deadline_at = now + seconds_of(deadline_s)
         ask, packed = sealed_ask(ask)
         if ask.rid and self.acks.is_over(ask.rid):
-            message = (
-                "an earlier call of this client was given its result; nobody holds it any more"
-            )
+            message = "an earlier call of this client got its result or its error"
+            message += "; no worker holds it any more"
             raise Refused(Problem("unknown_request", message, "not_started", field="rid"))
         if ask.rid in self.open:
             raise Refused(Problem("duplicate_rid", "this client waits for it", "not_started"))
