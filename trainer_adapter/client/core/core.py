@@ -5,10 +5,9 @@ Spec: docs/protocol.md.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
 
 from rolloutbus.bus.backoff import Chance
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import (
@@ -220,24 +219,24 @@ class ClientCore:
             return
         match entry.kind:
             case "accepted":
-                for rid, attempt in cast("Accepted", unpack(entry)).items:
+                for rid, attempt in unpack_as(Accepted, entry).items:
                     self._book.accepted(rid, attempt, entry.route, now)
             case "queued":
-                self._book.queued(cast("Queued", unpack(entry)).rids)
+                self._book.queued(unpack_as(Queued, entry).rids)
             case "lost":
-                self._losses.lost(cast("Lost", unpack(entry)), now)
+                self._losses.lost(unpack_as(Lost, entry), now)
             case "lease":
-                self._link.answered(cast("Lease", unpack(entry)))
+                self._link.answered(unpack_as(Lease, entry))
             case "update_progress":
-                self._progressed(entry.rid, cast("UpdateProgress", unpack(entry)))
+                self._progressed(entry.rid, unpack_as(UpdateProgress, entry))
             case "session_moved":
-                self._sessions.moved(cast("SessionMoved", unpack(entry)))
+                self._sessions.moved(unpack_as(SessionMoved, entry))
             case "welcome":
-                self._welcome(cast("Welcome", unpack(entry)), now)
+                self._welcome(unpack_as(Welcome, entry), now)
             case "members":
-                self._members_changed(cast("Members", unpack(entry)), now)
+                self._members_changed(unpack_as(Members, entry), now)
             case "dismissed":
-                self._dismissed(cast("Dismissed", unpack(entry)), now)
+                self._dismissed(unpack_as(Dismissed, entry), now)
             case _:
                 self.counters.unexpected_in += 1
 

@@ -7,7 +7,7 @@ import numpy as np
 import xxhash
 
 from rolloutbus.bus.streams.reassembly import Row
-from rolloutbus.bus.wire.codec import numpy_of, unpack, unpack_fleet, unpack_result
+from rolloutbus.bus.wire.codec import numpy_of, unpack_as, unpack_fleet, unpack_result
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.bus.wire.errors import (
     BusError,
@@ -62,7 +62,7 @@ def problem_of(entry: Entry) -> Problem:
     Raises:
         RemoteProtocolError: it breaks its type.
     """
-    return cast("Problem", unpack(entry))
+    return unpack_as(Problem, entry)
 
 
 def generated_of(entry: Entry) -> Generated | None:

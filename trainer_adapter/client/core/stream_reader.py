@@ -3,10 +3,8 @@
 Spec: docs/protocol.md, "Streams".
 """
 
-from typing import cast
-
 from rolloutbus.bus.streams.reassembly import Row, row_of_repaired, rows_of
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
@@ -38,12 +36,12 @@ class StreamReader:
             RemoteProtocolError: its body breaks its type.
         """
         if entry.kind == "deltas":
-            deltas = cast("Deltas", unpack(entry))
+            deltas = unpack_as(Deltas, entry)
             last_rows = {row for row, _ in deltas.finishes}
             for index, (rid, attempt, row) in enumerate(rows_of(deltas)):
                 self._row(entry.route, (rid, attempt), row, now, is_last=index in last_rows)
         elif entry.kind == "idle":
-            idle = cast("Idle", unpack(entry))
+            idle = unpack_as(Idle, entry)
             for rid, attempt, n_tokens in zip(
                 idle.rids, idle.attempts, idle.n_tokens, strict=False
             ):
