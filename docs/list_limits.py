@@ -27,7 +27,7 @@ from rolloutbus.engine_worker.settings import HostSettings, StreamSettings
 from rolloutbus.engine_worker.weights.relay_core import PARK_S
 from rolloutbus.engine_worker.worker import actor as worker_actor
 from rolloutbus.router import actor as router_actor
-from rolloutbus.router.placement.turns import PATIENCE_S
+from rolloutbus.router.placement.sessions import PATIENCE_S
 from rolloutbus.router.requests.detached import UNHEARD_S
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.request_book import MUTE_S

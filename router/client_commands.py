@@ -180,7 +180,7 @@ class ClientCommands:
             sum(worker.n_running for worker in workers),
             len(context.clients),
             {"sessions_moved": 0, **context.counters},
-            self._sessions.counts(),
+            self._sessions.places.counts(),
             dict(context.troubled),
             self._publications.under_way(now),
             context.intent.fleet,

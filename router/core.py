@@ -40,18 +40,17 @@ from rolloutbus.router.members.member_commands import MemberCommands, is_share
 from rolloutbus.router.members.membership import Membership
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.placement.affinity import Affinity
+from rolloutbus.router.placement.isolation import Isolation
 from rolloutbus.router.placement.load import Load
 from rolloutbus.router.placement.placement import Placer
 from rolloutbus.router.placement.prefixes import PrefixIndex
 from rolloutbus.router.placement.sessions import Sessions
-from rolloutbus.router.placement.turns import SessionTurns
 from rolloutbus.router.requests.admission_control import Admission, Backlogs, Door
 from rolloutbus.router.requests.reattachment import Reattachment, SettledDetached
 from rolloutbus.router.requests.table import RequestTable
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.router.updates.catch_ups import CatchUps
-from rolloutbus.router.updates.publications import Publications
-from rolloutbus.router.updates.reservations import Reservations
+from rolloutbus.router.updates.publications import Publications, Reservations
 from rolloutbus.router.updates.updates import Updates
 
 Handlers = dict[str, Callable[[Any, Entry, float], None]]
@@ -70,13 +69,12 @@ class RouterCore:
         self._prefixes = PrefixIndex(self.context, chance)
         self.table = RequestTable(self.context)
         self._health = Health(self.context, self.table)
+        self._isolation = Isolation(self.context, self._health.suspicions)
         self.affinity = affinity = Affinity(self.context)
-        self._sessions = Sessions(self.context, self.table, affinity, chance)
-        waiting = self.table.waiting
-        turns = SessionTurns(self.context, waiting, self._sessions, affinity, self._prefixes)
+        self._sessions = Sessions(self.context, self.table, affinity, self._prefixes, chance)
         stages = (
-            self._health.isolation.choose,  # before sessions: a suspect has no company in its turn
-            turns.choose,
+            self._isolation.choose,  # before sessions: a suspect has no company in its turn
+            self._sessions.choose,
             affinity.choose,
             self._prefixes.choose,
             Load(self.context, chance).choose,
@@ -217,6 +215,7 @@ class RouterCore:
         self._reservations.tick(now)
         self._updates.tick(now)
         self._catch_ups.tick(now)
+        self._isolation.tick(self.table.waiting)
         self._health.tick(now)
         self._sessions.tick(now)
         self._backlogs.tick()

@@ -11,7 +11,6 @@ from rolloutbus.router.context import Context
 from rolloutbus.router.health.breaker import Breaker
 from rolloutbus.router.health.suspicion import DeadLetter, Suspicions
 from rolloutbus.router.members.records import MemberRecord, Reason
-from rolloutbus.router.placement.isolation import Isolation
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
 
@@ -37,14 +36,13 @@ MAX_WHY = 200
 
 
 class Health:
-    """Breakers of the workers, suspicions of the requests, and the isolation lane."""
+    """Breakers of the workers and suspicions of the requests."""
 
     def __init__(self, context: Context, table: RequestTable) -> None:
         self._context = context
         self._table = table
         self._breakers: dict[str, Breaker] = {}
-        self._suspicions = Suspicions()
-        self.isolation = Isolation(context, self._suspicions)
+        self.suspicions = Suspicions()
         self.is_watching = False
         """Anything is remembered at all; an attribute, because each request asks."""
         self.dead_letters: list[DeadLetter] = []
@@ -90,21 +88,21 @@ class Health:
         """A worker says what ran when its engine died, maybe before this router began."""
         for rid, n_crashes, n_alone in worker.heartbeat.suspects:
             self.is_watching = True
-            self._suspicions.reported(rid, worker.name, (n_crashes, n_alone), now)
+            self.suspicions.reported(rid, worker.name, (n_crashes, n_alone), now)
             request = self._table.get(rid)
             if request is None or not request.is_waiting:
                 continue
-            if not request.is_suspect and self._suspicions.must_be_alone(rid):
+            if not request.is_suspect and self.suspicions.must_be_alone(rid):
                 self._table.waiting.remove(request)
                 request.is_suspect = True
                 self._table.waiting.add(request)
 
     def admitted(self, request: Request) -> bool:
         """A request enters; False if it is known as poison and was answered so."""
-        if self._suspicions.is_poison(request.rid):
+        if self.suspicions.is_poison(request.rid):
             self._context.refuse(request.client, request.rid, POISON, "failed")
             return False
-        request.is_suspect = self._suspicions.must_be_alone(request.rid)
+        request.is_suspect = self.suspicions.must_be_alone(request.rid)
         return True
 
     def placed(self, request: Request, worker: MemberRecord) -> None:
@@ -125,7 +123,7 @@ class Health:
             self.worker_failed(worker.name, now, why, version=worker.version)
             return
         if entry.kind == "finished":
-            self._suspicions.clear(entry.rid)
+            self.suspicions.clear(entry.rid)
         breaker = self._breakers.get(worker.name)
         if breaker is not None and breaker.probe == entry.rid:
             if entry.kind == "finished":
@@ -144,16 +142,15 @@ class Health:
         self.worker_failed(worker.name, now, reason, is_final=code == ENGINE_FAILED)
 
     def tick(self, now: float) -> None:
-        """Time passes: breakers let probes through, suspicions fade, set-aside workers return."""
+        """Time passes: breakers let probes through, suspicions fade."""
         if not self.is_watching:
             return
         for breaker in list(self._breakers.values()):
             self._tick_breaker(breaker, now)
-        self._suspicions.tick(now)
-        waiting = {each.place.policy for each in self._table.waiting if each.is_suspect}
-        self.isolation.tick(waiting)
-        is_calm = not self._breakers and not len(self._suspicions)
-        self.is_watching = not is_calm or not self.isolation.is_idle
+        self.suspicions.tick(now)
+        workers = self._context.members.workers()
+        is_any_set_aside = any(Reason.SET_ASIDE in each.blocked_by for each in workers)
+        self.is_watching = bool(self._breakers or len(self.suspicions) or is_any_set_aside)
 
     def _charge(self, worker: MemberRecord, now: float) -> None:
         """Suspect what ran; what was only on its way there cannot have done it."""
@@ -161,7 +158,7 @@ class Health:
         found = [self._table.get(rid) for rid in sorted(worker.requests)]
         requests = [each for each in found if each is not None and each.state == "running"]
         is_alone = len(requests) == 1
-        suspicions = self._suspicions
+        suspicions = self.suspicions
         for request in requests:
             suspicions.charge(request.rid, now, worker=worker.name, is_alone=is_alone)
             was_isolated = Reason.SET_ASIDE in worker.blocked_by and request.is_suspect
@@ -170,7 +167,7 @@ class Health:
                 self._condemn(request)
 
     def _condemn(self, request: Request) -> None:
-        self._suspicions.condemn(request.rid)
+        self.suspicions.condemn(request.rid)
         self._context.count("poisoned")
         letter = DeadLetter(request.rid, request.client, POISON.message, request.body)
         if len(self.dead_letters) < KEPT_MAX:

@@ -15,9 +15,8 @@ from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.router.context import Context
+from rolloutbus.router.context import Context, why_no_store
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.updates.store_record import why_no_store
 
 Results = dict[str, WorkerOutcome]
 """By member name."""

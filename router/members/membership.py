@@ -23,11 +23,10 @@ from rolloutbus.bus.wire.messages.membership import (
     Welcome,
 )
 from rolloutbus.bus.wire.validation import check_name
-from rolloutbus.router.context import Context
+from rolloutbus.router.context import Context, lacking, note_record
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
 from rolloutbus.router.members.records import SERVING, MemberRecord, Reason
-from rolloutbus.router.updates.store_record import lacking, note_record
 
 OWN_PAUSE_GRACE_S = 2.0
 """Every lease gets at least this much more after the router itself was frozen."""

@@ -1,6 +1,6 @@
 """The stage that keeps sessions and groups together, each at the worker of its last request.
 
-Sessions that were opened go to `router.placement.turns` first.
+Sessions that were opened go to `router.placement.sessions` first.
 """
 
 from collections import OrderedDict

@@ -1,5 +1,7 @@
 """The isolation lane: a suspected request gets a worker to itself, one such worker per policy."""
 
+from collections.abc import Iterable
+
 from rolloutbus.router.context import Context
 from rolloutbus.router.health.suspicion import Suspicions
 from rolloutbus.router.members.records import MemberRecord, Reason
@@ -16,11 +18,6 @@ class Isolation:
         self._suspicions = suspicions
         self._set_aside: dict[str, MemberRecord] = {}
         """By policy."""
-
-    @property
-    def is_idle(self) -> bool:
-        """No worker is set aside."""
-        return not self._set_aside
 
     def choose(self, rest: Rest, request: Request, now: float) -> MemberRecord | None:
         """An empty worker that gets nothing else for a suspect; None while it becomes empty."""
@@ -44,8 +41,11 @@ class Isolation:
         self._context.count("isolated")
         return worker
 
-    def tick(self, waiting_policies: set[str]) -> None:
+    def tick(self, waiting: Iterable[Request]) -> None:
         """Give back workers that no suspect uses or waits for, and forget those that are gone."""
+        if not self._set_aside:
+            return
+        waiting_policies = {each.place.policy for each in waiting if each.is_suspect}
         for policy, worker in list(self._set_aside.items()):
             is_gone = Reason.GONE in worker.blocked_by
             if is_gone or (policy not in waiting_policies and not worker.requests):

@@ -173,10 +173,6 @@ class WaitingRoom:
             lane.served(request, now)
             self._leave(request)  # the dispatcher goes on with the next of the lane
 
-    def overtaken_by(self, request: Request) -> None:
-        """It went before all who wait: its client pays for that like for any other turn."""
-        self.charge(request, request.place.cost)
-
     def charge(self, request: Request, cost: int) -> None:
         """Its principal and its client pay for `cost` tokens."""
         turns = self._turns_of(request.place.policy)

@@ -33,7 +33,7 @@ SESSION_LIFE: dict[SessionState, dict[str, SessionState]] = {
 
 
 class SessionRecord:
-    """One open session; mutable, owned by `router.sessions`."""
+    """One open session; owned by `router.placement.sessions`."""
 
     __slots__ = (
         "_open",

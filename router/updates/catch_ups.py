@@ -4,10 +4,129 @@ A late joiner, a restarted one, one that failed during an update. Adapters are b
 Spec: docs/protocol.md, "Weights", 3.
 """
 
-from rolloutbus.router.context import Context
-from rolloutbus.router.members.member_commands import MemberCommands
-from rolloutbus.router.updates.adapters import AdapterReloads
+from functools import partial
+
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.control import WorkerOutcome
+from rolloutbus.bus.wire.messages.engine import Adapters as LoadedAdapters
+from rolloutbus.bus.wire.messages.engine import LoadLora, UnloadLora
+from rolloutbus.bus.wire.messages.weights import RecordCommit
+from rolloutbus.router.context import Context, lacking, store_facts
+from rolloutbus.router.members.member_commands import MemberCommand, MemberCommands, Results
+from rolloutbus.router.members.records import MemberRecord, Reason
+from rolloutbus.router.updates.commit_record import CommitRecord, Decision
 from rolloutbus.router.updates.updates import TAKES_UPDATES, Updates
+
+LOAD_S = 120.0
+"""A worker gets this long to pull and load one."""
+RECORD_S = 60.0
+RETRY_ADAPTER_S = 30.0
+"""Before an adapter that could not be loaded is tried there again."""
+ABLE = frozenset({"ready", "paused"})
+"""Heartbeat states in which a worker can load one."""
+
+
+class AdapterReloads:
+    """Learns from clients' commands what workers are to have, and has the store remember it."""
+
+    def __init__(self, context: Context, fleet: MemberCommands) -> None:
+        self._context = context
+        self._fleet = fleet
+        self._records = CommitRecord(context, fleet)
+        self._n = 0
+        fleet.watch("load_lora", self._loaded)
+        fleet.watch("unload_lora", self._unloaded)
+
+    def tick(self, now: float) -> None:
+        """Load what is missing, one adapter of a worker at a time."""
+        self._records.tick(now)
+        context, store = self._context, store_facts(self._context)
+        if not context.adapters or store is None:
+            return
+        for worker in context.members.workers():
+            if worker.state != "live" or worker.retry_adapters_at > now:
+                continue
+            missing = lacking(context, worker)
+            if missing and worker.heartbeat.state in ABLE:
+                name, version = min(missing, key=lambda each: each in worker.refused_adapters)
+                self._load(worker, LoadLora(name, version, bulk=store.bulk), now)
+
+    def _load(self, worker: MemberRecord, body: LoadLora, now: float) -> None:
+        until = worker.retry_adapters_at = now + LOAD_S
+
+        def done(results: Results, _silent: list[str], at: float) -> None:
+            outcome = results.get(worker.name)
+            if outcome is None or not _take(worker, "load_lora", outcome):
+                self._context.count("adapters_refused")
+                worker.refused_adapters.add((body.name, body.version))
+            missing = set(lacking(self._context, worker))
+            is_patient = missing <= worker.refused_adapters
+            worker.retry_adapters_at = at + RETRY_ADAPTER_S if is_patient else at
+            if is_patient:
+                self._context.eligibility.unblock(worker, Reason.ADAPTERS)
+
+        self._context.count("adapters_brought")
+        command = MemberCommand(self._next_rid(), "load_lora", pack(body), until, done)
+        self._fleet.start(command, [worker], now)
+
+    def _loaded(
+        self, command: Entry, worker: MemberRecord, outcome: WorkerOutcome, now: float
+    ) -> None:
+        """A client had a worker load one; what came out of the store is for all."""
+        body = unpack(command)
+        if not _take(worker, command.kind, outcome) or not isinstance(body, LoadLora) or body.path:
+            return
+        policy = f"{worker.policy}.{body.name}"
+        if body.version > self._context.adapters.get(policy, 0):
+            self._context.adapters[policy] = body.version
+            self._record(policy, body.version, now)
+
+    def _unloaded(
+        self, command: Entry, worker: MemberRecord, outcome: WorkerOutcome, now: float
+    ) -> None:
+        body = unpack(command)
+        if not _take(worker, command.kind, outcome) or not isinstance(body, UnloadLora):
+            return
+        policy = f"{worker.policy}.{body.name}"
+        if self._context.adapters.pop(policy, 0):
+            self._record(policy, 0, now)
+
+    def _record(self, policy: str, version: int, now: float) -> None:
+        body = RecordCommit(policy, version, is_adapter=True)
+        written = partial(self._written, body)
+        decision = Decision(self._next_rid(), body, now + RECORD_S, _ignore, written)
+        self._records.write(decision, now)
+
+    def _written(self, body: RecordCommit, is_so: bool | None, _now: float) -> None:  # noqa: FBT001 - of OnWritten
+        """What the store does not keep, or has forgotten, cannot be brought to anybody."""
+        adapters = self._context.adapters
+        is_wanted = adapters.get(body.policy, 0) > body.version
+        if not is_wanted and not (is_so and body.version):
+            adapters.pop(body.policy, None)
+
+    def _next_rid(self) -> str:
+        self._n += 1
+        return f"adapters-{self._context.instance[:8]}-{self._n}"
+
+
+def _take(worker: MemberRecord, kind: str, outcome: WorkerOutcome) -> bool:
+    """Note what a worker has now. False: it could not do what it was told."""
+    if outcome.kind != "finished":
+        return False
+    try:
+        result = unpack_result(kind, Entry(outcome.kind, body=outcome.body))
+    except RemoteProtocolError:
+        return False
+    if isinstance(result, LoadedAdapters):
+        worker.adapters = dict(result.adapters)
+    return isinstance(result, LoadedAdapters)
+
+
+def _ignore() -> None:
+    """It makes no difference whether the store was asked."""
+
 
 CATCH_UP_S = 120.0
 """A single worker gets this long to pull and swap."""

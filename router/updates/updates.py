@@ -24,7 +24,7 @@ from rolloutbus.bus.wire.messages.weights import (
     RecordCommit,
     UpdateStatus,
 )
-from rolloutbus.router.context import Context, Waves
+from rolloutbus.router.context import Context, Waves, is_recorded, store_facts, why_no_store
 from rolloutbus.router.members.member_commands import (
     MemberCommand,
     MemberCommands,
@@ -34,7 +34,6 @@ from rolloutbus.router.members.member_commands import (
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.updates.commit_record import CommitRecord, Decision
 from rolloutbus.router.updates.record import SILENT, UpdateRecord, Watcher, next_wave
-from rolloutbus.router.updates.store_record import is_recorded, store_facts, why_no_store
 from rolloutbus.router.updates.transport_plan import (
     DELTA_SHARE,
     Target,

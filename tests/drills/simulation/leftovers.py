@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 OURS = ("rolloutbus.",)
 REMEMBERED = {
     "tombstones": "executions that are over, for 10 min",
-    "_suspicions": "suspects, for 10 min",
+    "suspicions": "suspects, for 10 min",
+    "_suspicions": "the same, as the isolation lane asks for them",
     "crashes": "what ran when an engine died, for 10 min",
     "_done": "answered commands, for 1 min",
     "_collected": "detached requests whose endings were acknowledged, for 1 min",

@@ -1,1 +1,0 @@
-"""Detached requests: they outlive their client's connection."""

@@ -1,1 +1,0 @@
-"""Sessions with a slot at a worker."""
