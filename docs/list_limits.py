@@ -51,7 +51,7 @@ CHECKED_BY_VALUE = {
     "SamplingParams.max_new_tokens",
     "SamplingParams.min_new_tokens",
     "SamplingParams.top_k",
-    "SamplingParams.sampling_seed",
+    "SamplingParams.seed",
     "SamplingParams.stop_token_ids[]",
     "SamplingParams.logit_bias[key]",
     "Want.top_logprobs",

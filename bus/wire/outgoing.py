@@ -85,12 +85,14 @@ def seconds_of(value: object, *, field: str = "deadline_s") -> float:
 
 
 def _dotted(body: object, field: str, path: str) -> str:
-    """A decoder's path, with the names of what travels by its position."""
+    """A decoder's path in the names that callers use; a field may travel by another, or by none."""
     value, names = body, [field] if field else []
     for step in _STEP.finditer(path):
         name = step["name"]
-        if name is None and isinstance(value, msgspec.Struct):
-            name = value.__struct_fields__[int(step["index"])]
+        if isinstance(value, msgspec.Struct):
+            known = value.__struct_fields__
+            index = value.__struct_encode_fields__.index(name) if name else int(step["index"])
+            name = known[index]
         if name is None:
             names.append(f"{names.pop() if names else ''}[{step['index']}]")
             value = None

@@ -108,7 +108,7 @@ class SamplingParams(
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    sampling_seed: int | None = None
+    sampling_seed: int | None = msgspec.field(name="seed", default=None)
     """Token i is drawn with a generator seeded by (this, i); None: the engine's own choice."""
     stop_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] = []
     """Besides the model's end-of-sequence ids; the stop token is part of the output."""

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.replay.journal.files import lock, pack, retain, segments_in
 from rolloutbus.replay.journal.format import HEADER_BYTES, Framer, JournalDamaged, JournalError
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.journal.records import End, Head, Record, Stream, payload_of
+from rolloutbus.replay.journal.records import End, Head, Record, Stream, Tap, payload_of
 from rolloutbus.replay.journal.recovery import recover
 from rolloutbus.replay.journal.scan import Found, Wrong, framer_of, scan
 from rolloutbus.replay.journal.settings import JournalSettings
@@ -20,6 +22,7 @@ from tests.conformance.plain import read, read_all
 from tests.unit.replay.segments import Desk, Salts, segment
 
 LAST_BYTES = 64 * 1024
+EARLIER = Path(__file__).parent / "golden/seeded"
 SMALL = JournalSettings(segment_bytes=600)
 
 
@@ -48,6 +51,14 @@ def test_packed_segments_hold_the_same_records(tmp_path: Path) -> None:
     records = written(tmp_path / "plain")
     assert written(tmp_path / "packed", packs=True) == records
     assert not list((tmp_path / "packed").glob("*.rbj"))
+
+
+def test_a_seed_in_a_journal_of_an_earlier_version_is_read() -> None:
+    """The file was written when `SamplingParams` was `Sampling`, and its field `seed`."""
+    (entry,) = (e for each in Journal(EARLIER) if isinstance(each, Tap) for e in each.entries)
+    body = unpack(entry)
+    assert isinstance(body, Generate)
+    assert body.sampling == SamplingParams(max_new_tokens=8, temperature=0.5, sampling_seed=7)
 
 
 def test_any_messagepack_reader_can_walk_a_segment(tmp_path: Path) -> None:

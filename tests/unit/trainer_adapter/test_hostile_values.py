@@ -16,6 +16,7 @@ from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
+from rolloutbus.bus.wire.outgoing import sealed
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
 from rolloutbus.trainer_adapter.client.core.effects import Effect
 from rolloutbus.trainer_adapter.client.core.requests import Ask
@@ -140,6 +141,14 @@ def test_deadline_that_is_no_number_of_seconds_is_refused(bench: Bench, deadline
         bench.generate(deadline_s=deadline_s)
     assert caught.value.field == "deadline_s"
     assert bench.core.n_open == 0
+
+
+def test_a_refused_field_is_called_as_its_caller_calls_it() -> None:
+    """A seed travels under another name than it has here."""
+    body = _with(SOUND["generate"], ("sampling", "sampling_seed"), "seven")
+    refusal = _refusal_of(lambda: sealed(body, Generate))
+    assert refusal is not None
+    assert refusal.field == "sampling.sampling_seed"
 
 
 def test_numbers_of_numpy_are_sent_as_what_they_are(bench: Bench) -> None:
