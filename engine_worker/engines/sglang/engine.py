@@ -11,7 +11,6 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -26,9 +25,14 @@ from rolloutbus.engine_worker.engine import (
     StepSink,
     Work,
 )
-from rolloutbus.engine_worker.engines.sglang import features
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
-from rolloutbus.engine_worker.engines.sglang.facts import Devices, abilities_of, facts_of
+from rolloutbus.engine_worker.engines.sglang.facts import (
+    Devices,
+    abilities_of,
+    facts_of,
+    features_of,
+    is_speculative,
+)
 from rolloutbus.engine_worker.engines.sglang.guard import StateGuard
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler import run_scheduler
 from rolloutbus.engine_worker.engines.sglang.live import (
@@ -88,11 +92,10 @@ by default."""
 
 
 class SessionLabels:
-    """At most `most` at a time."""
+    """Sessions that SGLang's prefix cache knows, at most `most` at a time."""
 
     def __init__(self, thread: EngineThread, most: int) -> None:
         self._thread = thread
-        self._manager = thread.engine.tokenizer_manager
         self._most = most
         self._used: OrderedDict[str, None] = OrderedDict()
         """Least recently used first."""
@@ -107,7 +110,7 @@ class SessionLabels:
 
     async def _forget(self, session: str) -> None:
         asked = upstream.request("CloseSessionReqInput", session_id=session)
-        await self._manager.close_session(asked, None)
+        await self._thread.manager.close_session(asked, None)
 
 
 class SglangEngine:
@@ -122,7 +125,6 @@ class SglangEngine:
             ValueError: a setting is of no use; names it.
             EngineDied: SGLang did not start; says why.
         """
-        self._timeout_s = settings.control_timeout_s
         self._live = LiveRequests(sink)
         self._pulse = Pulse(0, 0, 0, 0)
         self._checked = VersionsChecked(0, 0)
@@ -132,8 +134,7 @@ class SglangEngine:
         """What each scheduler lacks of what is declared in `hooks`."""
         self._thread: EngineThread | None = None
         processors = Processors(settings.processors)
-        known = upstream.server_argument_types()
-        arguments = server_arguments(settings, known)
+        arguments = server_arguments(settings, upstream.server_argument_types())
         self._taps = TapListener(self._hear, self._scheduler_gone)
         os.environ[PATH_VARIABLE] = self._taps.path
         self._feed = None
@@ -148,23 +149,21 @@ class SglangEngine:
             os.environ.setdefault("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "1")
         if arguments.get("enable_session_radix_cache"):
             os.environ.setdefault(UNIFIED_TREE_VARIABLE, "1")
-        self._thread = self._started(arguments)
-        self._manager = self._thread.engine.tokenizer_manager
+        self._thread = thread = self._started(arguments, settings.control_timeout_s)
         lacks = [*presence.lacks_for("host"), *self._lacks_of_schedulers()]
         _warn(hooks.untested(upstream.version()), *map(_loss, lacks))
-        self._terms = _terms(self._thread.engine, settings, processors, lacks)
-        self._labels = SessionLabels(self._thread, PER_SLOT * self._terms.facts.slots)
-        resolved = upstream.resolved_arguments(self._thread.engine)
+        self._terms = _terms(thread.engine, settings, processors, lacks)
+        self._labels = SessionLabels(thread, PER_SLOT * self._terms.facts.slots)
+        resolved = upstream.resolved_arguments(thread.engine)
         guard = StateGuard(abilities_of(resolved))
-        self._pausing = Pausing(self._thread, self._manager, self._live, guard, self._timeout_s)
-        self._schedulers = Schedulers(self._thread, self._manager, self._timeout_s)
+        self._pausing = pausing = Pausing(thread, self._live, guard)
+        self._schedulers = Schedulers(thread)
         is_whole = not {"load_format", "quantization"} & settings.arguments.keys()
         model = Path(settings.model)
-        base = (self._thread, self._manager)
-        self.weights = SglangWeights(self._schedulers, self._pausing, model, is_whole=is_whole)
+        self.weights = SglangWeights(self._schedulers, pausing, model, is_whole=is_whole)
         self.shared = self.weights
-        self.checkpointer = Saving(self._thread, guard, self.weights, Path(resolved["model_path"]))
-        self.cache = Caches(*base, self._pausing, self._timeout_s, tiers_of(resolved))
+        self.checkpointer = Saving(thread, guard, self.weights, Path(resolved["model_path"]))
+        self.cache = Caches(thread, pausing, tiers_of(resolved))
         self.prefixes = self._feed.cached if self._feed is not None else None
         if self._feed is None:
             self._taps.hide()
@@ -172,15 +171,14 @@ class SglangEngine:
             self._feed.meet(self.cache.flush_all)
         devices, self.memory = Devices(resolved), None
         if resolved.get("enable_memory_saver"):
-            shut = (self._pausing, self.cache, devices)
-            self.memory = SglangMemory(*base, *shut, self._timeout_s)
-        self.profiler = Profiling(*base, self._timeout_s, has_gpu=devices.are_there)
-        self.meter = SchedulerMeter(self._thread, self._timeout_s, self._version_checks)
+            self.memory = SglangMemory(thread, pausing, self.cache, devices)
+        self.profiler = Profiling(thread, has_gpu=devices.are_there)
+        self.meter = SchedulerMeter(thread, self._version_checks)
         limits = LoraLimits.of(resolved)
-        self._adapters = LoraAdapters(self._thread, self.weights.specs(), limits, self._timeout_s)
+        self._adapters = LoraAdapters(thread, self.weights.specs(), limits)
         self.lora = self._adapters if limits.are_possible else None
-        kind = upstream.model_kind(self._thread.engine)
-        self._reading = reading = Reading(self._thread, self._live, kind)
+        kind = upstream.model_kind(thread.engine)
+        self._reading = reading = Reading(thread, self._live, kind)
         self.scorer = reading if kind in ("generates", "classifies") else None
         self.embedder = reading if kind == "embeds" else None
         self.reranker = reading if kind == "ranks" and settings.text else None
@@ -257,9 +255,9 @@ class SglangEngine:
             self._feed.close()
         self._taps.close()
 
-    def _started(self, arguments: dict[str, object]) -> EngineThread:
+    def _started(self, arguments: dict[str, object], timeout_s: float) -> EngineThread:
         try:
-            return EngineThread(lambda: _built(arguments), "sglang-engine")
+            return EngineThread(lambda: _built(arguments), timeout_s)
         except EngineDied:
             raise
         except RuntimeError as error:
@@ -293,9 +291,8 @@ class SglangEngine:
         """Keep one request in SGLang until it ends there."""
         reason: Mapping[str, Any] = {}
         try:
-            async with aclosing(self._manager.generate_request(request, None)) as outputs:
-                async for output in outputs:
-                    reason = output["meta_info"]["finish_reason"] or {}
+            output = await self._alive().output_of(request)
+            reason = output["meta_info"]["finish_reason"] or {} if output else {}
         except ValueError as error:
             if live.is_aborted:
                 self._live.end(live.rid)
@@ -331,7 +328,7 @@ class SglangEngine:
             case VersionStaged() | Swapped():
                 self._schedulers.hear(message)
             case CacheFlushed():
-                self.cache.heard(message)
+                self.cache.on_flushed(message)
             case LastWords(text):
                 self._last_words = text
                 # Its process may take its time to end, and SGLang's other signs say less.
@@ -371,8 +368,7 @@ def _terms(
 ) -> RequestTerms:
     model = engine.tokenizer_manager.model_config
     arguments = engine.tokenizer_manager.server_args
-    able = features.features_of(settings, arguments, model, processors.names)
-    able = hooks.remaining(able, lacks)
+    able = hooks.remaining(features_of(settings, arguments, model, processors.names), lacks)
     facts = replace(
         facts_of(engine, settings, upstream.resolved_arguments(engine), able),
         lost=hooks.lost(upstream.version(), lacks),
@@ -381,8 +377,8 @@ def _terms(
         facts=facts,
         processors=processors,
         chance=random.Random(),  # noqa: S311 - sampling, not secrets
-        has_seeds=features.has_seeds(arguments),
+        has_seeds="seed" in able,
         has_priorities="priority" in able,
-        has_sessions=features.has_sessions(arguments),
-        is_speculative=features.is_speculative(arguments),
+        has_sessions=bool(getattr(arguments, "enable_session_radix_cache", None)),
+        is_speculative=is_speculative(arguments),
     )

@@ -9,12 +9,13 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import uvloop
 
 from rolloutbus.engine_worker.engine import EngineDied
-from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle, TokenizerManager
 
 T = TypeVar("T")
 
@@ -24,12 +25,14 @@ CLOSE_S = 60.0
 class EngineThread:
     """Builds an engine with `build` and runs coroutines beside it."""
 
-    def __init__(self, build: Callable[[], SglangHandle], name: str) -> None:
-        """Start; returns once the engine is built.
+    def __init__(self, build: Callable[[], SglangHandle], timeout_s: float) -> None:
+        """Start; returns once the engine is built, or raises what `build` raised.
 
-        Raises:
-            Exception: what `build` raised.
+        Args:
+            build: makes the engine, on this thread.
+            timeout_s: an engine that has not answered a call after this long is dead.
         """
+        self.timeout_s = timeout_s
         self.loop = uvloop.new_event_loop()
         """Of all calls to the engine."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -39,10 +42,14 @@ class EngineThread:
         self._pending: set[Future[Any]] = set()
         self._lock = threading.Lock()
         built: Future[SglangHandle] = Future()
-        self._thread = threading.Thread(target=self._run, args=(build, built), name=name)
-        self._thread.daemon = True
+        self._thread = threading.Thread(target=self._run, args=(build, built), daemon=True)
         self._thread.start()
         self.engine = built.result()
+
+    @property
+    def manager(self) -> TokenizerManager:
+        """SGLang's tokenizer manager: its methods are to be called on the loop."""
+        return self.engine.tokenizer_manager
 
     @property
     def cause(self) -> str:
@@ -72,11 +79,7 @@ class EngineThread:
         self._when_dead.append(call)
 
     def begin(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a coroutine; nobody waits for it.
-
-        Raises:
-            EngineDied: nothing was started.
-        """
+        """Run a coroutine without waiting for it. EngineDied: nothing was started."""
         self.check()
         self.loop.call_soon_threadsafe(self._begin, make)
 
@@ -86,12 +89,12 @@ class EngineThread:
         self.loop.call_soon_threadsafe(act)
 
     def call(
-        self, make: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None, what: str
+        self, make: Callable[[], Coroutine[Any, Any, T]], what: str, *, is_patient: bool = False
     ) -> T:
         """Run a coroutine to its end and return its result; for any thread but this one.
 
         It is never cancelled: the reply to a cancelled control call would be taken for that of the
-        next one. An engine that does not answer in time is dead; None: it may take any time.
+        next one. `is_patient`: it may take any time.
 
         Raises:
             EngineDied: the engine is dead, or has not answered in `timeout_s`.
@@ -103,15 +106,23 @@ class EngineThread:
             self._pending.add(answer)
         self.loop.call_soon_threadsafe(self._start, make, answer)
         try:
-            return answer.result(timeout_s)
+            return answer.result(None if is_patient else self.timeout_s)
         except concurrent.futures.TimeoutError:
             if answer.done():
                 raise
-            self.die(f"no answer to {what} after {timeout_s:g} s")
+            self.die(f"no answer to {what} after {self.timeout_s:g} s")
             raise EngineDied(self._cause) from None
         finally:
             with self._lock:
                 self._pending.discard(answer)
+
+    async def output_of(self, request: object) -> Any:  # noqa: ANN401 - one output, or a list of one
+        """SGLang's last output for a request; empty if there was none. On the loop."""
+        last: Any = {}
+        async with aclosing(self.manager.generate_request(request, None)) as outputs:
+            async for output in outputs:
+                last = output
+        return last
 
     def close(self, shut_down: Callable[[], None]) -> None:
         """End the engine with `shut_down`, which may block, and then the thread."""

@@ -1,6 +1,6 @@
 """What callers may rely on of an SGLang engine, and what it can do; found by looking."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,12 +10,27 @@ from rolloutbus.engine_worker.engine import EngineFacts
 from rolloutbus.engine_worker.engines.sglang.guard import Abilities
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import VERSION_CHECK
+from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle, SglangObject
 from rolloutbus.engine_worker.weights.torch_tensors import gpus_of
+
+RANKS = ("tp", "pp", "dp", "ep")
+ANY = frozenset({"logit_bias", "top_logprobs", "logprobs_of", "prompt_logprobs", "cached_tokens"})
+OF_OUR_ROWS = frozenset({"min_new_tokens", "sampling_mask"})
+"""Done in the sampler, one token a step; see `row_processor`."""
+OF_TEXT = frozenset({"stop", "stop_regex"})
+OF_GRAMMARS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
+BY_ARGUMENT: Mapping[str, str] = {
+    "enable_deterministic_inference": "seed",
+    "enable_priority_scheduling": "priority",
+    "enable_lora": "lora",
+    "enable_return_routed_experts": "routed_experts",
+}
+"""Argument of SGLang -> the feature that requests have with it."""
 
 
 class Devices:
-    """Those that SGLang computes on; none with a CPU."""
+    """The GPUs that SGLang computes on; none with a CPU."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """`arguments`: SGLang's own, as they came out in the end."""
@@ -41,16 +56,13 @@ class Devices:
         return sum(int(cuda.device_memory_used(device)) for device in self._devices)
 
 
-RANKS = ("tp", "pp", "dp", "ep")
-
-
 def facts_of(
     engine: SglangHandle,
     settings: SglangSettings,
     arguments: Mapping[str, Any],
     features: frozenset[str],
 ) -> EngineFacts:
-    """Of an engine that was started.
+    """Facts of an engine that was started.
 
     Args:
         engine: SGLang's.
@@ -96,3 +108,49 @@ def abilities_of(arguments: Mapping[str, Any]) -> Abilities:
         mixes_versions=bool(arguments.get("hicache_storage_backend"))
         and not upstream.stores_by_namespace(),
     )
+
+
+def features_of(
+    settings: SglangSettings,
+    arguments: SglangObject,
+    model: SglangObject,
+    processors: Sequence[str],
+) -> frozenset[str]:
+    """Names of features; see docs/protocol.md, "What an engine need not be able to do".
+
+    Args:
+        settings: the operator's.
+        arguments: SGLang's server arguments, as it runs with them.
+        model: SGLang's `ModelConfig`.
+        processors: names of those that are registered.
+    """
+    found = {*ANY}
+    if not is_speculative(arguments):
+        found |= OF_OUR_ROWS | {f"processor:{name}" for name in processors}
+        # With speculation a step has several tokens, and not always as many.
+        found.add(VERSION_CHECK)
+    if settings.text:
+        found |= OF_TEXT | _media_of(model)
+        if getattr(arguments, "grammar_backend", None) != "none" and upstream.has_xgrammar():
+            found |= OF_GRAMMARS
+    found |= {feature for name, feature in BY_ARGUMENT.items() if getattr(arguments, name, None)}
+    mode = getattr(arguments, "return_hidden_states_mode", None)
+    if not mode and getattr(arguments, "enable_return_hidden_states", None):
+        mode = "full"
+    if mode:
+        found |= {"hidden_states_last", f"hidden_states_{mode}"}
+    return frozenset(found)
+
+
+def is_speculative(arguments: SglangObject) -> bool:
+    """Whether SGLang guesses several tokens ahead."""
+    return bool(getattr(arguments, "speculative_algorithm", None))
+
+
+def _media_of(model: SglangObject) -> set[str]:
+    found: set[str] = set()
+    if getattr(model, "is_image_understandable_model", False):
+        found |= {"image", "video"}
+    if getattr(model, "is_audio_understandable_model", False):
+        found.add("audio")
+    return found

@@ -146,14 +146,12 @@ class LoraAdapters:
         thread: EngineThread,
         weights: Sequence[TensorSpec],
         limits: LoraLimits,
-        timeout_s: float,
     ) -> None:
         """`weights`: of the model's checkpoint."""
         self._thread = thread
-        self._manager: SglangObject = thread.engine.tokenizer_manager
+        self._manager: SglangObject = thread.manager
         self._shapes = _shapes(weights)
         self._limits = limits
-        self._timeout_s = timeout_s
         self._loading = threading.Lock()
         self._lock = threading.Lock()
         """Of what follows."""
@@ -258,9 +256,8 @@ class LoraAdapters:
 
     def _load(self, key: str, folder: str) -> None:
         ask = upstream.request("LoadLoRAAdapterReqInput", lora_name=key, lora_path=folder)
-        answer = self._thread.call(
-            lambda: self._manager.load_lora_adapter(ask, None), self._timeout_s, "load_lora_adapter"
-        )
+        load = self._manager.load_lora_adapter
+        answer = self._thread.call(lambda: load(ask, None), "load_lora_adapter")
         if not answer.success:
             raise ValueError(f"SGLang does not take it: {answer.error_message}"[:500])
 

@@ -1,7 +1,7 @@
-"""Sleep and wake: SGLang's memory given to others by tag, and taken back.
+"""What SGLang keeps in memory: its prefix cache by tier, and its sleep and wake by tag.
 
-Its gate stays shut from before the first tag goes until the last one is back: a request that
-reaches a scheduler without its KV cache ends the engine.
+A sleeping engine's gate stays shut from before the first tag goes until the last one is back: a
+request that reaches a scheduler without its KV cache ends the engine.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -16,12 +16,11 @@ from rolloutbus.engine_worker.engines.sglang.guard import KV_CACHE
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import CacheFlushed
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
 
 FLUSH_S = 5.0
 """For what runs to end, when nothing seems to run."""
 COUNT_S = 2.0
-"""From SGLang's answer until the scheduler's own word, by another way, of what was flushed."""
+"""From SGLang's answer until the scheduler's own message about what it flushed."""
 
 
 def tiers_of(arguments: Mapping[str, Any]) -> frozenset[CacheTier]:
@@ -38,24 +37,13 @@ def tiers_of(arguments: Mapping[str, Any]) -> frozenset[CacheTier]:
 class Caches:
     """Implements `PrefixCache`; calls come from any thread but the engine's."""
 
-    def __init__(
-        self,
-        thread: EngineThread,
-        manager: TokenizerManager,
-        pausing: Pausing,
-        timeout_s: float,
-        tiers: frozenset[CacheTier],
-    ) -> None:
+    def __init__(self, thread: EngineThread, pausing: Pausing, tiers: frozenset[CacheTier]) -> None:
         self._thread = thread
-        self._manager = manager
         self._pausing = pausing
-        self._timeout_s = timeout_s
         self.tiers = tiers
         self._flushed: SimpleQueue[CacheFlushed] = SimpleQueue()
-
-    def heard(self, flushed: CacheFlushed) -> None:
-        """A scheduler has flushed."""
-        self._flushed.put(flushed)
+        self.on_flushed = self._flushed.put
+        """To be called with each message that a scheduler has flushed."""
 
     def flush_all(self) -> int:
         """Forget every cached prefix of device and host; returns how many tokens.
@@ -75,26 +63,19 @@ class Caches:
             return self._flush(FLUSH_S if guard.state in ("running", "settled") else None)
 
     def flush(self, tiers: Sequence[CacheTier]) -> int:
-        """See `PrefixCache`; `device` and `host` are flushed together.
-
-        Raises:
-            EngineBusy: as of `flush_all`.
-        """
+        """See `PrefixCache`; `device` and `host` are flushed together, as by `flush_all`."""
         n_tokens = self.flush_all() if {"device", "host"} & set(tiers) else 0
         if "storage" in tiers:
-            cleared = self._thread.call(
-                self._manager.clear_hicache_storage, self._timeout_s, "clear_hicache_storage"
-            )
-            if not cleared.success:
+            clear = self._thread.manager.clear_hicache_storage
+            if not self._thread.call(clear, "clear_hicache_storage").success:
                 raise EngineBusy("SGLang has not cleared its storage; see its log")
         return n_tokens
 
     def _flush(self, patience_s: float | None) -> int:
         while not self._flushed.empty():
             self._flushed.get_nowait()
-        answer = self._thread.call(
-            lambda: self._manager.flush_cache(timeout_s=patience_s), self._timeout_s, "flush_cache"
-        )
+        manager = self._thread.manager
+        answer = self._thread.call(lambda: manager.flush_cache(timeout_s=patience_s), "flush_cache")
         if not answer.success:
             why = getattr(answer, "message", "") or "it is busy"
             raise EngineBusy(f"SGLang has not flushed its cache: {why}")
@@ -108,20 +89,12 @@ class SglangMemory:
     """Implements `MemoryTiers`; calls come from any thread but the engine's."""
 
     def __init__(
-        self,
-        thread: EngineThread,
-        manager: TokenizerManager,
-        pausing: Pausing,
-        caches: Caches,
-        devices: Devices,
-        timeout_s: float,
+        self, thread: EngineThread, pausing: Pausing, caches: Caches, devices: Devices
     ) -> None:
         self._thread = thread
-        self._manager = manager
         self._pausing = pausing
         self._caches = caches
         self._devices = devices
-        self._timeout_s = timeout_s
 
     def sleep(self, tags: Sequence[str]) -> MemoryFreed:
         """See `MemoryTiers`: what the driver has more of afterwards, per tag.
@@ -171,6 +144,6 @@ class SglangMemory:
     def _call(self, verb: str, tag: str) -> None:
         name = f"{verb}_memory_occupation"
         kind = f"{verb.capitalize()}MemoryOccupationReqInput"
-        act: Callable[..., Coroutine[Any, Any, None]] = getattr(self._manager, name)
+        act: Callable[..., Coroutine[Any, Any, None]] = getattr(self._thread.manager, name)
         request = upstream.request(kind, tags=[tag])
-        self._thread.call(lambda: act(request, None), self._timeout_s, name)
+        self._thread.call(lambda: act(request, None), name)

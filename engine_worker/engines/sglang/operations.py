@@ -1,4 +1,4 @@
-"""Writing SGLang's active weights to files and other places."""
+"""What operators ask of a running SGLang: profiles, its load, its weights written to files."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,6 @@ from rolloutbus.engine_worker.engine import EngineBusy, WeightSink
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.guard import StateGuard
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
 from rolloutbus.engine_worker.engines.shared.checkpoint_writer import (
     copy_description,
     write_checkpoint,
@@ -25,12 +24,8 @@ ACTIVITIES = ("CPU", "GPU")
 class Profiling:
     """Implements `Profiler`: the one record that SGLang can make at a time."""
 
-    def __init__(
-        self, thread: EngineThread, manager: TokenizerManager, timeout_s: float, *, has_gpu: bool
-    ) -> None:
+    def __init__(self, thread: EngineThread, *, has_gpu: bool) -> None:
         self._thread = thread
-        self._manager = manager
-        self._timeout_s = timeout_s
         self._has_gpu = has_gpu
         self._is_recording = False
         self._stops_by_itself = False
@@ -56,9 +51,8 @@ class Profiling:
             record_shapes=ask.record_shapes,
         )
         try:
-            self._thread.call(
-                lambda: self._manager.start_profile(request), self._timeout_s, "start_profile"
-            )
+            manager = self._thread.manager
+            self._thread.call(lambda: manager.start_profile(request), "start_profile")
         except RuntimeError as error:
             self._thread.check()
             raise EngineBusy(f"SGLang records nothing: {error}") from error
@@ -70,7 +64,7 @@ class Profiling:
             raise EngineBusy("no profile is being recorded; send start_profile first")
         self._is_recording = False
         try:
-            self._thread.call(self._manager.stop_profile, self._timeout_s, "stop_profile")
+            self._thread.call(self._thread.manager.stop_profile, "stop_profile")
         except RuntimeError as error:
             self._thread.check()
             if not self._stops_by_itself:
@@ -80,27 +74,21 @@ class Profiling:
 class SchedulerMeter:
     """Implements `LoadMeter`."""
 
-    def __init__(
-        self, thread: EngineThread, timeout_s: float, more: Callable[[], Mapping[str, float]]
-    ) -> None:
+    def __init__(self, thread: EngineThread, more: Callable[[], Mapping[str, float]]) -> None:
         """`more`: gauges of our own."""
         self._thread = thread
-        self._timeout_s = timeout_s
         self._more = more
 
     def load(self) -> Mapping[str, float]:
         """See `LoadMeter`; the schedulers tell nothing while held."""
-        manager = self._thread.engine.tokenizer_manager
-        loads = self._thread.call(manager.get_loads, self._timeout_s, "get_loads")
-        told = gauges_of({each.dp_rank: each.to_dict() for each in loads})
-        return {**told, **self._more()}
+        loads = self._thread.call(self._thread.manager.get_loads, "get_loads")
+        return {**gauges_of({each.dp_rank: each.to_dict() for each in loads}), **self._more()}
 
 
 def gauges_of(loads: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
-    """Every number in what the schedulers told of their load, by its path.
+    """Every number in the load that each data parallel rank reported, by its path.
 
-    Args:
-        loads: what each data parallel rank told; names of those after the first say which it is.
+    Names of ranks after the first begin with the rank.
     """
     gauges: dict[str, float] = {}
     for rank, load in loads.items():
@@ -109,8 +97,8 @@ def gauges_of(loads: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
     return gauges
 
 
-def _numbers(told: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
-    for name, value in told.items():
+def _numbers(load: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
+    for name, value in load.items():
         if isinstance(value, bool | int | float):
             yield path + name, float(value)
         elif isinstance(value, dict):

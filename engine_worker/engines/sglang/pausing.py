@@ -13,7 +13,6 @@ from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.guard import PAUSED, StateGuard, Stop
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequest, LiveRequests
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
 
 STOPS: Mapping[PauseMode, Stop] = {"in_place": "hold", "retract": "retract"}
 SGLANG_MODES: Mapping[Stop, str] = {"hold": "in_place", "retract": "retract"}
@@ -23,14 +22,7 @@ MODES = get_args(PauseMode)
 class Pausing:
     """One engine's; calls come from any thread but the engine's."""
 
-    def __init__(
-        self,
-        thread: EngineThread,
-        manager: TokenizerManager,
-        live: LiveRequests,
-        guard: StateGuard,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, thread: EngineThread, live: LiveRequests, guard: StateGuard) -> None:
         self.lock = threading.RLock()
         """Held by whoever changes what the guard knows, for as long as it takes."""
         self.guard = guard
@@ -38,9 +30,7 @@ class Pausing:
         self.n_calls = 0
         """Pauses that wait."""
         self._thread = thread
-        self._manager = manager
         self._live = live
-        self._timeout_s = timeout_s
         self._n_asked = 0
         """Pauses and resumes so far: a drain is over when the next one comes."""
         thread.when_dead(live.wake)
@@ -127,11 +117,11 @@ class Pausing:
         self._thread.do(lambda: self._abort_now(requests))
 
     def _abort_now(self, requests: Sequence[LiveRequest]) -> None:
-        states = self._manager.rid_to_state
+        states = self._thread.manager.rid_to_state
         for live in requests:
             state = states.get(live.rid)
             if state is not None and getattr(state, "dispatched", True):
-                self._manager.abort_request(rid=live.rid)
+                self._thread.manager.abort_request(rid=live.rid)
             elif state is not None and live.task is not None:
                 # It waits at SGLang's own gate. No scheduler knows it, and would run it in spite of
                 # an abort once the gate opens.
@@ -162,8 +152,9 @@ class Pausing:
                 return
 
     def _until_aborted(self) -> None:
-        if not self._live.wait_until_none(self._timeout_s, lambda: self._thread.cause):
-            self._thread.die(f"requests have not ended {self._timeout_s:g} s after their abort")
+        timeout_s = self._thread.timeout_s
+        if not self._live.wait_until_none(timeout_s, lambda: self._thread.cause):
+            self._thread.die(f"requests have not ended {timeout_s:g} s after their abort")
         self._thread.check()
 
     def _until_drained(self, n_asked: int) -> bool:
@@ -184,7 +175,7 @@ class Pausing:
         was_held = guard.state != "running"
         if was_held:  # a scheduler that is held may keep the batch that has just ended
             self._go_on()
-        if self._thread.call(self._shut_if_none_left, self._timeout_s, "pause"):
+        if self._thread.call(self._shut_if_none_left, "pause"):
             guard.moved("settle")
             return True
         if was_held:
@@ -199,7 +190,7 @@ class Pausing:
             return False
         # This mode leaves the scheduler awake, so that it can flush, and sleeps when idle. It
         # shuts before anything else on this loop can run, and there is nothing left to abort.
-        await self._manager.pause_generation(
+        await self._thread.manager.pause_generation(
             upstream.request("PauseGenerationReqInput", mode="abort")
         )
         return True
@@ -207,18 +198,18 @@ class Pausing:
     def _hold(self, how: Stop) -> None:
         before = self.guard.state
         if before == "running" or (before == "held" and how == "retract"):
-            self._thread.call(lambda: self._send(how), self._timeout_s, "pause")
+            self._thread.call(lambda: self._send(how), "pause")
         self.guard.moved(how)
 
     async def _send(self, how: Stop) -> None:
-        mode = SGLANG_MODES[how]
-        await self._manager.pause_generation(upstream.request("PauseGenerationReqInput", mode=mode))
+        manager = self._thread.manager
+        request = upstream.request("PauseGenerationReqInput", mode=SGLANG_MODES[how])
+        await manager.pause_generation(request)
         # The pause is only sent; this is answered behind it.
-        await self._manager.get_internal_state()
+        await manager.get_internal_state()
 
     def _go_on(self) -> None:
         request = upstream.request("ContinueGenerationReqInput", torch_empty_cache=False)
-        self._thread.call(
-            lambda: self._manager.continue_generation(request), self._timeout_s, "resume"
-        )
+        manager = self._thread.manager
+        self._thread.call(lambda: manager.continue_generation(request), "resume")
         self.guard.moved("go_on")

@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, cast
 
 import numpy as np
@@ -35,7 +34,6 @@ class Reading:
 
     def __init__(self, thread: EngineThread, live: LiveRequests, kind: ModelKind) -> None:
         self._thread = thread
-        self._manager = thread.engine.tokenizer_manager
         self._live = live
         self._kind: ModelKind = kind
 
@@ -98,7 +96,7 @@ class Reading:
         rids = [self._live.begin_reading() for _ in texts]
         try:
             requests = [make(rid, text) for rid, text in zip(rids, texts, strict=True)]
-            return self._thread.call(lambda: self._all(requests), None, "reading")
+            return self._thread.call(lambda: self._all(requests), "reading", is_patient=True)
         finally:
             self._live.end_reading(rids)
 
@@ -112,11 +110,8 @@ class Reading:
         return outputs
 
     async def _one(self, request: object) -> Output:
-        last: Any = {}  # one output, or a list of one
         try:
-            async with aclosing(self._manager.generate_request(request, None)) as outputs:
-                async for output in outputs:
-                    last = output
+            last = await self._thread.output_of(request)
         except Exception as error:
             status = upstream.http_status(error)
             if status is None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rolloutbus.engine_worker.engines.sglang import features
+from rolloutbus.engine_worker.engines.sglang.facts import is_speculative
 from rolloutbus.engine_worker.engines.sglang.inside.prefix_events import PrefixEvents
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_sampling import SchedulerSampling
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import SchedulerWeights
@@ -147,7 +147,7 @@ class SchedulerTap:
 
     def _run(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
         self._take_over(scheduler)
-        if self._has_account and features.checks_versions(scheduler.server_args):
+        if self._has_account and not is_speculative(scheduler.server_args):
             self._columns.account = VersionAccount(upstream.counted_runs, UNBOOKED, self._send)
             self._weights.keep_account()
         self._or_say_why(call, scheduler, *args, **kwargs)

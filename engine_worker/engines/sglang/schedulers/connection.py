@@ -1,4 +1,4 @@
-"""Orders to the scheduler processes, and the word that comes back once they are carried out."""
+"""The engine host's side of the scheduler processes: their messages to it, its orders to them."""
 
 import concurrent.futures
 import socket
@@ -24,7 +24,6 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     decode,
 )
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.sglang.upstream.types import TokenizerManager
 
 
 class TapListener:
@@ -86,11 +85,8 @@ Word = VersionStaged | Swapped
 class Schedulers:
     """All ranks of one engine; calls come from any thread but the engine's."""
 
-    def __init__(self, thread: EngineThread, manager: TokenizerManager, timeout_s: float) -> None:
-        """`timeout_s`: an engine that has not answered after this long is dead."""
+    def __init__(self, thread: EngineThread) -> None:
         self._thread = thread
-        self._manager = manager
-        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._awaited: dict[type[Word], tuple[int, Future[Word]]] = {}
         self._staged: dict[int, VersionStaged] = {}
@@ -105,11 +101,9 @@ class Schedulers:
             ValueError: it cannot be done at all.
             EngineDied: they have not answered.
         """
-        what = type(order).__name__
         request = upstream.request("GetWeightsByNameReqInput", name=as_name(order))
-        numbers = self._thread.call(
-            lambda: self._manager.get_weights_by_name(request, None), self._timeout_s, what
-        )
+        ask = self._thread.manager.get_weights_by_name
+        numbers = self._thread.call(lambda: ask(request, None), type(order).__name__)
         # One list of numbers, or one for each group of ranks that has its own requests.
         first = numbers[0]
         answer = answer_of(cast("list[float]", first if isinstance(first, list) else numbers))
@@ -136,9 +130,9 @@ class Schedulers:
             EngineDied: the engine is dead, or has not answered in time.
         """
         try:
-            return future.result(None if is_patient else self._timeout_s)
+            return future.result(None if is_patient else self._thread.timeout_s)
         except concurrent.futures.TimeoutError:
-            cause = f"no word of a weight update after {self._timeout_s:g} s"
+            cause = f"no word of a weight update after {self._thread.timeout_s:g} s"
             self._thread.die(cause)
             raise EngineDied(cause) from None
 

@@ -18,7 +18,7 @@ DEADLINE_S = 30.0
 @pytest.fixture
 def thread() -> Iterator[EngineThread]:
     """Its engine is nothing: only the loop is of interest."""
-    made = EngineThread(lambda: cast("Any", object()), "test-engine")
+    made = EngineThread(lambda: cast("Any", object()), DEADLINE_S)
     yield made
     made.close(lambda: None)
 
@@ -32,14 +32,15 @@ async def _answer() -> int:
 
 
 def test_a_call_returns_what_the_coroutine_returns(thread: EngineThread) -> None:
-    assert thread.call(_answer, DEADLINE_S, "answer") == 7
+    assert thread.call(_answer, "answer") == 7
 
 
 def test_an_engine_that_does_not_answer_in_time_is_dead(thread: EngineThread) -> None:
+    thread.timeout_s = 0.05
     with pytest.raises(EngineDied, match=r"no answer to sleep after 0.05 s"):
-        thread.call(_never, 0.05, "sleep")
+        thread.call(_never, "sleep")
     with pytest.raises(EngineDied, match="no answer to sleep"):
-        thread.call(_answer, DEADLINE_S, "answer")
+        thread.call(_answer, "answer")
 
 
 def test_death_ends_every_call_under_way_and_tells_why(thread: EngineThread) -> None:
@@ -51,8 +52,7 @@ def test_death_ends_every_call_under_way_and_tells_why(thread: EngineThread) -> 
 
     with ThreadPoolExecutor() as pool:
         calls = [
-            pool.submit(thread.call, lambda event=event: never(event), DEADLINE_S, "call")
-            for event in begun
+            pool.submit(thread.call, lambda event=event: never(event), "call") for event in begun
         ]
         assert all(event.wait(DEADLINE_S) for event in begun)
         thread.die("out of memory")
