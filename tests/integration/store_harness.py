@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -19,6 +20,7 @@ from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.delivery import Ack
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
+from rolloutbus.trainer_adapter.client.connection import Connection
 from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
@@ -41,7 +43,8 @@ class StoreHarness:
         self._leased = asyncio.Event()
         self._endings: dict[str, asyncio.Future[Entry]] = {}
         self._n_sent = 0
-        self.connection = UpdateRouter(self.ref)
+        self.updates = UpdateRouter(self.ref)
+        self.connection = cast("Connection", self.updates)
 
     dialer = None
 

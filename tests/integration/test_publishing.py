@@ -76,13 +76,13 @@ async def test_tensors_may_change_as_soon_as_they_are_copied(tmp_path: Path, see
     model = weights(seed)
     as_published = digests_of(model)
     async with store_harness(tmp_path) as harness:
-        harness.connection.decides.clear()
+        harness.updates.decides.clear()
         handle = WeightPublisher(harness).start(model, deadline_s=DEADLINE_S)
         await handle.copied()
         for each in model.values():
             each.zero_()
         assert not handle.is_done
-        harness.connection.decides.set()
+        harness.updates.decides.set()
         published = await handle
         assert await digests_kept(harness, published.version) == as_published
 
@@ -128,7 +128,7 @@ async def test_an_iterators_tensors_are_published_as_they_were_given(
         )
         assert not model.is_merged
         assert await digests_kept(harness, published.version) == digests_of(model.merged())
-        [offer] = harness.connection.published[-1].offers
+        [offer] = harness.updates.published[-1].offers
         async with BulkLink(harness.bulk) as link:
             manifest = await link.ask("pull_manifest", PullManifest("default", 1))
     assert isinstance(manifest, Manifest)
@@ -190,7 +190,7 @@ async def test_a_version_of_unknown_outcome_is_settled_for_good(tmp_path: Path, 
         with pytest.raises(Refused):
             await publisher.outcome()
         await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
-        harness.connection.decides.clear()
+        harness.updates.decides.clear()
         handle = publisher.start(weights(seed), deadline_s=DEADLINE_S)
         await phase_comes(handle, "preparing")
         assert await handle.cancel()
@@ -228,15 +228,15 @@ async def test_cancelling_who_waits_leaves_the_version_on_its_way(
     tmp_path: Path, seed: int
 ) -> None:
     async with store_harness(tmp_path) as harness:
-        harness.connection.decides.clear()
+        harness.updates.decides.clear()
         handle = WeightPublisher(harness).start(weights(seed), deadline_s=DEADLINE_S)
         waiter = asyncio.create_task(result_of(handle))
         await phase_comes(handle, "preparing")
         waiter.cancel()
         await asyncio.wait((waiter,))
-        harness.connection.decides.set()
+        harness.updates.decides.set()
         assert (await handle).version == 1
-        assert harness.connection.committed == [1]
+        assert harness.updates.committed == [1]
 
 
 async def test_cancel_while_tensors_are_copied_publishes_nothing(tmp_path: Path, seed: int) -> None:
@@ -252,7 +252,7 @@ async def test_cancel_while_tensors_are_copied_publishes_nothing(tmp_path: Path,
         with pytest.raises(RequestCancelled):
             await handle.copied()
         await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
-        assert len(harness.connection.published) == 1
+        assert len(harness.updates.published) == 1
 
 
 async def test_cancel_before_its_turn_publishes_nothing(tmp_path: Path, seed: int) -> None:
@@ -271,14 +271,14 @@ async def test_cancel_before_the_commit_is_recorded_ends_the_update(
     tmp_path: Path, seed: int
 ) -> None:
     async with store_harness(tmp_path) as harness:
-        harness.connection.decides.clear()
+        harness.updates.decides.clear()
         publisher = WeightPublisher(harness)
         handle = publisher.start(weights(seed), deadline_s=DEADLINE_S)
         await phase_comes(handle, "preparing")
         assert await handle.cancel()
-        harness.connection.decides.set()
+        harness.updates.decides.set()
         assert (await publisher.publish(weights(seed), deadline_s=DEADLINE_S)).version == 2
-        assert harness.connection.committed == [2]
+        assert harness.updates.committed == [2]
 
 
 async def test_cancel_after_the_commit_says_that_it_is_too_late(tmp_path: Path, seed: int) -> None:
@@ -291,16 +291,16 @@ async def test_cancel_after_the_commit_says_that_it_is_too_late(tmp_path: Path, 
 
 async def test_a_cancelled_publish_cancels_its_update(tmp_path: Path, seed: int) -> None:
     async with store_harness(tmp_path) as harness:
-        harness.connection.decides.clear()
+        harness.updates.decides.clear()
         publisher = WeightPublisher(harness)
         publishing = asyncio.create_task(publisher.publish(weights(seed), deadline_s=DEADLINE_S))
         async with asyncio.timeout(DEADLINE_S):
-            await harness.connection.asked.wait()
+            await harness.updates.asked.wait()
         publishing.cancel()
         await asyncio.wait((publishing,))
-        harness.connection.decides.set()
+        harness.updates.decides.set()
         await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
-        assert harness.connection.committed == [2]
+        assert harness.updates.committed == [2]
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
@@ -313,7 +313,7 @@ async def test_a_diverged_model_is_refused_before_anybody_gets_it(
         with pytest.raises(Refused) as caught:
             await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)
         assert caught.value.field == "tensors.w2"
-        assert harness.connection.published == []
+        assert harness.updates.published == []
         anyway = WeightPublisher(harness, check="off")
         assert (await anyway.publish(model, deadline_s=DEADLINE_S)).version == 2
 
@@ -376,7 +376,7 @@ async def test_what_is_asked_for_reaches_the_router(tmp_path: Path, seed: int) -
             floor=3,
             deadline_s=DEADLINE_S,
         )
-    [body] = harness.connection.published
+    [body] = harness.updates.published
     assert (body.in_flight, body.require, body.transport) == ("retract", "at-least:2", "tcp")
     assert (body.mode, body.floor) == ("overwrite", 3)
 
@@ -433,7 +433,7 @@ async def test_an_offer_is_served_while_the_router_publishes_and_closed_after_it
         await publisher.publish(weights(seed), transport="collective", deadline_s=DEADLINE_S)
         publisher.forget()
     assert window.steps == ["prepared", "serving", "stopped", "closed", "forgotten"]
-    assert harness.connection.published[1].offers == [
+    assert harness.updates.published[1].offers == [
         Offer("collective", at="127.0.0.1:1", router="test")
     ]
 
@@ -443,7 +443,7 @@ async def test_an_offer_is_called_off_when_the_workers_are_told_a_second_time(
 ) -> None:
     window = Window()
     async with store_harness(tmp_path) as harness:
-        desk = harness.connection
+        desk = harness.updates
         desk.decides.clear()
         publisher = WeightPublisher(harness)
         publisher.offer("collective", window)
@@ -466,7 +466,7 @@ async def test_zeros_are_compared_with_the_last_version_that_was_committed(
     model = weights(seed)
     zeros = {**model, "w0": torch.zeros(64, 32)}
     async with store_harness(tmp_path) as harness:
-        desk = harness.connection
+        desk = harness.updates
         publisher = WeightPublisher(harness)
 
         async def publish_in_vain(tensors: Weights, *, allow_zeros: bool = False) -> None:

@@ -25,7 +25,7 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import (
     named_tensors,
     renamed,
 )
-from rolloutbus.trainer_adapter.publisher.transfer import PublishedLora, PublishOptions, TransferLog
+from rolloutbus.trainer_adapter.publisher.transfer import PublishedLora, UpdateOptions
 
 CONFIG = "adapter_config.json"
 """PEFT's description of an adapter: in the store, a tensor of bytes."""
@@ -45,7 +45,7 @@ class LoraConfig:
 
 
 async def publish_adapter(
-    policy: Policy, name: str, tensors: Tensors, config: LoraConfig, options: PublishOptions
+    policy: Policy, name: str, tensors: Tensors, config: LoraConfig, options: UpdateOptions
 ) -> PublishedLora:
     """See `WeightPublisher.publish_lora`.
 
@@ -60,7 +60,7 @@ async def publish_adapter(
     whole = config_of(factors, config.alpha, use_rslora=config.use_rslora)
     described = torch.frombuffer(bytearray(json.dumps(whole).encode()), dtype=torch.uint8)
     stored = replace(policy, name=f"{policy.name}.{name}", dtype=None, offerings={})
-    publication = Publication(stored, options, TransferLog())
+    publication = Publication(stored, options)
     async with publication:
         await publication.write(HeldTensors({**factors, CONFIG: described}))
         published = await _load(policy, name, publication)

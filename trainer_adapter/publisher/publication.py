@@ -29,7 +29,6 @@ from rolloutbus.bus.wire.errors import (
 from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.bus.wire.messages.weights import (
     Offer,
     PublishVersion,
@@ -44,10 +43,9 @@ from rolloutbus.bus.wire.messages.weights import (
     VersionRestored,
 )
 from rolloutbus.bus.wire.messages.weights import VersionPublished as PublishedByRouter
+from rolloutbus.trainer_adapter.client.connection import Connection
 from rolloutbus.trainer_adapter.client.control import FleetRef
-from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.endings import UPDATE_UNKNOWN
-from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.publisher.offering import Offering, gpus_of, is_shared
@@ -56,12 +54,7 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import (
     StreamedTensors,
     TensorSource,
 )
-from rolloutbus.trainer_adapter.publisher.transfer import (
-    UPDATE_DEADLINE_S,
-    PublishOptions,
-    TransferLog,
-    publish_command,
-)
+from rolloutbus.trainer_adapter.publisher.transfer import TransferLog, UpdateOptions
 from rolloutbus.trainer_adapter.publisher.weight_writer import (
     CopyWatch,
     Soundness,
@@ -86,57 +79,11 @@ UpdateOutcome = Literal["committed", "not_committed"]
 """What became of a version, for good."""
 
 
-class Courier(Protocol):
-    """Carries the router's command; a client's connection is one."""
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """Live workers, as the router last told."""
-        ...
-
-    @property
-    def upstream(self) -> Upstream:
-        """The router that it is connected to, and the store."""
-        ...
-
-    @property
-    def fleet(self) -> str:
-        """Identity of the fleet that answers; empty before it is known."""
-        ...
-
-    def submit(
-        self,
-        ask: Ask,
-        deadline_s: float,
-        listener: Callable[[UpdateProgress], None] | None = None,
-    ) -> tuple[str, asyncio.Future[Result]]:
-        """Open a request: its rid, and the future of its result."""
-        ...
-
-    def require_known_fleet(self) -> None:
-        """Raise OtherFleet if version numbers do not mean what the caller thinks."""
-        ...
-
-    def require_fleet(self, fleet: str) -> None:
-        """Raise OtherFleet if another fleet answers than this one."""
-        ...
-
-    def abort(self, rids: Sequence[str]) -> int:
-        """Stop requests; each still ends by itself."""
-        ...
-
-    def forget(self, rid: str) -> None:
-        """Nobody waits for it any more."""
-        ...
-
-    def require_home(self) -> None:
-        """Raise WrongEventLoop on another loop than that which opened it."""
-        ...
-
-
 @runtime_checkable
 class Publishing(Protocol):
     """What a publisher needs of a client."""
+
+    connection: Connection
 
     @property
     def bulk(self) -> str:
@@ -146,11 +93,6 @@ class Publishing(Protocol):
     @property
     def dialer(self) -> Dialer | None:
         """The keys it connects with, if any."""
-        ...
-
-    @property
-    def connection(self) -> Courier:
-        """By which the router is told to publish."""
         ...
 
     def ref(self, address: str) -> FleetRef:
@@ -185,20 +127,17 @@ class Policy:
 class Publication:
     """One version; every step once, in order. An async context manager."""
 
-    def __init__(self, policy: Policy, options: PublishOptions, log: TransferLog) -> None:
+    def __init__(self, policy: Policy, options: UpdateOptions) -> None:
         """The deadline runs from now on.
 
         Raises:
-            Refused: an option is no valid value.
             WrongEventLoop: the client belongs to another loop.
         """
         policy.client.connection.require_home()
         self._policy = policy
         self._options = options
-        self._log = log
-        self._deadline_at = time.monotonic() + options.get("deadline_s", UPDATE_DEADLINE_S)
-        self._command = publish_command(policy.name, 0, options)
-        self._allow_zeros = options.get("allow_zeros", False)
+        self._deadline_at = time.monotonic() + options.deadline_s
+        self.log = TransferLog()
         self._rid = ""
         self._update = ""
         """The router's name for its try."""
@@ -219,7 +158,7 @@ class Publication:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._log.copied.set()
+        self.log.copied.set()
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._settle)
             for offering in self._offerings:
@@ -256,8 +195,8 @@ class Publication:
         body = RestoreVersion(policy=self._policy.name, version=version)
         self.version = (await self._take(VersionRestored, body)).version
         self._on_commit = self._policy.soundness.restored
-        self._log.enter("sealing", version=self.version)
-        self._log.copied.set()
+        self.log.enter("sealing", version=self.version)
+        self.log.copied.set()
 
     async def publish(self) -> PublishedByRouter:
         """Let the router bring the sealed version to the workers.
@@ -268,7 +207,17 @@ class Publication:
         self.require_own_fleet()
         router = self._policy.client.connection.upstream.router
         bare = [_bare(each, router) for each in self._offers]
-        command = msgspec.structs.replace(self._command, version=self.version, offers=bare)
+        options = self._options
+        command = PublishVersion(
+            policy=self._policy.name,
+            version=self.version,
+            in_flight=options.in_flight,
+            require=options.require,
+            transport=options.transport,
+            mode=options.mode,
+            floor=options.floor,
+            offers=bare,
+        )
         serving = [asyncio.create_task(each.serve()) for each in self._offerings]
         try:
             result = await self._ask_router(command)
@@ -284,7 +233,7 @@ class Publication:
                 task.cancel()
             await asyncio.gather(*serving, return_exceptions=True)
         self.keep()
-        self._log.enter("committed")
+        self.log.enter("committed")
         return result
 
     def keep(self) -> None:
@@ -377,36 +326,35 @@ class Publication:
 
     def _where(self) -> str:
         """How far the writing has come."""
-        latest = self._log.latest
+        latest = self.log.latest
         copied = f"{latest.copied_bytes} of {latest.size_bytes} bytes were copied"
         return f"{copied}, phase {latest.phase}"
 
     async def _write(self, source: TensorSource) -> None:
         policy = self._policy
         if isinstance(source, StreamedTensors) and not source.has_layout:
-            self._log.enter("copying")
+            self.log.enter("copying")
             watch = CopyWatch(_ignore_copied)
             work = partial(source.held_copies, policy.dtype, watch.require_wanted)
             source = await in_thread(work, watch.stop)
         layout = _layout(source, policy.dtype)
-        self._log.enter("copying", size_bytes=total_bytes(layout))
+        self.log.enter("copying", size_bytes=total_bytes(layout))
         body = ReserveVersion(policy=policy.name, tensors=layout)
         reserved = await self._take(Reserved, body)
-        self._log.enter("copying", version=reserved.version)
-        watch = CopyWatch(self._log.copied_so_far)
+        self.log.enter("copying", version=reserved.version)
+        watch = CopyWatch(self.log.copied_so_far)
         written = await policy.writer.copy(reserved, layout, source, watch)
         try:
-            policy.soundness.require(layout, written.judgements, allow_zeros=self._allow_zeros)
+            allow_zeros = self._options.allow_zeros
+            policy.soundness.require(layout, written.judgements, allow_zeros=allow_zeros)
             await self._prepare_offers(layout, source.held or tensors_in(written.content, layout))
-            self._log.enter("sealing")
-            self._log.copied.set()
+            self.log.enter("sealing")
+            self.log.copied.set()
             if not written.is_in_store:
                 bulk = BulkLink(await self.bulk(), policy.client.dialer)
                 await policy.writer.push(written.content, reserved, policy.name, bulk)
             digests = [judged.digest for judged in written.judgements]
-            seal = SealVersion(
-                policy.name, reserved.version, digests, self._offers, self._allow_zeros
-            )
+            seal = SealVersion(policy.name, reserved.version, digests, self._offers, allow_zeros)
             await self._ask_store(Done, seal)
             self._on_commit = partial(policy.soundness.committed, layout, written.judgements)
         finally:
@@ -423,7 +371,7 @@ class Publication:
 
     def _wanted(self, held: Sequence[torch.Tensor]) -> list[Offering]:
         """A GPU's memory is offered by itself if a worker is there, a group to who asks for one."""
-        policy, wanted = self._policy, self._command.transport
+        policy, wanted = self._policy, self._options.transport
         if wanted == "auto":
             members = policy.client.connection.members
             wanted = "cuda_ipc" if is_shared(gpus_of(held), members, policy.name) else ""
@@ -447,7 +395,7 @@ class Publication:
             for each in self._offerings:
                 each.call_off()
         self._update = progress.update
-        self._log.routed(progress)
+        self.log.routed(progress)
 
     async def _ask_store(self, expected: type[ResultT], body: msgspec.Struct) -> ResultT:
         store = self._policy.client.ref(STORE)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, Unpack
 
 import torch
 
@@ -16,12 +16,10 @@ from rolloutbus.bus.wire.errors import (
     DeadlineExceeded,
     LocalProtocolError,
     Refused,
-    RequestCancelled,
     SettingsError,
     cannot_be_pickled,
 )
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.weights import InFlight, TransportChoice, UpdateMode
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
 from rolloutbus.trainer_adapter.publisher.lora import LoraConfig, publish_adapter
@@ -49,8 +47,8 @@ from rolloutbus.trainer_adapter.publisher.transfer import (
     Published,
     PublishedLora,
     PublishOptions,
-    Requirement,
-    TransferLog,
+    RestoreOptions,
+    UpdateOptions,
     WeightTransferHandle,
     published_of,
 )
@@ -111,7 +109,7 @@ class PublisherUpdate:
         return self.version
 
 
-@strict(refused=give_up_sources)
+@strict(options=UpdateOptions, refused=give_up_sources)
 class WeightPublisher:
     """Publishes versions of one policy. Updates of one policy go one after another."""
 
@@ -175,13 +173,7 @@ class WeightPublisher:
         tensors: Publishable,
         *,
         layout: Layout | None = None,
-        in_flight: InFlight = "keep",
-        require: Requirement = "any",
-        transport: TransportChoice = "auto",
-        mode: UpdateMode = "staged",
-        floor: int = 0,
-        allow_zeros: bool = False,
-        deadline_s: float = UPDATE_DEADLINE_S,
+        **options: Unpack[PublishOptions],
     ) -> Published:
         """Bring these weights to every worker of the policy, as one transaction.
 
@@ -195,16 +187,18 @@ class WeightPublisher:
                 is asked for, all names are sent, and it is closed at the end in any case.
             layout: (name, dtype, shape) of every tensor that the iterator will give, in its order.
                 Without it the iterator's tensors are collected in host memory first.
-            in_flight: what becomes of running requests: `finish_old`, `keep` (keep the KV
+            **options: how it reaches the workers:
+                in_flight: what becomes of running requests: `finish_old`, `keep` (keep the KV
                 cache), `retract` (keep tokens, recompute the KV cache) or `abort`.
-            require: how many workers must have it staged: `all`, `quorum`, `any` or `at-least:N`.
-            transport: how the bytes reach the workers: `auto` (each by its locality), `shm`,
+                require: how many workers must have it staged: `all`, `quorum`, `any` or
+                `at-least:N`.
+                transport: how the bytes reach the workers: `auto` (each by its locality), `shm`,
                 `tcp`, `delta`, `disk`, `cuda_ipc` or `collective`.
-            mode: `staged`: held beside the old weights first; `overwrite`: written over them.
-            floor: workers that go on serving while others swap; 0: all swap at once.
-            allow_zeros: a tensor may be all zero where the last version, or the active one of a
-                worker, was not: training begins again, or a layer was reset.
-            deadline_s: for everything, seconds from now.
+                mode: `staged`: held beside the old weights first; `overwrite`: written over them.
+                floor: workers that go on serving while others swap; 0: all swap at once.
+                allow_zeros: a tensor may be all zero where the last version, or the active one of
+                a worker, was not: training begins again, or a layer was reset.
+                deadline_s: for everything, seconds from now.
 
         Raises:
             Refused: an option or a tensor is wrong; `.field` names it. Nothing was published.
@@ -215,31 +209,14 @@ class WeightPublisher:
             DeadlineExceeded: no router answered; outcome `not_started`: nothing was published.
         Spec: docs/protocol.md, "Weights".
         """
-        handle = self.start(
-            tensors,
-            layout=layout,
-            in_flight=in_flight,
-            require=require,
-            transport=transport,
-            mode=mode,
-            floor=floor,
-            allow_zeros=allow_zeros,
-            deadline_s=deadline_s,
-        )
-        return await _attended(handle)
+        return await _attended(self.start(tensors, layout=layout, **options))
 
     def start(
         self,
         tensors: Publishable,
         *,
         layout: Layout | None = None,
-        in_flight: InFlight = "keep",
-        require: Requirement = "any",
-        transport: TransportChoice = "auto",
-        mode: UpdateMode = "staged",
-        floor: int = 0,
-        allow_zeros: bool = False,
-        deadline_s: float = UPDATE_DEADLINE_S,
+        **options: Unpack[PublishOptions],
     ) -> WeightTransferHandle:
         """The same in the background: `await handle.copied()`, then train on; `await handle`.
 
@@ -248,19 +225,9 @@ class WeightPublisher:
         Raises:
             Refused, SettingsError: an option or a tensor is wrong.
         """
-        options = PublishOptions(
-            in_flight=in_flight,
-            require=require,
-            transport=transport,
-            mode=mode,
-            floor=floor,
-            allow_zeros=allow_zeros,
-            deadline_s=deadline_s,
-        )
         source = source_of(tensors, self._rename, layout)
-        log = TransferLog()
         try:
-            publication = Publication(self._policy, options, log)
+            publication = Publication(self._policy, UpdateOptions(**options))
         except BusError:
             source.give_up()
             raise
@@ -271,7 +238,7 @@ class WeightPublisher:
             finally:
                 await asyncio.to_thread(source.give_up)
 
-        return _handle(publication, log, run)
+        return WeightTransferHandle(publication.log, run, publication.stop)
 
     async def publish_lora(
         self,
@@ -306,20 +273,10 @@ class WeightPublisher:
         async with self._turn:
             policy = replace(self._policy, soundness=soundness)
             config = LoraConfig(alpha, use_rslora=use_rslora)
-            options = PublishOptions(allow_zeros=allow_zeros, deadline_s=deadline_s)
+            options = UpdateOptions(allow_zeros=allow_zeros, deadline_s=deadline_s)
             return await publish_adapter(policy, name, tensors, config, options)
 
-    async def restore(
-        self,
-        version: int,
-        *,
-        in_flight: InFlight = "keep",
-        require: Requirement = "any",
-        transport: TransportChoice = "auto",
-        mode: UpdateMode = "staged",
-        floor: int = 0,
-        deadline_s: float = UPDATE_DEADLINE_S,
-    ) -> Published:
+    async def restore(self, version: int, **options: Unpack[RestoreOptions]) -> Published:
         """Go back: publish a new version with the content of an old one that the store keeps.
 
         One that was committed once is trusted: tensors of zeros in it are no error. The other
@@ -328,18 +285,9 @@ class WeightPublisher:
         Raises:
             As `publish`. Code `version_unavailable`: the store does not keep it any more.
         """
-        options = PublishOptions(
-            in_flight=in_flight,
-            require=require,
-            transport=transport,
-            mode=mode,
-            floor=floor,
-            deadline_s=deadline_s,
-        )
-        log = TransferLog()
-        publication = Publication(self._policy, options, log)
+        publication = Publication(self._policy, UpdateOptions(**options))
         run = partial(self._run, publication, partial(publication.restore, version))
-        return await _attended(_handle(publication, log, run))
+        return await _attended(WeightTransferHandle(publication.log, run, publication.stop))
 
     async def outcome(self, version: int = 0, *, deadline_s: float = 30.0) -> UpdateOutcome:
         """What became of a version whose publication ended with `OutcomeUnknown`, for good.
@@ -368,31 +316,12 @@ class WeightPublisher:
             raise DeadlineExceeded(f"nobody knows it after {deadline_s:g} s") from error
 
     @asynccontextmanager
-    async def begin(
-        self,
-        *,
-        in_flight: InFlight = "keep",
-        require: Requirement = "any",
-        transport: TransportChoice = "auto",
-        mode: UpdateMode = "staged",
-        floor: int = 0,
-        allow_zeros: bool = False,
-        deadline_s: float = UPDATE_DEADLINE_S,
-    ) -> AsyncGenerator[PublisherUpdate]:
+    async def begin(self, **options: Unpack[PublishOptions]) -> AsyncGenerator[PublisherUpdate]:
         """An update in two steps: `await update.put_all(tensors)` inside, published at the end.
 
         Leaving the block by an error publishes nothing. Arguments as of `publish`.
         """
-        options = PublishOptions(
-            in_flight=in_flight,
-            require=require,
-            transport=transport,
-            mode=mode,
-            floor=floor,
-            allow_zeros=allow_zeros,
-            deadline_s=deadline_s,
-        )
-        publication = Publication(self._policy, options, TransferLog())
+        publication = Publication(self._policy, UpdateOptions(**options))
         update = PublisherUpdate(publication, self._rename)
         async with self._turn, publication:
             yield update
@@ -411,38 +340,6 @@ class WeightPublisher:
             wrote = time.monotonic()
             result = await publication.publish()
             return published_of(result, wrote - began, time.monotonic() - wrote)
-
-
-def _handle(
-    publication: Publication, log: TransferLog, run: Callable[[], Awaitable[Published]]
-) -> WeightTransferHandle:
-    """Let it run in the background."""
-    has_begun = was_stopped = False
-
-    async def guarded() -> Published:
-        nonlocal has_begun
-        has_begun = True
-        if was_stopped:
-            task.cancel()
-        try:
-            return await run()
-        except asyncio.CancelledError:
-            if was_stopped:
-                raise _cancelled() from None
-            raise
-        finally:
-            if log.latest.phase != "committed":
-                log.enter("aborted")
-
-    def stop() -> None:
-        nonlocal was_stopped
-        if not publication.stop():
-            was_stopped = True
-            if has_begun:  # else it would end without a word to other ranks
-                task.cancel()
-
-    task = asyncio.create_task(guarded())
-    return WeightTransferHandle(log, task, stop)
 
 
 async def _attended(handle: WeightTransferHandle) -> Published:
@@ -469,8 +366,3 @@ def source_of(
     if layout is not None or not are_held(tensors):
         return StreamedTensors(tensors, rename, layout)
     return HeldTensors(tensors, rename)
-
-
-def _cancelled() -> RequestCancelled:
-    message = "cancelled before the router had it; nothing was published"
-    return RequestCancelled(Problem("cancelled", message, "not_started"))

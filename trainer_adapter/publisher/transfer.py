@@ -1,18 +1,17 @@
-"""A version that is published in the background: how far it has come, and its result."""
+"""A publication as its caller sees it: options, progress, result."""
 
 import asyncio
 import math
 import re
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NoReturn, TypedDict
 
 from rolloutbus.bus.strict_calls import Spelled, strict
 from rolloutbus.bus.wire.errors import BusError, Refused, RequestCancelled, cannot_be_pickled
-from rolloutbus.bus.wire.messages.endings import bad_request
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.weights import (
     InFlight,
-    PublishVersion,
     TransportChoice,
     UpdateMode,
     UpdateProgress,
@@ -20,14 +19,16 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.bus.wire.messages.weights import VersionPublished as PublishedByRouter
 
 UPDATE_DEADLINE_S = 120.0
-_RULE = re.compile(r"all|quorum|any|at-least:[1-9][0-9]{0,8}")
-
-
-Requirement = Annotated[str, Spelled(_RULE, "all, quorum, any or at-least:N")]
+Requirement = Annotated[
+    str,
+    Spelled(
+        re.compile(r"all|quorum|any|at-least:[1-9][0-9]{0,8}"), "all, quorum, any or at-least:N"
+    ),
+]
 
 
 class RestoreOptions(TypedDict, total=False):
-    """All keyword parameters of `WeightPublisher.restore`, to hand them on as one."""
+    """The options of `WeightPublisher.restore`."""
 
     in_flight: InFlight
     require: Requirement
@@ -38,9 +39,34 @@ class RestoreOptions(TypedDict, total=False):
 
 
 class PublishOptions(RestoreOptions, total=False):
-    """Those of `WeightPublisher.publish`."""
+    """The options of `WeightPublisher.publish`, which explains them."""
 
     allow_zeros: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateOptions:
+    """The same with their defaults, checked.
+
+    Raises:
+        Refused: `floor` or `deadline_s` is no valid value; `.field` names it.
+    """
+
+    in_flight: InFlight = "keep"
+    require: Requirement = "any"
+    transport: TransportChoice = "auto"
+    mode: UpdateMode = "staged"
+    floor: int = 0
+    allow_zeros: bool = False
+    deadline_s: float = UPDATE_DEADLINE_S
+
+    def __post_init__(self) -> None:
+        if self.floor < 0:
+            message = f"a number of workers is not below 0: {self.floor}"
+            raise Refused(bad_request("floor", message))
+        if not 0 < self.deadline_s < math.inf:
+            message = f"a deadline is a number of seconds above 0, not {self.deadline_s}"
+            raise Refused(bad_request("deadline_s", message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +101,6 @@ class PublishedLora:
     """Those that have it."""
     problems: dict[str, BusError] = field(default_factory=dict[str, BusError])
     """Worker -> why it has not."""
-
-
-def publish_command(policy: str, version: int, options: PublishOptions) -> PublishVersion:
-    """The router's command.
-
-    Raises:
-        Refused: `require`, `floor` or `deadline_s` is no valid value; `.field` names it.
-    """
-    require, floor = options.get("require", "any"), options.get("floor", 0)
-    deadline_s = options.get("deadline_s", UPDATE_DEADLINE_S)
-    if _RULE.fullmatch(require) is None:
-        message = f"{require!r} is not one of all, quorum, any, at-least:N"
-        raise Refused(bad_request("require", message))
-    if floor < 0:
-        raise Refused(bad_request("floor", f"a number of workers is not below 0: {floor}"))
-    if not 0 < deadline_s < math.inf:
-        message = f"a deadline is a number of seconds above 0, not {deadline_s}"
-        raise Refused(bad_request("deadline_s", message))
-    return PublishVersion(
-        policy=policy,
-        version=version,
-        in_flight=options.get("in_flight", "keep"),
-        require=require,
-        transport=options.get("transport", "auto"),
-        mode=options.get("mode", "staged"),
-        floor=floor,
-    )
 
 
 def published_of(result: PublishedByRouter, write_s: float, update_s: float) -> Published:
@@ -156,6 +155,7 @@ class TransferLog:
         self.latest = TransferProgress()
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
+        self._has_ended = False
         self.copied = asyncio.Event()
         """Set once the tensors may change, or nothing will be read of them any more."""
 
@@ -187,21 +187,22 @@ class TransferLog:
             )
         )
 
-    async def changes(self, is_over: Callable[[], bool]) -> AsyncGenerator[TransferProgress]:
+    async def changes(self) -> AsyncGenerator[TransferProgress]:
         """The progress now and after each change; a slow reader misses some, never the last."""
-        told: TransferProgress | None = None
+        reported: TransferProgress | None = None
         while True:
             latest, changed = self.latest, self._changed
-            if latest is not told:
-                told = latest
+            if latest is not reported:
+                reported = latest
                 yield latest
-            elif is_over():
+            elif self._has_ended:
                 return
             else:
                 await changed.wait()
 
     def end(self) -> None:
         """Nothing will change any more."""
+        self._has_ended = True
         self.copied.set()
         self._changed.set()
 
@@ -212,7 +213,7 @@ class TransferLog:
 
     def _put(self, progress: TransferProgress) -> None:
         if progress == self.latest:
-            return  # a router tells it again to whoever asks again
+            return  # a router reports again to a client that asks again
         self.latest = progress
         self._changed.set()
         self._changed = asyncio.Event()
@@ -227,13 +228,23 @@ class WeightTransferHandle:
     """
 
     def __init__(
-        self, log: TransferLog, task: "asyncio.Task[Published]", stop: Callable[[], None]
+        self,
+        log: TransferLog,
+        run: Callable[[], Awaitable[Published]],
+        stop_at_router: Callable[[], bool],
     ) -> None:
-        """Only a `WeightPublisher` makes one."""
+        """Only a `WeightPublisher` makes one.
+
+        Args:
+            log: the progress of `run`.
+            run: the whole publication.
+            stop_at_router: ends it there; returns False while the router does not have it.
+        """
         self._log = log
-        self._task = task
-        self._stop = stop
-        task.add_done_callback(lambda _: log.end())
+        self._stop_at_router = stop_at_router
+        self._has_begun = self._was_stopped = False
+        self._task = asyncio.create_task(self._carry_out(run))
+        self._task.add_done_callback(lambda _: log.end())
 
     def __reduce__(self) -> NoReturn:
         raise cannot_be_pickled(self, "what it comes to: the Published of `await handle`")
@@ -268,7 +279,7 @@ class WeightTransferHandle:
 
     def changes(self) -> AsyncGenerator[TransferProgress]:
         """The progress now and after each change, until its end; a slow reader misses some."""
-        return self._log.changes(self._task.done)
+        return self._log.changes()
 
     async def cancel(self) -> bool:
         """End it, if that is still possible, and wait for its end.
@@ -288,12 +299,31 @@ class WeightTransferHandle:
 
     def stop(self) -> None:
         """`cancel` without waiting for what comes of it."""
-        if not self._task.done():
-            self._task.add_done_callback(_take_note)
-            self._stop()
+        if self._task.done():
+            return
+        self._task.add_done_callback(_retrieve_error)
+        if not self._stop_at_router():
+            self._was_stopped = True
+            if self._has_begun:  # else it would end without a word to other ranks
+                self._task.cancel()
+
+    async def _carry_out(self, run: Callable[[], Awaitable[Published]]) -> Published:
+        self._has_begun = True
+        if self._was_stopped:
+            self._task.cancel()
+        try:
+            return await run()
+        except asyncio.CancelledError:
+            if not self._was_stopped:
+                raise
+            message = "cancelled before the router had it; nothing was published"
+            raise RequestCancelled(Problem("cancelled", message, "not_started")) from None
+        finally:
+            if self._log.latest.phase != "committed":
+                self._log.enter("aborted")
 
 
-def _take_note(task: "asyncio.Task[Published]") -> None:
-    """Whoever wanted it stopped may not be there any more to hear how it ended."""
+def _retrieve_error(task: "asyncio.Task[Published]") -> None:
+    """The caller that stopped it may not wait for its end: asyncio would log the error."""
     if not task.cancelled():
         task.exception()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import cast
 
 import pytest
 
@@ -14,13 +15,14 @@ from rolloutbus.bus.wire.messages.weights import (
     UpdateProgress,
     VersionRestored,
 )
+from rolloutbus.trainer_adapter.client.connection import Connection
 from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
 from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
-from rolloutbus.trainer_adapter.publisher.transfer import PublishOptions, TransferLog
+from rolloutbus.trainer_adapter.publisher.transfer import UpdateOptions
 from rolloutbus.trainer_adapter.publisher.weight_writer import Soundness, WeightWriter
 from tests.unit.trainer_adapter.bench import Bench
 
@@ -38,10 +40,7 @@ class Trainer:
         self.asked: list[str] = []
         self.updates: asyncio.Queue[asyncio.Future[Result]] = asyncio.Queue()
         """Of each publish_version; the test ends it."""
-
-    @property
-    def connection(self) -> "Trainer":
-        return self
+        self.connection = cast("Connection", self)
 
     @property
     def fleet(self) -> str:
@@ -99,7 +98,7 @@ def trainer(bench: Bench) -> Trainer:
 
 def _publication(trainer: Trainer) -> Publication:
     policy = Policy(trainer, "default", None, WeightWriter(), Soundness())
-    return Publication(policy, PublishOptions(deadline_s=5.0), TransferLog())
+    return Publication(policy, UpdateOptions(deadline_s=5.0))
 
 
 def _moves(bench: Bench, fleet: str, epoch: int) -> None:
