@@ -25,7 +25,7 @@ def _print_version(wanted: bool) -> None:
 
 MODULES = {
     "up": "up",
-    "ls": "ls",
+    "ls": "status",
     "status": "status",
     "generate": "generate",
     "pause": "control",

@@ -19,16 +19,18 @@ from rolloutbus.cli.journal_gaps import gaps_told, refuse_gaps, tell_gaps
 from rolloutbus.cli.terminal import connected
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.regenerating.asked import Answered, AnsweredRequests
-from rolloutbus.replay.regenerating.asking_again import to_sample, to_score
-from rolloutbus.replay.regenerating.differences import (
+from rolloutbus.replay.regenerating import (
     Again,
+    Answered,
+    AnsweredRequests,
     Difference,
     difference,
     is_repeatable,
     summary,
+    to_sample,
+    to_score,
 )
-from rolloutbus.replay.rollouts.trajectories import ints
+from rolloutbus.replay.trajectories import ints
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import Rollout

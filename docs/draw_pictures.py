@@ -19,11 +19,10 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.terminal_theme import SVG_EXPORT_THEME
 
+from rolloutbus.cli.commands.top import OLD_BEAT_MS, framed, view_of
 from rolloutbus.cli.top import TopFrame
-from rolloutbus.cli.top_view import OLD_BEAT_MS, framed, view_of
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.timeline.clip import clipped
-from rolloutbus.replay.timeline.lanes import Timeline
+from rolloutbus.replay.timeline.lanes import Timeline, clipped
 from rolloutbus.replay.timeline.picture import draw
 from rolloutbus.replay.timeline.timeline import timeline_of
 

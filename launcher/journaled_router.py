@@ -10,7 +10,7 @@ import msgspec
 
 from rolloutbus.bus.actor.process import ActorExit, run_actor, warn
 from rolloutbus.launcher.version import installed_version
-from rolloutbus.replay.turns.writer import TurnWriter
+from rolloutbus.replay.turn_writer import TurnWriter
 from rolloutbus.router.actor import serve
 from rolloutbus.router.settings import RouterSettings
 

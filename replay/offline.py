@@ -16,8 +16,8 @@ from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.rollouts.trajectories import Ints, Trajectories, Trajectory
-from rolloutbus.replay.rollouts.trajectory_files import JSONL, PARQUET, read
+from rolloutbus.replay.trajectories import Ints, Trajectories, Trajectory
+from rolloutbus.replay.trajectory_files import JSONL, PARQUET, read
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 
 

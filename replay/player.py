@@ -20,9 +20,15 @@ from rolloutbus.bus.transport.zmq_topics import PatientPubPort
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.playing.player_core import THE_TAP, Message, PlayerCore, PlayStep, Programme
-from rolloutbus.replay.playing.stand_in import Effect
-from rolloutbus.replay.playing.survey import JournalSurvey
+from rolloutbus.replay.player_core import (
+    THE_TAP,
+    JournalSurvey,
+    Message,
+    PlayerCore,
+    PlayStep,
+    Programme,
+)
+from rolloutbus.replay.stand_in import Effect
 
 TICK_S = 1.0
 RETRY_S = 0.001

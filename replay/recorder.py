@@ -29,10 +29,10 @@ from rolloutbus.bus.wire.errors import (
     cannot_be_pickled,
 )
 from rolloutbus.bus.wire.messages.membership import Welcome
-from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.choice import Filter
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.writer import JournalWriter, now_ns
-from rolloutbus.replay.recording.choice import Filter
-from rolloutbus.replay.recording.recorder_core import Build, Heard, RecorderCore
+from rolloutbus.replay.recorder_core import Build, Heard, RecorderCore
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings

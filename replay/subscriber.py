@@ -35,12 +35,17 @@ from rolloutbus.bus.wire.errors import (
 )
 from rolloutbus.bus.wire.messages.generation import Repaired
 from rolloutbus.bus.wire.messages.membership import Members, Welcome
-from rolloutbus.replay.recording.choice import Choice, Filter
-from rolloutbus.replay.stream.core import SubscriberCore, SubscriberCounters
+from rolloutbus.replay.choice import Choice, Filter
+from rolloutbus.replay.stream.core import (
+    Answer,
+    AskRepair,
+    SubscriberCore,
+    SubscriberCounters,
+    Unrepaired,
+)
 from rolloutbus.replay.stream.dismissal import sent_away
+from rolloutbus.replay.stream.event_queue import SubscriberSettings
 from rolloutbus.replay.stream.events import StreamEvent
-from rolloutbus.replay.stream.repairs import Answer, AskRepair, Unrepaired
-from rolloutbus.replay.stream.settings import SubscriberSettings
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
 from rolloutbus.trainer_adapter.client.core.results import FleetResult

@@ -11,20 +11,23 @@ import typer
 from rolloutbus.bus.security.key_files import router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.cli.options import (
+    ANY_MORE,
+    MORE_HELP,
     AllowFile,
     DeadLetters,
     EngineOptions,
+    KeepText,
     KeyFile,
     ProfileDir,
     RouterJournal,
     SaveTargets,
     SessionsPerSlot,
+    TensorParallel,
     WeightsRoot,
     example,
     parse_save_targets,
 )
-from rolloutbus.cli.sglang_options import ANY_MORE, MORE_HELP, KeepText, TensorParallel
-from rolloutbus.cli.sglang_options import engine_options as told_options
+from rolloutbus.cli.options import engine_options as told_options
 from rolloutbus.cli.terminal import checked
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings

@@ -14,8 +14,8 @@ from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import checked
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.rollouts.trajectories import Trajectories, Trajectory
-from rolloutbus.replay.rollouts.trajectory_files import write
+from rolloutbus.replay.trajectories import Trajectories, Trajectory
+from rolloutbus.replay.trajectory_files import write
 from rolloutbus.trainer_adapter.client.text import TokenizerFile, load_tokenizer
 
 app = typer.Typer()

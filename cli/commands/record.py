@@ -12,9 +12,9 @@ import typer
 from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.cli.options import AsJson, YourKey, example
 from rolloutbus.cli.terminal import ExitStatus, Unreachable, checked, client_settings, fail, run
-from rolloutbus.replay.journal.settings import MIB, JournalSettings
+from rolloutbus.replay.choice import Filter, filter_in
+from rolloutbus.replay.journal.core import MIB, JournalSettings
 from rolloutbus.replay.recorder import Progress, Recorder
-from rolloutbus.replay.recording.choice import Filter, filter_in
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 PROGRESS_EVERY_S = 1.0

@@ -1,7 +1,8 @@
-"""`rolloutbus status`: what the router knows, as a table or as JSON."""
+"""`rolloutbus status | ls`: what the router knows, and which fleets run on this machine."""
 
 import asyncio
 import sys
+import time
 from typing import Annotated
 
 import msgspec
@@ -13,7 +14,8 @@ from rich.text import Text
 
 from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.cli.options import Address, AsJson, YourKey, example
-from rolloutbus.cli.terminal import ExitStatus, connected, fail, run
+from rolloutbus.cli.terminal import ExitStatus, checked, connected, fail, run
+from rolloutbus.launcher.discovery import RunningFleet, running_fleets
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """Any other state is red."""
@@ -141,3 +143,36 @@ def _router_line(found: FleetStatus) -> Text:
         f"{sum(found.sessions.values())} sessions",
     ]
     return Text(" | ".join(parts), "dim")
+
+
+@app.command(epilog=example("rolloutbus ls --json"))
+def ls(as_json: AsJson = False) -> None:
+    """List the fleets that you run on this machine, oldest first.
+
+    Other commands find a fleet by its name: `rolloutbus status --name NAME`.
+    """
+    fleets = checked(running_fleets)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(fleets).decode() + "\n")
+    elif fleets:
+        Console().print(_fleets(fleets))
+    else:
+        sys.stderr.write("no fleet of yours runs here\n")
+
+
+def _fleets(fleets: list[RunningFleet]) -> Table:
+    shown = Table(box=None, pad_edge=False)
+    for column in ("name", "address", "model", "engine", "workers", "since", "pid"):
+        shown.add_column(column, overflow="fold")
+    for each in fleets:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.since))
+        shown.add_row(
+            each.name,
+            each.address or "starting",
+            each.model or "-",
+            each.engine,
+            str(each.workers),
+            began,
+            str(each.pid),
+        )
+    return shown

@@ -15,12 +15,10 @@ from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import ExitStatus, checked, fail
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.timeline.clip import clipped
-from rolloutbus.replay.timeline.lanes import Timeline
-from rolloutbus.replay.timeline.page import page_of
+from rolloutbus.replay.timeline.browser import page_of, trace_of
+from rolloutbus.replay.timeline.lanes import Timeline, clipped
 from rolloutbus.replay.timeline.picture import draw
 from rolloutbus.replay.timeline.timeline import timeline_of
-from rolloutbus.replay.timeline.trace import trace_of
 
 app = typer.Typer()
 

@@ -14,8 +14,11 @@ from rolloutbus.bus.actor.supervisor import ProcessEvent
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.cli.options import (
+    ANY_MORE,
+    MORE_HELP,
     DeadLetters,
     EngineOptions,
+    KeepText,
     KeysDir,
     OwnAddress,
     ProfileDir,
@@ -23,18 +26,13 @@ from rolloutbus.cli.options import (
     RunDir,
     SaveTargets,
     SessionsPerSlot,
+    TensorParallel,
     WeightsDir,
     WithTap,
+    engine_options,
     example,
     not_empty,
     parse_save_targets,
-)
-from rolloutbus.cli.sglang_options import (
-    ANY_MORE,
-    MORE_HELP,
-    KeepText,
-    TensorParallel,
-    engine_options,
 )
 from rolloutbus.cli.terminal import ExitStatus, checked, connected, run
 from rolloutbus.launcher.fleet import Fleet, up

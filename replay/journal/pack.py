@@ -11,10 +11,17 @@ from collections.abc import Iterator
 import zstandard
 
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.replay.journal.format import MAX_PAYLOAD_BYTES, Content, Framer, JournalError
+from rolloutbus.replay.journal.format import (
+    MAX_PAYLOAD_BYTES,
+    Content,
+    Found,
+    Framer,
+    JournalError,
+    Wrong,
+    scan,
+)
 from rolloutbus.replay.journal.index import IndexBuilder
 from rolloutbus.replay.journal.records import End, Head, Packed, Record, Unknown, payload_of
-from rolloutbus.replay.journal.scan import Found, Wrong, scan
 
 RUN_BYTES = 1024 * 1024
 LEVEL = 3

@@ -17,10 +17,19 @@ from rolloutbus.replay.journal.files import (
     read_index,
     segments_in,
 )
-from rolloutbus.replay.journal.format import Content, Damage, Framer, JournalDamaged, JournalError
+from rolloutbus.replay.journal.format import (
+    Content,
+    Damage,
+    Found,
+    Framer,
+    JournalDamaged,
+    JournalError,
+    Wrong,
+    framer_of,
+    scan,
+)
 from rolloutbus.replay.journal.pack import unpacked
 from rolloutbus.replay.journal.records import End, LostRecord, Packed, Record, Unknown
-from rolloutbus.replay.journal.scan import Found, Wrong, framer_of, scan
 
 
 class Torn(NamedTuple):

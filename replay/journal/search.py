@@ -14,10 +14,9 @@ from rolloutbus.replay.journal.files import (
     records_of,
     segments_in,
 )
-from rolloutbus.replay.journal.format import Content
+from rolloutbus.replay.journal.format import Content, Found, framer_of, scan
 from rolloutbus.replay.journal.index import named_in
 from rolloutbus.replay.journal.records import Record, Stream, Tap, Unknown
-from rolloutbus.replay.journal.scan import Found, framer_of, scan
 
 ALWAYS = 2**63
 ANY_VERSION = -1

@@ -1,8 +1,9 @@
-"""What a timeline shows: lanes of spans, in seconds since the beginning of the recording.
+"""What a timeline shows: lanes of spans, in seconds since the beginning of the recording. Pure.
 
-Plain values without behaviour; `replay.timeline.timeline` makes them, the renderers draw them.
+`replay.timeline.timeline` makes them, with the tracks and bins below; the renderers draw them.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -115,3 +116,156 @@ class Timeline(msgspec.Struct, frozen=True):
     """While nobody recorded."""
     notes: list[str]
     """What a reader must know: what was measured how, and what is not in the recording."""
+
+
+FINE_S = 0.05
+"""Width of the bins that are counted into, before it is known how long a recording is."""
+MAX_BINS = 240
+
+
+class Track:
+    """A value, and since when; what it was before becomes spans."""
+
+    def __init__(self) -> None:
+        self._value: tuple[SpanKind, int] | None = None
+        self._since_s = 0.0
+        self._note = ""
+        self.spans: list[Span] = []
+
+    @property
+    def kind(self) -> SpanKind | None:
+        """The value now; None while there is none to be shown."""
+        return self._value[0] if self._value is not None else None
+
+    def change(
+        self, kind: SpanKind | None, at_s: float, version: int = -1, *, note: str = ""
+    ) -> None:
+        """From `at_s` on it is this; saying the same again changes nothing."""
+        value = None if kind is None else (kind, version)
+        if value == self._value:
+            return
+        self.close(at_s)
+        self._value, self._note = value, note
+        # What was said late may reach back into the span before it, which `close` has cut.
+        self._since_s = at_s
+
+    def close(self, at_s: float) -> None:
+        """It is nothing any more."""
+        if self._value is not None and at_s > self._since_s:
+            kind, version = self._value
+            self.spans.append(Span(kind, self._since_s, at_s, version, note=self._note))
+        self._value = None
+
+
+class Sums:
+    """Amounts, summed up in bins of time."""
+
+    def __init__(self) -> None:
+        self._bins: dict[int, int] = {}
+
+    def add(self, at_s: float, amount: int) -> None:
+        """Count this much at this time."""
+        bin_ = int(at_s / FINE_S)
+        self._bins[bin_] = self._bins.get(bin_, 0) + amount
+
+    def rates(self, n_bins: int, width: int) -> list[float]:
+        """Amounts per second, in bins that are `width` fine ones wide."""
+        sums = [0] * n_bins
+        for bin_, amount in self._bins.items():
+            sums[min(bin_ // width, n_bins - 1)] += amount
+        return [round(each / (width * FINE_S), 3) for each in sums]
+
+
+class Highs:
+    """A number that changes now and then: the highest in each bin."""
+
+    def __init__(self) -> None:
+        self._bins: dict[int, tuple[int, int]] = {}
+        """Bin -> the highest and the last in it."""
+
+    def note(self, at_s: float, value: int) -> None:
+        """It is this from now on."""
+        bin_ = int(at_s / FINE_S)
+        high, _ = self._bins.get(bin_, (0, 0))
+        self._bins[bin_] = max(high, value), value
+
+    def highest(self, n_bins: int, width: int) -> list[int]:
+        """In bins that are `width` fine ones wide."""
+        found = [0] * n_bins
+        last = at = 0
+        for bin_, (high, value) in sorted(self._bins.items()):
+            here = min(bin_ // width, n_bins - 1)
+            for between in range(at, here + 1):
+                found[between] = max(found[between], last)
+            found[here] = max(found[here], high)
+            last, at = value, here
+        for rest in range(at, n_bins):
+            found[rest] = max(found[rest], last)
+        return found
+
+
+def bins_of(duration_s: float) -> tuple[int, int]:
+    """How many bins, and how many fine ones each is wide, for a recording of this length."""
+    n_fine = int(duration_s / FINE_S) + 1
+    width = -(-n_fine // MAX_BINS)
+    return -(-n_fine // width), width
+
+
+def clipped(timeline: Timeline, start_s: float, end_s: float) -> Timeline:
+    """What lies between two seconds; the first of them is second 0 of the result."""
+    start_s = min(max(start_s, 0.0), timeline.duration_s)
+    end_s = min(max(end_s, start_s), timeline.duration_s)
+    first_bin = int(start_s / timeline.bin_s)
+    bins = slice(first_bin, int(end_s / timeline.bin_s) + 1)
+    # Bins are not cut: the part begins where its first bin does.
+    start_s = first_bin * timeline.bin_s
+    return Timeline(
+        timeline.began_at + start_s,
+        end_s - start_s,
+        timeline.bin_s,
+        [_lane(lane, (start_s, end_s), bins) for lane in timeline.lanes],
+        _cut(timeline.updates, start_s, end_s),
+        timeline.waiting[bins],
+        _cut(timeline.unrecorded, start_s, end_s),
+        [*timeline.notes, f"Seconds {start_s:.2f} to {end_s:.2f} of {timeline.duration_s:.2f}."],
+    )
+
+
+def _lane(lane: WorkerLane, between_s: tuple[float, float], bins: slice) -> WorkerLane:
+    start_s, end_s = between_s
+    kept = [
+        _execution(each, start_s, end_s)
+        for each in lane.executions
+        if each.start_s < end_s and each.end_s > start_s
+    ]
+    rows = {row: at for at, row in enumerate(sorted({each.row for each in kept}))}
+    return msgspec.structs.replace(
+        lane,
+        n_rows=len(rows),
+        versions=_cut(lane.versions, start_s, end_s),
+        states=_cut(lane.states, start_s, end_s),
+        weights=_cut(lane.weights, start_s, end_s),
+        executions=[msgspec.structs.replace(each, row=rows[each.row]) for each in kept],
+        tokens_per_s=lane.tokens_per_s[bins],
+    )
+
+
+def _execution(execution: Execution, start_s: float, end_s: float) -> Execution:
+    return msgspec.structs.replace(
+        execution,
+        start_s=max(execution.start_s, start_s) - start_s,
+        end_s=min(execution.end_s, end_s) - start_s,
+        spans=_cut(execution.spans, start_s, end_s),
+    )
+
+
+def _cut(spans: Iterable[Span], start_s: float, end_s: float) -> list[Span]:
+    return [
+        msgspec.structs.replace(
+            each,
+            start_s=max(each.start_s, start_s) - start_s,
+            end_s=min(each.end_s, end_s) - start_s,
+        )
+        for each in spans
+        if each.start_s < end_s and each.end_s > start_s
+    ]

@@ -5,15 +5,171 @@
 # matplotlib's stubs leave much untyped.
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.replay.timeline import colours
-from rolloutbus.replay.timeline.bars import BAND, GAP, HATCHES, LOST_HATCH, Bar, LaneShape, Style
-from rolloutbus.replay.timeline.lanes import Span, Timeline, WorkerLane
+from rolloutbus.replay.timeline.lanes import Execution, Span, Timeline, WorkerLane
+
+# The palette of Okabe and Ito, in an order in which neighbours differ in lightness, too.
+VERSIONS: Final = ("#0072B2", "#E69F00", "#009E73", "#F0B6D5", "#D55E00", "#56B4E9")
+"""Version v has number v modulo their count: which one it is stands beside it."""
+PREFILL: Final = "#4D4D4D"
+UNSPLIT: Final = "#A6A6A6"
+PULL: Final = "#C9C9C9"
+COMMIT: Final = "#8A8A8A"
+STALL_COLOUR: Final = "#000000"
+
+
+def of_version(version: int) -> str:
+    """`#rrggbb`."""
+    return VERSIONS[version % len(VERSIONS)]
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever can be read on it."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    is_light = 0.299 * red + 0.587 * green + 0.114 * blue > 140  # noqa: PLR2004 - of 255
+    return "#000000" if is_light else "#FFFFFF"
+
+
+BAND, GAP = 1.6, 0.4
+"""Heights, in rows, while rows have their full height."""
+ROW_MARGIN = 0.08
+LINE_WIDTH = 0.3
+"""In points."""
+MIN_LABEL_SHARE = 0.012
+"""A span narrower than that share of the picture gets no label."""
+HATCHES = {
+    "gone": "xxxx",
+    "paused": "////",
+    "asleep": "....",
+    "draining": "\\\\\\\\",
+    "frozen": "oo",
+    "torn": "++",
+    "broken": "**",
+    "starting": "--",
+}
+LOST_HATCH = "////////"
+FILLS = {
+    "prefill": PREFILL,
+    "unsplit": UNSPLIT,
+    "pull": PULL,
+    "commit": COMMIT,
+    "stall": STALL_COLOUR,
+}
+
+
+class Style(NamedTuple):
+    """How some rectangles are drawn, besides their colours."""
+
+    edge: str
+    line_width: float
+    hatch: str = ""
+    depth: float = 1.0
+    """What has more lies on top."""
+
+
+NO_EDGE = Style("none", 0.0)
+STALL = Style(STALL_COLOUR, 0.9)
+"""Has an edge, so that a millisecond can be seen."""
+LOST = Style("black", 0.5, LOST_HATCH)
+
+
+class Bar(NamedTuple):
+    """A rectangle."""
+
+    start_s: float
+    end_s: float
+    top: float
+    height: float
+    fill: str
+    style: Style
+
+
+class Label(NamedTuple):
+    """A word in the middle of a rectangle."""
+
+    at_s: float
+    row: float
+    text: str
+    ink: str
+    is_boxed: bool
+
+
+class LaneShape:
+    """Where things are in a lane; it is the same for all lanes of a picture."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        """`scale`: rows are so many times lower than they would be; bands stay as high."""
+        self._plain = Style("white", LINE_WIDTH / scale**2)  # or thin rows are all edges
+        self.band = BAND * scale
+        self.weights_at = 0.0
+        self.update_at = (BAND + GAP) * scale
+        self.rows_at = 2 * (BAND + GAP) * scale
+
+    def height(self, lane: WorkerLane) -> float:
+        """In rows."""
+        return max(lane.n_rows, 1) + self.rows_at
+
+    def bars(self, lane: WorkerLane) -> Iterator[Bar]:
+        """Everything that has an extent."""
+        for span in lane.versions:
+            fill = of_version(span.version)
+            yield _bar(span, self.weights_at, self.band, fill, self._plain)
+        for span in lane.weights:
+            style = STALL if span.kind == "stall" else NO_EDGE
+            yield _bar(span, self.update_at, self.band, FILLS[span.kind], style)
+        for execution in lane.executions:
+            at = self.rows_at + execution.row + ROW_MARGIN
+            for span in execution.spans:
+                is_lost = span.kind == "lost"
+                fill = FILLS.get(span.kind) or of_version(max(span.version, 0))
+                style, fill = (LOST, "white") if is_lost else (self._plain, fill)
+                yield _bar(span, at, 1 - 2 * ROW_MARGIN, fill, style)
+        for span in lane.states:
+            is_gone = span.kind == "gone"
+            edge, depth = ("#C8C8C8", 0.5) if is_gone else ("#707070", 2.0)
+            style = Style(edge, 0.8, HATCHES.get(span.kind, ""), depth)
+            yield _bar(span, 0.0, self.height(lane), "none", style)
+
+    def crosses(self, lane: WorkerLane) -> list[tuple[float, float]]:
+        """(seconds, row) of each execution that did not finish."""
+        return [
+            (_broke_s(each), self.rows_at + each.row + 0.5)
+            for each in lane.executions
+            if each.outcome not in ("finished", "open")
+        ]
+
+    def labels(self, lane: WorkerLane, duration_s: float) -> Iterator[Label]:
+        """Words that have room."""
+        least_s = duration_s * MIN_LABEL_SHARE
+        row = self.weights_at + self.band / 2
+        for span in lane.versions:
+            if span.end_s - span.start_s > least_s:
+                ink = ink_on(of_version(span.version))
+                yield Label(_middle_s(span), row, f"v{span.version}", ink, is_boxed=False)
+        row = self.height(lane) * 0.55
+        for span in lane.states:
+            if span.end_s - span.start_s > 2 * least_s:
+                yield Label(_middle_s(span), row, span.kind, "black", is_boxed=True)
+
+
+def _bar(span: Span, top: float, height: float, fill: str, style: Style) -> Bar:
+    return Bar(span.start_s, span.end_s, top, height, fill, style)
+
+
+def _middle_s(span: Span) -> float:
+    return (span.start_s + span.end_s) / 2
+
+
+def _broke_s(execution: Execution) -> float:
+    """Where its tokens ended, which may be long before that was known."""
+    lost = (span.start_s for span in execution.spans if span.kind == "lost")
+    return min(lost, default=execution.end_s)
+
 
 WIDTH_IN = 13.0
 ROW_IN = 0.13
@@ -76,7 +232,7 @@ def _draw_updates(axis: Any, updates: Iterable[Span], duration_s: float) -> None
     top = axis.get_ylim()[1]
     for span in updates:
         axis.axvline(span.end_s, color="black", linewidth=0.6, linestyle=":")
-        axis.axvspan(span.start_s, span.end_s, color=colours.of_version(span.version), alpha=0.35)
+        axis.axvspan(span.start_s, span.end_s, color=of_version(span.version), alpha=0.35)
         if span.end_s < duration_s:
             axis.text(span.end_s, top, f" v{span.version}", fontsize=7, va="top")
 
@@ -165,16 +321,14 @@ def _draw_legend(figure: Any, timeline: Timeline) -> None:  # noqa: ANN401 - unt
     spans = {span.kind for each in executions for span in each.spans}
     shown = sorted({span.version for lane in timeline.lanes for span in lane.versions})
     marks: list[Any] = [
-        Patch(facecolor=colours.of_version(each), label=_of_colour(each, shown[-1]))
-        for each in shown[: len(colours.VERSIONS)]
+        Patch(facecolor=of_version(each), label=_of_colour(each, shown[-1]))
+        for each in shown[: len(VERSIONS)]
     ]
     marks.append(
-        Patch(
-            facecolor=colours.PREFILL, label="until the first token: queue of the engine, prefill"
-        )
+        Patch(facecolor=PREFILL, label="until the first token: queue of the engine, prefill")
     )
     if "unsplit" in spans:
-        marks.append(Patch(facecolor=colours.UNSPLIT, label="prefill and decode, not told apart"))
+        marks.append(Patch(facecolor=UNSPLIT, label="prefill and decode, not told apart"))
     if "lost" in spans:
         lost = "tokens ended, loss not known yet"
         marks.append(Patch(facecolor="white", edgecolor="black", hatch=LOST_HATCH, label=lost))
@@ -182,9 +336,9 @@ def _draw_legend(figure: Any, timeline: Timeline) -> None:  # noqa: ANN401 - unt
         ended = "did not finish here"
         marks.append(Line2D([], [], marker="x", color="black", linestyle="", label=ended))
     marks += [
-        Patch(facecolor=colours.PULL, label="pulls weights"),
-        Patch(facecolor=colours.COMMIT, label="commits"),
-        Patch(facecolor=colours.STALL, label="stalls"),
+        Patch(facecolor=PULL, label="pulls weights"),
+        Patch(facecolor=COMMIT, label="commits"),
+        Patch(facecolor=STALL_COLOUR, label="stalls"),
     ]
     marks += [
         Patch(facecolor="white", edgecolor="#707070", hatch=HATCHES.get(kind, ""), label=kind)
@@ -203,5 +357,5 @@ def _draw_legend(figure: Any, timeline: Timeline) -> None:  # noqa: ANN401 - unt
 
 
 def _of_colour(version: int, newest: int) -> str:
-    again = version + len(colours.VERSIONS)
+    again = version + len(VERSIONS)
     return f"decode, v{version}, v{again}, …" if again <= newest else f"decode, v{version}"

@@ -10,8 +10,7 @@ from rolloutbus.bus.wire.codec import unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member
 from rolloutbus.bus.wire.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
-from rolloutbus.replay.timeline.lanes import Span, SpanKind
-from rolloutbus.replay.timeline.tracks import Track
+from rolloutbus.replay.timeline.lanes import Span, SpanKind, Track
 
 SHOWN: frozenset[str] = frozenset(get_args(SpanKind))
 MIB = 1024 * 1024

@@ -48,7 +48,7 @@ CLIENTS = {"replay"}
 
 # Imported package -> the files that may import it.
 CORNERS = {
-    "pyarrow": r"replay/rollouts/parquet\.py|tests/.*",
+    "pyarrow": r"replay/trajectory_files\.py|tests/.*",
     "google_crc32c": r"replay/journal/format\.py",
     "msgpack": r"replay/inspection\.py|tests/.*",
     "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",

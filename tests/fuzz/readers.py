@@ -25,13 +25,11 @@ from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.messages.weights import Manifest, ReserveVersion, WeightDelta
 from rolloutbus.bus.wire.validation import check_generate, check_name, check_placement, check_rid
 from rolloutbus.engine_worker.host.link import LENGTH_BYTES, HostLink
+from rolloutbus.replay.choice import Filter
 from rolloutbus.replay.journal.records import Stream, Tap, ToldRecord, payload_of, record_in
-from rolloutbus.replay.playing.player_core import PlayerCore, Programme
-from rolloutbus.replay.recording.choice import Filter
-from rolloutbus.replay.recording.recorder_core import RecorderCore
-from rolloutbus.replay.regenerating.asked import AnsweredRequests
-from rolloutbus.replay.regenerating.asking_again import to_sample, to_score
-from rolloutbus.replay.regenerating.differences import Again, difference
+from rolloutbus.replay.player_core import PlayerCore, Programme
+from rolloutbus.replay.recorder_core import RecorderCore
+from rolloutbus.replay.regenerating import Again, AnsweredRequests, difference, to_sample, to_score
 from rolloutbus.trainer_adapter.client.core.endings import fleet_result, generated_of
 
 VOCAB_SIZE, MAX_CONTEXT = 32_000, 4096

@@ -15,7 +15,7 @@ from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, Tap
 from rolloutbus.replay.player import Player, PlayerSettings
-from rolloutbus.replay.playing.player_core import THE_TAP
+from rolloutbus.replay.player_core import THE_TAP
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.live_fleet import DEADLINE_S
 

@@ -7,7 +7,7 @@ import torch
 
 from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
 from rolloutbus.launcher.settings import UpOptions
-from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.live_fleet import DEADLINE_S, Streamed, fake_sampling

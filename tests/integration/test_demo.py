@@ -7,9 +7,9 @@ from rolloutbus import OfflineRollouts
 from rolloutbus.examples.demo import HELD_OUT_WORDS, DemoOptions, run_demo
 from rolloutbus.examples.offline import retrain
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.playing.player_core import THE_TAP
-from rolloutbus.replay.rollouts.trajectories import Trajectories
-from rolloutbus.replay.rollouts.trajectory_files import write
+from rolloutbus.replay.player_core import THE_TAP
+from rolloutbus.replay.trajectories import Trajectories
+from rolloutbus.replay.trajectory_files import write
 from tests.integration.raw_subscriber import messages_in, received_in_replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

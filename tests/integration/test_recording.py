@@ -17,15 +17,15 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import LocalProtocolError
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.replay.choice import Filter
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.index import named_in
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import LostRecord, Record, Stream, Tap
 from rolloutbus.replay.journal.search import JournalQuery, find
-from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.recorder import Recorder
-from rolloutbus.replay.recording.choice import Filter
-from rolloutbus.replay.rollouts.trajectories import Trajectories
-from rolloutbus.replay.rollouts.trajectory_files import read
+from rolloutbus.replay.trajectories import Trajectories
+from rolloutbus.replay.trajectory_files import read
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling

@@ -14,12 +14,11 @@ from rolloutbus.replay.journal.index import named_in
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, Tap
 from rolloutbus.replay.player import Player, PlayerSettings
-from rolloutbus.replay.playing.pace import Pace
-from rolloutbus.replay.playing.player_core import THE_TAP
+from rolloutbus.replay.player_core import THE_TAP, Pace
 from rolloutbus.replay.recorder import Recorder
-from rolloutbus.replay.rollouts.trajectories import Trajectories
 from rolloutbus.replay.stream.events import Finished, GapRepaired, Tokens
 from rolloutbus.replay.subscriber import Subscriber
+from rolloutbus.replay.trajectories import Trajectories
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.types import FleetResult

@@ -15,7 +15,7 @@ from rolloutbus import Fleet, subscribe
 from rolloutbus.events import Finished, Tokens
 from rolloutbus.launcher.plan import environment
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.rollouts.trajectories import Trajectories
+from rolloutbus.replay.trajectories import Trajectories
 from tests.integration import recorded_run
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.recorded_run import N_AFTERWARDS, N_TOKENS, Recording

@@ -17,7 +17,7 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Router, TurnRecord
-from rolloutbus.replay.turns.writer import TurnWriter
+from rolloutbus.replay.turn_writer import TurnWriter
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings

@@ -19,7 +19,7 @@ from rolloutbus.bus.transport.zmq_topics import MAX_UNREAD
 from rolloutbus.events import Demoted, Restored, Tokens
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
-from rolloutbus.replay.stream.settings import SubscriberSettings
+from rolloutbus.replay.stream.event_queue import SubscriberSettings
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.event_reader import EventReader

@@ -24,8 +24,8 @@ from rolloutbus.events import (
     WorkerLeft,
 )
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.replay.choice import Filter
 from rolloutbus.replay.forwarder import Forwarder
-from rolloutbus.replay.recording.choice import Filter
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings

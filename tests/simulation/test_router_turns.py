@@ -10,7 +10,7 @@ import pytest
 
 from rolloutbus.bus.streams.tap import Outcome, Stimulus
 from rolloutbus.replay.journal.records import Record, Router, TurnRecord, payload_of, record_in
-from rolloutbus.replay.turns.core_player import Begin, CorePlayer, Repeat
+from rolloutbus.replay.turn_player import Begin, CorePlayer, Repeat
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.recording import recorded, repeat
 from rolloutbus.router.settings import RouterSettings

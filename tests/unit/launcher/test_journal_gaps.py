@@ -8,13 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rolloutbus.cli.app import app
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.files import segments_in
-from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.replay.journal.format import Found, JournalError, framer_of, scan
 from rolloutbus.replay.journal.records import Tap
-from rolloutbus.replay.journal.scan import Found, framer_of, scan
-from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.offline import OfflineRollouts
-from rolloutbus.replay.turns.writer import TurnWriter
+from rolloutbus.replay.turn_writer import TurnWriter
 from rolloutbus.router.events import Ticked
 from rolloutbus.router.recording import core_of, recorded
 from rolloutbus.router.settings import RouterSettings

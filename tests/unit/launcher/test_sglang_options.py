@@ -3,7 +3,7 @@ from typing import cast
 import pytest
 import typer
 
-from rolloutbus.cli.sglang_options import engine_options
+from rolloutbus.cli.options import engine_options
 
 
 def context(line: str) -> typer.Context:

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from rolloutbus.cli.commands.tail import as_line, drawn
-from rolloutbus.cli.stream_texts import StreamTexts
+from rolloutbus.cli.commands.tail import StreamTexts, as_line, drawn
 from rolloutbus.replay.stream.events import (
     Demoted,
     Finished,

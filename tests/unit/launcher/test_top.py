@@ -8,8 +8,8 @@ from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.engine import Load
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
+from rolloutbus.cli.commands.top import framed, view_of
 from rolloutbus.cli.top import TopFrame, TopHistory, cache_used, loads_of
-from rolloutbus.cli.top_view import framed, view_of
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 
 QUIET = FleetStatus(1, "r", False, [], {"default": 7}, 0, 0, 1, {})  # noqa: FBT003

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.records import Stream
-from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.journal.writer import JournalWriter
 
 SETTINGS = JournalSettings(sync_s=0.002, sync_bytes=20_000, segment_bytes=200_000)

@@ -4,10 +4,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.replay.journal.core import Begin, Effect, JournalCore, JournalIdentity, Write
+from rolloutbus.replay.journal.core import (
+    Begin,
+    Effect,
+    JournalCore,
+    JournalIdentity,
+    JournalSettings,
+    Write,
+)
 from rolloutbus.replay.journal.files import JournalSegment, pack
 from rolloutbus.replay.journal.records import Record, Stream
-from rolloutbus.replay.journal.settings import JournalSettings
 
 WALL_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

@@ -8,11 +8,10 @@ from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.generation import FinishReason, Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
-from rolloutbus.replay.recording.choice import Choice, Filter
-from rolloutbus.replay.stream.core import SubscriberCore
+from rolloutbus.replay.choice import Choice, Filter
+from rolloutbus.replay.stream.core import Answer, AskRepair, SubscriberCore, Unrepaired
+from rolloutbus.replay.stream.event_queue import SubscriberSettings
 from rolloutbus.replay.stream.events import Finished, StreamEvent, Tokens
-from rolloutbus.replay.stream.repairs import Answer, AskRepair, Unrepaired
-from rolloutbus.replay.stream.settings import SubscriberSettings
 
 RID = "c/1"
 FIRST: Attempt = (1, 1)

@@ -12,8 +12,7 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
     Want,
 )
-from rolloutbus.replay.regenerating.asked import Answered
-from rolloutbus.replay.regenerating.asking_again import to_sample, to_score
+from rolloutbus.replay.regenerating import Answered, to_sample, to_score
 from tests.unit.replay.streams import floats, ints
 
 PLAIN = Generate(

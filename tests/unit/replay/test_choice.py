@@ -7,7 +7,7 @@ from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.delivery import Accepted
 from rolloutbus.bus.wire.messages.stream import Deltas
-from rolloutbus.replay.recording.choice import Choice, Filter, filter_in
+from rolloutbus.replay.choice import Choice, Filter, filter_in
 
 
 def generate(rid: str, session: str = "", policy: str = "default") -> Entry:

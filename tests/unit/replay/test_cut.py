@@ -5,7 +5,7 @@ from typing import cast
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
-from rolloutbus.replay.playing.cut import cut
+from rolloutbus.replay.player_core import cut
 from tests.unit.replay.streams import published, row, step
 
 RID, OTHER, A = "c/1", "c/2", (1, 1)

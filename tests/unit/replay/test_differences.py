@@ -7,9 +7,9 @@ import pytest
 
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.messages.generation import Generate, Generated, SamplingParams
-from rolloutbus.replay.regenerating.asked import Answered
-from rolloutbus.replay.regenerating.differences import (
+from rolloutbus.replay.regenerating import (
     Again,
+    Answered,
     difference,
     first_difference,
     max_delta,

@@ -11,13 +11,21 @@ from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.files import lock, pack, retain, segments_in
-from rolloutbus.replay.journal.format import HEADER_BYTES, Framer, JournalDamaged, JournalError
+from rolloutbus.replay.journal.format import (
+    HEADER_BYTES,
+    Found,
+    Framer,
+    JournalDamaged,
+    JournalError,
+    Wrong,
+    framer_of,
+    scan,
+)
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import End, Head, Record, Stream, Tap, payload_of
-from rolloutbus.replay.journal.recovery import recover
-from rolloutbus.replay.journal.scan import Found, Wrong, framer_of, scan
-from rolloutbus.replay.journal.settings import JournalSettings
+from rolloutbus.replay.journal.writer import recover
 from tests.conformance.plain import read, read_all
 from tests.unit.replay.segments import Desk, Salts, segment
 

@@ -2,11 +2,16 @@
 
 import pytest
 
-from rolloutbus.replay.journal.core import Begin, FinishSegment, JournalCore, JournalIdentity, Write
-from rolloutbus.replay.journal.format import Framer
+from rolloutbus.replay.journal.core import (
+    Begin,
+    FinishSegment,
+    JournalCore,
+    JournalIdentity,
+    JournalSettings,
+    Write,
+)
+from rolloutbus.replay.journal.format import Found, Framer, scan
 from rolloutbus.replay.journal.records import LostRecord, Stream
-from rolloutbus.replay.journal.scan import Found, scan
-from rolloutbus.replay.journal.settings import JournalSettings
 from tests.unit.replay.segments import MS, WALL_NS, S, Salts
 
 

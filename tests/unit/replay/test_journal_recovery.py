@@ -6,11 +6,10 @@ from random import Random
 import pytest
 
 from rolloutbus.replay.journal.files import pack, segments_in
-from rolloutbus.replay.journal.format import HEADER_BYTES, JournalError
+from rolloutbus.replay.journal.format import HEADER_BYTES, Found, JournalError, framer_of, scan
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import End
-from rolloutbus.replay.journal.recovery import Recovered, recover
-from rolloutbus.replay.journal.scan import Found, framer_of, scan
+from rolloutbus.replay.journal.writer import Recovered, recover
 from tests.unit.replay.segments import Desk, segment
 
 NOW_NS = 7 * 10**9

@@ -8,10 +8,10 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.messages.weights import CommitUpdate
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Record, Stream, Tap
 from rolloutbus.replay.journal.search import JournalQuery, find
-from rolloutbus.replay.journal.settings import JournalSettings
 from tests.unit.replay.segments import MS, Desk
 
 SMALL = JournalSettings(segment_bytes=2_000)

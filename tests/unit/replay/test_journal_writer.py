@@ -15,9 +15,9 @@ import uvloop
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.launcher.plan import environment
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import End, Stream
-from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.journal.writer import JournalWriter
 
 SCRIBE = Path(__file__).with_name("scribe.py")

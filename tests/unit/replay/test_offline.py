@@ -8,8 +8,8 @@ import pytest
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.offline import OfflineRollouts
-from rolloutbus.replay.rollouts.trajectories import Trajectory
-from rolloutbus.replay.rollouts.trajectory_files import write
+from rolloutbus.replay.trajectories import Trajectory
+from rolloutbus.replay.trajectory_files import write
 
 
 def row(number: int, group: str = "", policy: str = "default", version: int = 1) -> Trajectory:

@@ -1,7 +1,7 @@
 """A replay takes as long as the recording did, and skips the time in which nobody recorded."""
 
 from rolloutbus.replay.journal.records import End, Head, Record
-from rolloutbus.replay.playing.pace import Pace
+from rolloutbus.replay.player_core import Pace
 from tests.unit.replay.streams import MS, row, stream
 
 ROW = row("c/1", (1, 1), 0, 5)

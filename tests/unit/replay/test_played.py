@@ -7,7 +7,7 @@ from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired
 from rolloutbus.bus.wire.messages.stream import Deltas
-from rolloutbus.replay.playing.played import Played
+from rolloutbus.replay.stand_in import Played
 from tests.unit.replay.streams import floats, ints, published, row, step
 
 RID, A1, A2 = "c/1", (1, 1), (1, 2)

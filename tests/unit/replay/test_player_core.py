@@ -9,8 +9,8 @@ from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired
 from rolloutbus.bus.wire.messages.membership import Hello, Member
-from rolloutbus.replay.playing.played import Played
-from rolloutbus.replay.playing.player_core import THE_TAP, PlayerCore, Programme
+from rolloutbus.replay.player_core import THE_TAP, PlayerCore, Programme
+from rolloutbus.replay.stand_in import Played
 from tests.unit.replay.streams import (
     TOPIC,
     asked,

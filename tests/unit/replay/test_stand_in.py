@@ -19,8 +19,7 @@ from rolloutbus.bus.wire.messages.membership import (
     Members,
     Welcome,
 )
-from rolloutbus.replay.playing.played import Played
-from rolloutbus.replay.playing.stand_in import SILENT_S, Effect, StandIn
+from rolloutbus.replay.stand_in import SILENT_S, Effect, Played, StandIn
 from tests.unit.replay.streams import asked, floats, ints, published, row
 
 ANN, BOB = Peer(b"\x01ann"), Peer(b"\x01bob")

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.replay.stream.core import GONE_S, SILENT_S
+from rolloutbus.replay.stream.event_queue import SubscriberSettings
 from rolloutbus.replay.stream.events import Finished, GapLost, Tokens
-from rolloutbus.replay.stream.settings import SubscriberSettings
 from tests.unit.replay.stream_bench import (
     BUSY,
     NOT_HERE,

@@ -6,8 +6,9 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.generation import Generate, Repaired, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Member
-from rolloutbus.replay.recording.choice import Filter
-from rolloutbus.replay.stream.core import GONE_S, SILENT_S, UNDECIDED_S
+from rolloutbus.replay.choice import Filter
+from rolloutbus.replay.stream.core import GONE_S, MAX_TRIES, SILENT_S, UNDECIDED_S
+from rolloutbus.replay.stream.event_queue import SubscriberSettings
 from rolloutbus.replay.stream.events import (
     Finished,
     GapFound,
@@ -17,8 +18,6 @@ from rolloutbus.replay.stream.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from rolloutbus.replay.stream.repairs import MAX_TRIES
-from rolloutbus.replay.stream.settings import SubscriberSettings
 from tests.unit.replay.stream_bench import (
     BUSY,
     FIRST,

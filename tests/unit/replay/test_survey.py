@@ -4,7 +4,7 @@ import msgspec
 
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.replay.journal.records import Record
-from rolloutbus.replay.playing.survey import JournalSurvey, as_of
+from rolloutbus.replay.player_core import JournalSurvey, as_of
 from tests.unit.replay.streams import ended, row, stream, tapped, told
 
 ROW = row("c/1", (1, 1), 0, 5)

@@ -2,9 +2,13 @@
 
 import pytest
 
-from rolloutbus.replay.stream.event_queue import MAX_NEWS, STREAM_BYTES, TOKEN_BYTES
+from rolloutbus.replay.stream.event_queue import (
+    MAX_NEWS,
+    STREAM_BYTES,
+    TOKEN_BYTES,
+    SubscriberSettings,
+)
 from rolloutbus.replay.stream.events import Demoted, Finished, LetGo, Restored, Tokens
-from rolloutbus.replay.stream.settings import SubscriberSettings
 from tests.unit.replay.stream_bench import RID, StreamBench, tokens_of
 
 ROOM = 300

@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.messages.membership import Members
 from rolloutbus.replay.journal.records import Record, Stream, Tap, ToldRecord
-from rolloutbus.replay.timeline.clip import clipped
-from rolloutbus.replay.timeline.colours import VERSIONS, ink_on
-from rolloutbus.replay.timeline.lanes import Execution, Span, Timeline
-from rolloutbus.replay.timeline.page import page_of
-from rolloutbus.replay.timeline.picture import draw
+from rolloutbus.replay.timeline.browser import page_of, trace_of
+from rolloutbus.replay.timeline.lanes import Execution, Span, Timeline, clipped
+from rolloutbus.replay.timeline.picture import VERSIONS, draw, ink_on
 from rolloutbus.replay.timeline.timeline import timeline_of
-from rolloutbus.replay.timeline.trace import trace_of
 from tests.unit.replay.timeline_story import GOLDEN, Tape, golden_files, members, story
 
 

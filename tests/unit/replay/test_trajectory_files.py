@@ -11,9 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.replay.rollouts.parquet import ROWS_AT_ONCE
-from rolloutbus.replay.rollouts.trajectories import Trajectory
-from rolloutbus.replay.rollouts.trajectory_files import read, write
+from rolloutbus.replay.trajectories import Trajectory
+from rolloutbus.replay.trajectory_files import ROWS_AT_ONCE, read, write
 
 FORMS = pytest.mark.parametrize("form", ["jsonl", "parquet"])
 

@@ -16,12 +16,11 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Record, Router, TurnRecord, payload_of, record_in
-from rolloutbus.replay.journal.settings import JournalSettings
-from rolloutbus.replay.turns.core_player import CorePlayer
-from rolloutbus.replay.turns.text import text_of
-from rolloutbus.replay.turns.writer import TurnWriter
+from rolloutbus.replay.turn_player import CorePlayer, text_of
+from rolloutbus.replay.turn_writer import TurnWriter
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.events import (
     Counted,

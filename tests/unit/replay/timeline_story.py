@@ -42,8 +42,8 @@ from rolloutbus.bus.wire.messages.weights import (
     VersionPublished,
 )
 from rolloutbus.replay.journal.records import End, Head, LostRecord, Record, Stream, Tap, ToldRecord
+from rolloutbus.replay.timeline.browser import trace_of
 from rolloutbus.replay.timeline.timeline import timeline_of
-from rolloutbus.replay.timeline.trace import trace_of
 
 GOLDEN = Path(__file__).parent / "golden"
 BOOT_NS = 5_000_000_000

@@ -1,15 +1,17 @@
-"""A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing read.
+"""A timeline for a browser: an HTML page that needs no network, and a Chrome trace for Perfetto.
 
-One process per worker, one thread per lane; times are microseconds. Pure.
-Source: "Trace Event Format" of the Chromium project.
+Of the trace (ui.perfetto.dev, chrome://tracing): one process per worker, one thread per lane; times
+are microseconds. Source: "Trace Event Format" of the Chromium project.
 """
 
 from collections.abc import Iterable, Iterator
+from importlib.resources import files
 from typing import Any
 
 import msgspec
 
 from rolloutbus.replay.timeline.lanes import NO_VERSION, Execution, Span, Timeline, WorkerLane
+from rolloutbus.replay.timeline.picture import FILLS, VERSIONS
 
 FLEET_PID = 1
 VERSIONS_TID, STATES_TID, WEIGHTS_TID, STALLS_TID, FIRST_ROW_TID = 1, 2, 3, 4, 10
@@ -111,3 +113,19 @@ def _counter(name: str, values: Iterable[float], pid: int, bin_s: float) -> Iter
 
 def _named(kind: str, name: str, pid: int, tid: int = 0) -> Event:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+_TEMPLATE = "page.html"
+_PLACE = "/*DATA*/"
+
+
+def page_of(timeline: Timeline) -> str:
+    """The whole file."""
+    content = msgspec.json.encode(
+        {"timeline": timeline, "colours": {"versions": VERSIONS, **FILLS}}
+    ).decode()
+    # Names come from peers: none of them may end the element that they are in.
+    safe = content.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    template = files(__package__ or "replay").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    before, _, after = template.partition(_PLACE)
+    return before + safe + after

@@ -13,9 +13,9 @@ import msgspec
 from rolloutbus.bus.streams.tap import Outcome, Stimulus
 from rolloutbus.bus.wire.entry import NO_ATTEMPT
 from rolloutbus.bus.wire.errors import BusError
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.format import JournalFull
 from rolloutbus.replay.journal.records import LostRecord, Record, Router, TurnRecord
-from rolloutbus.replay.journal.settings import JournalSettings
 from rolloutbus.replay.journal.writer import JournalWriter
 
 FILTER = "turns of a router"

@@ -1,1 +1,0 @@
-"""What a player publishes of a journal, and when: the recorded streams, byte for byte."""

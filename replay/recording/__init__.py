@@ -1,1 +1,0 @@
-"""What a recorder writes down, and what it notices to have missed."""

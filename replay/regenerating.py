@@ -1,0 +1,248 @@
+"""Recorded requests asked again of a live fleet: which those are, what to ask, what differs.
+
+Pure; arrays are numpy's. Spec: docs/journal.md.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from rolloutbus.bus.streams.reassembly import TOKEN_BYTES
+from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.commands import ENDINGS
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.generation import (
+    NOTHING_MORE,
+    Generate,
+    Generated,
+    SamplingParams,
+    VersionRuns,
+    Want,
+)
+from rolloutbus.replay.journal.records import Record, Tap
+from rolloutbus.replay.trajectories import MAX_DONE, Floats, Ints, floats, ints
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request and its result."""
+
+    rid: str
+    generate: Generate
+    """As its client sent it first."""
+    place: Placement
+    result: Generated
+
+
+class AnsweredRequests:
+    """Reads records; an iterator of requests that finished, in the order of their ends."""
+
+    def __init__(self, records: Iterable[Record], rids: AbstractSet[str] = frozenset()) -> None:
+        """`rids`: of these only; empty: of all."""
+        self._records = records
+        self._rids = rids
+        self._open: dict[str, tuple[Generate, Placement]] = {}
+        self._done: OrderedDict[str, None] = OrderedDict()
+        """Whose ending came: whatever comes of them again is a copy."""
+        self.n_unfinished = 0
+        """Requests that ended otherwise."""
+        self.n_malformed = 0
+
+    def __iter__(self) -> Iterator[Answered]:
+        """Raises what the journal raises that the records come from."""
+        for record in self._records:
+            if not isinstance(record, Tap):
+                continue
+            for entry in record.entries:
+                if self._rids and entry.rid not in self._rids:
+                    continue
+                try:
+                    found = self._heard(record.event, entry)
+                except RemoteProtocolError:
+                    self.n_malformed += 1
+                    continue
+                if found is not None:
+                    yield found
+
+    def _heard(self, event: str, entry: Entry) -> Answered | None:
+        if entry.rid in self._done:
+            return None
+        if event == "received" and entry.kind == "generate" and entry.place is not None:
+            self._open.setdefault(entry.rid, (cast("Generate", unpack(entry)), entry.place))
+        elif event == "sent" and entry.kind in ENDINGS:
+            asked = self._open.pop(entry.rid, None)
+            if asked is None:
+                return None
+            self._done[entry.rid] = None
+            if len(self._done) > MAX_DONE:
+                self._done.popitem(last=False)
+            if entry.kind == "finished" and entry.attempt != NO_ATTEMPT:
+                result = cast("Generated", unpack_result("generate", entry))
+                if len(result.logprobs) != len(result.tokens) or len(result.tokens) % TOKEN_BYTES:
+                    raise RemoteProtocolError("a result with columns of unequal length")
+                return Answered(entry.rid, *asked, result)
+            self.n_unfinished += 1
+        return None
+
+
+_PLAIN = SamplingParams()
+_OF_LOGITS = (
+    "temperature",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "min_new_tokens",
+)
+
+
+def to_sample(recorded: Answered) -> Generate:
+    """The same request: its sampling, seed and all other rules."""
+    return msgspec.structs.replace(recorded.generate, stream=False, prefix=None, want=NOTHING_MORE)
+
+
+def to_score(recorded: Answered) -> Generate | str:
+    """A request whose `prompt_logprobs` are those of the recorded tokens, or why there is none."""
+    changes = changes_of_logits(recorded.generate)
+    if changes:
+        return f"its logprobs are not the model's own: {', '.join(changes)}"
+    if not recorded.result.tokens:
+        return "it has no tokens"
+    start = len(recorded.generate.prompt) // TOKEN_BYTES
+    return msgspec.structs.replace(
+        recorded.generate,
+        prompt=recorded.generate.prompt + recorded.result.tokens,
+        sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
+        stream=False,
+        prefix=None,
+        want=Want(prompt_logprobs=True, prompt_logprobs_start=start),
+    )
+
+
+def changes_of_logits(generate: Generate) -> list[str]:
+    """What of a request makes its logprobs differ from what the model says of the tokens."""
+    plain, asked = (msgspec.structs.asdict(each) for each in (_PLAIN, generate.sampling))
+    changes = [name for name in _OF_LOGITS if asked[name] != plain[name]]
+    changes += ["grammar"] if generate.grammar is not None else []
+    return changes + [processor.name for processor in generate.processors]
+
+
+LOGPROB_TOLERANCE = 1e-3
+"""Engines batch differently each time, and sums of floats depend on their order."""
+
+
+class Again(msgspec.Struct, frozen=True):
+    """What was sampled again."""
+
+    tokens: Ints
+    """int32 [n]."""
+    logprobs: Floats
+    """float32 [n]."""
+    version_runs: VersionRuns
+    finish_reason: str
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Of one request."""
+
+    rid: str
+    is_equal: bool
+    """All tokens and the reason why it ended, and logprobs as far as is tolerated."""
+    n_recorded: int
+    """Tokens."""
+    n_again: int
+    first: int | None
+    """Index of the first token that is another one, or is not there; None: there is none."""
+    max_logprob_delta: float
+    """Of the tokens before that."""
+    versions_recorded: VersionRuns
+    versions_again: VersionRuns
+    finish_recorded: str
+    finish_again: str
+    is_reproducible: bool
+    """It was seeded, or greedy; any other draws other tokens each time."""
+    problem: str = ""
+    """Why it was not sampled again; empty if it was."""
+
+
+def is_repeatable(recorded: Answered) -> bool:
+    """Whether the same weights draw the same tokens again: it was seeded, or greedy."""
+    sampling = recorded.generate.sampling
+    return sampling.sampling_seed is not None or sampling.temperature == 0
+
+
+def difference(
+    recorded: Answered, again: Again | str, tolerance: float = LOGPROB_TOLERANCE
+) -> Difference:
+    """Compare; `again` may be the reason why there is nothing to compare with."""
+    before = recorded.result
+    is_reproducible = is_repeatable(recorded)
+    tokens = ints(before.tokens)
+    if isinstance(again, str):
+        return Difference(
+            rid=recorded.rid,
+            is_equal=False,
+            n_recorded=len(tokens),
+            n_again=0,
+            first=0,
+            max_logprob_delta=0.0,
+            versions_recorded=before.versions,
+            versions_again=[],
+            finish_recorded=before.finish_reason,
+            finish_again="",
+            is_reproducible=is_reproducible,
+            problem=again,
+        )
+    first = first_difference(tokens, again.tokens)
+    n_same = len(tokens) if first is None else first
+    delta = max_delta(floats(before.logprobs)[:n_same], again.logprobs[:n_same])
+    is_equal = first is None and delta <= tolerance and before.finish_reason == again.finish_reason
+    return Difference(
+        rid=recorded.rid,
+        is_equal=is_equal,
+        n_recorded=len(tokens),
+        n_again=len(again.tokens),
+        first=first,
+        max_logprob_delta=delta,
+        versions_recorded=before.versions,
+        versions_again=list(again.version_runs),
+        finish_recorded=before.finish_reason,
+        finish_again=again.finish_reason,
+        is_reproducible=is_reproducible,
+    )
+
+
+def first_difference(some: Ints, others: Ints) -> int | None:
+    """Index of the first place where they differ, or where one of them ends; None: they do not."""
+    n_both = min(len(some), len(others))
+    (places,) = np.nonzero(some[:n_both] != others[:n_both])
+    if len(places):
+        return int(places[0])
+    return n_both if len(some) != len(others) else None
+
+
+def max_delta(some: Floats, others: Floats) -> float:
+    """Largest absolute difference; equal infinities differ by nothing."""
+    if not len(some):
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        deltas = np.where(some == others, 0.0, np.abs(some - others))
+    return float(np.nan_to_num(deltas, nan=np.inf, posinf=np.inf).max())
+
+
+def summary(found: Sequence[Difference]) -> dict[str, int | float]:
+    """Counts over all requests, and the largest difference of a logprob."""
+    return {
+        "requests": len(found),
+        "equal": sum(each.is_equal for each in found),
+        "different": sum(not each.is_equal and not each.problem for each in found),
+        "failed": sum(bool(each.problem) for each in found),
+        "not_reproducible": sum(not each.is_reproducible for each in found),
+        "max_logprob_delta": max((each.max_logprob_delta for each in found), default=0.0),
+    }

@@ -1,1 +1,0 @@
-"""Regenerating: recorded requests asked again of a live fleet, and compared."""

@@ -1,1 +1,0 @@
-"""Rollouts out of journals: tables of them, and training from them."""

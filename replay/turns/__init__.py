@@ -1,1 +1,0 @@
-"""Turns: a router's decisions, written down and made again by a fresh core."""
