@@ -1,4 +1,4 @@
-"""Fresh router cores repeat the turns of a journal; where they want something else, it is told in words.
+"""Fresh router cores repeat the turns of a journal; a turn that differs is put into words.
 
 Pure. Which core that is, the caller says. Spec: docs/journal.md, "Turns".
 """
