@@ -141,7 +141,7 @@ def times() -> str:
         "deltas of a request that is not streamed": (
             f"each {stream.coarse_tokens} tokens or {seconds(stream.coarse_s)}"
         ),
-        "heartbeat of an engine host": seconds(engine_host.BEAT_S),
+        "heartbeat of an engine host": seconds(engine_host.HEARTBEAT_S),
         "between two `prefixes` of a worker, at least": seconds(PACE_S),
         "silence of an engine host that keeps new requests away": seconds(host.silent_s),
         "silence or standstill of an engine host that ends it": wedged,

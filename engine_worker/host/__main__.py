@@ -36,15 +36,15 @@ from rolloutbus.bus.wire.outgoing import sealed
 from rolloutbus.engine_worker.engine import Engine, EngineDied, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
 from rolloutbus.engine_worker.host.commands import HostCommands
+from rolloutbus.engine_worker.host.files import OperatorPaths
 from rolloutbus.engine_worker.host.link import HostLink
-from rolloutbus.engine_worker.host.operations import OperatorPaths
 from rolloutbus.engine_worker.host.step_buffer import StepBuffer
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.weights.relay import Relay, open_relay
 
 
 def work_of(entry: Entry, body: Generate) -> Work:
-    """What the engine is to do for this execution; `body` is the entry's."""
+    """The engine's work for the execution that an entry asks for; `body` is the entry's."""
     place = entry.place
     return Work(
         key=(RequestId(entry.rid), entry.attempt),
@@ -62,17 +62,17 @@ def work_of(entry: Entry, body: Generate) -> Work:
     )
 
 
-BEAT_S = 0.25
+HEARTBEAT_S = 0.25
 CLOSE_S = 5.0
 """An engine that does not close in this time is left to the end of the process."""
 
 
 WORDS_S = 1.0
-"""The engine may hear more of it by another way, and then says why it is dead."""
+"""Waited after the signal: the engine may learn the cause by another way, and reports that."""
 
 
 class QuitSignal:
-    """Of this process, from now on: it no longer ends the process there and then."""
+    """Catches SIGQUIT of this process, which then no longer ends the process at once."""
 
     def __init__(self) -> None:
         """Needs the running loop of the main thread."""
@@ -80,7 +80,7 @@ class QuitSignal:
         asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, self._came.set)
 
     async def watch(self) -> NoReturn:
-        """Wait for it.
+        """Wait for the signal.
 
         Raises:
             EngineDied: it came.
@@ -104,7 +104,7 @@ class EngineHost:
         self._early: list[Entry] = []
 
     def receive(self, entries: list[Entry]) -> None:
-        """What the actor said; kept until the engine runs."""
+        """Take entries from the actor; they are kept until the engine runs."""
         if self._tasks is None:
             self._early += entries
         else:
@@ -120,7 +120,7 @@ class EngineHost:
             self.receive(self._early)
             await self._link.closed()
             heartbeats.cancel()
-            # Whatever is still at work has nobody left to answer to; a thread cannot be stopped.
+            # What is still at work has no actor left to answer to; a thread cannot be stopped.
             raise _ActorGone
 
     async def _take(self, entries: list[Entry], tasks: asyncio.TaskGroup) -> None:
@@ -169,7 +169,7 @@ class EngineHost:
             news = prefixes.take() if prefixes is not None else None
             if news is not None:
                 self._link.send(Entry("prefixes", body=pack(news)))
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
 
     def _counters(self) -> Entry:
         stats = self._engine.stats()
@@ -185,7 +185,7 @@ class EngineHost:
 
 
 def _sound_answer(command: str, kind: str, answer: msgspec.Struct) -> tuple[str, Raw]:
-    """The ending of a command as it is sent; `failed` if the engine's answer cannot be."""
+    """The ending of a command as it is sent; `failed` if the engine's answer cannot be sent."""
     if kind != "finished":
         return kind, pack(answer)
     try:
@@ -264,7 +264,7 @@ def _first_line(errors: BaseExceptionGroup[BaseException]) -> str:
     return f"{type(first).__name__}: {first}".split("\n", 1)[0][:500]
 
 
-def _heed_not(_: int, __: FrameType | None) -> None:
+def _ignore_signal(_: int, __: FrameType | None) -> None:
     """Unlike SIG_IGN this is not inherited by the processes of an engine."""
 
 
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Ctrl-C goes to the whole foreground group; when to stop is the actor's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # How processes of SGLang tell that they have failed; what to do about it is decided elsewhere.
-    signal.signal(signal.SIGQUIT, _heed_not)
+    signal.signal(signal.SIGQUIT, _ignore_signal)
     settings = msgspec.json.decode(options.settings_json, type=WorkerSettings)
     end = socket.socket(fileno=options.fd)
     code = 1

@@ -34,7 +34,7 @@ from rolloutbus.bus.wire.messages.engine import (
 )
 from rolloutbus.engine_worker.engine import Engine
 from rolloutbus.engine_worker.host.commands import HostCommands
-from rolloutbus.engine_worker.host.operations import OperatorPaths
+from rolloutbus.engine_worker.host.files import OperatorPaths
 from rolloutbus.engine_worker.weights.adapter_sources import CONFIG, TENSORS
 from rolloutbus.engine_worker.worker.controller import HOST_COMMANDS
 from tests.capable_engine import CapableEngine
