@@ -30,7 +30,7 @@ def in_batches(
     """
     batch: list[TensorRange] = []
     size_bytes = 0
-    for piece in _pieces(tensors, most_bytes):
+    for piece in pieces(tensors, most_bytes):
         if batch and size_bytes + piece.size_bytes > most_bytes:
             yield batch
             batch, size_bytes = [], 0
@@ -40,7 +40,8 @@ def in_batches(
         yield batch
 
 
-def _pieces(tensors: Iterable[TensorSpec | Tensor], most_bytes: int) -> Iterator[TensorRange]:
+def pieces(tensors: Iterable[TensorSpec | Tensor], most_bytes: int) -> Iterator[TensorRange]:
+    """All of these tensors in order, in ranges of at most `most_bytes`."""
     for tensor in tensors:
         for offset in range(0, tensor.size_bytes, most_bytes):
             size_bytes = min(most_bytes, tensor.size_bytes - offset)

@@ -6,9 +6,7 @@ Spec: docs/protocol.md, "Weights", 7.
 """
 
 import asyncio
-from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -16,7 +14,7 @@ import xxhash
 
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.weights.manifest import bytes_of, total_bytes
 from rolloutbus.bus.weights.shm import PinnedSegment, SegmentGone, SegmentReader, host_id
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
@@ -27,12 +25,13 @@ from rolloutbus.bus.wire.messages.weights import (
     Manifest,
     Prepared,
     PrepareUpdate,
-    PullChunk,
     Tensor,
 )
 from rolloutbus.engine_worker.engine import InPlaceSink
+from rolloutbus.engine_worker.weights.active import pieces
+from rolloutbus.engine_worker.weights.arrival import Layout
 from rolloutbus.engine_worker.weights.checks import n_not_finite, wrong_bytes
-from rolloutbus.engine_worker.weights.staged import ask_chunk, ask_manifest
+from rolloutbus.engine_worker.weights.staged import ask_manifest, pull_chunks
 
 Result = TypeVar("Result")
 
@@ -126,44 +125,30 @@ class InPlace:
             pin.release()
 
     async def _pull(self, store: BulkLink, ask: PrepareUpdate, manifest: Manifest) -> None:
-        await store.ask_all(self._chunks(store, ask, manifest.tensors))
+        tensors, layout = manifest.tensors, Layout(manifest.tensors)
 
-    def _chunks(
-        self, store: BulkLink, ask: PrepareUpdate, tensors: Sequence[Tensor]
-    ) -> Iterator[Callable[[], Awaitable[None]]]:
-        end = total_bytes(tensors)
-        starts = [each.offset for each in tensors]
-        for offset in range(0, end, self._chunk_bytes):
-            size_bytes = min(self._chunk_bytes, end - offset)
-            first = max(0, bisect_right(starts, offset) - 1)
-            after = bisect_right(starts, offset + size_bytes - 1)
-            chunk = PullChunk(ask.policy, ask.version, offset, size_bytes)
-            yield partial(self._pull_chunk, store, chunk, tensors[first:after])
-
-    async def _pull_chunk(self, store: BulkLink, ask: PullChunk, tensors: Sequence[Tensor]) -> None:
-        content = np.frombuffer(await ask_chunk(store, ask), np.uint8)
-        for tensor in tensors:
-            start = max(tensor.offset, ask.offset)
-            end = min(tensor.offset + tensor.size_bytes, ask.offset + ask.size_bytes)
-            if start < end:
-                part = content[start - ask.offset : end - ask.offset]
+        def put(offset: int, content: bytes) -> None:
+            raw = np.frombuffer(content, np.uint8)
+            for index, n_bytes in layout.touched(offset, len(raw)):
+                tensor = tensors[index]
+                start = max(tensor.offset, offset)
+                part = raw[start - offset :][:n_bytes]
                 # Here and not in a thread, which could outlast this update and spoil the next.
                 self._engine.overwrite(tensor.name, start - tensor.offset, part)
+
+        whole = (ask.policy, ask.version, total_bytes(tensors))
+        await pull_chunks(store, *whole, put, chunk_bytes=self._chunk_bytes)
 
     def _verify(self, manifest: Manifest) -> None:
         for tensor in manifest.tensors:
             hasher = xxhash.xxh3_64()
-            for piece in self._written(tensor):
+            for each in pieces([tensor], PIECE_BYTES):
+                piece = self._engine.overwritten(*each)
                 if n_not_finite(piece, tensor.dtype):
                     raise EngineFailed(_not_finite(tensor))
                 hasher.update(piece.data)
             if hasher.intdigest() != tensor.digest:
                 raise wrong_bytes(tensor.name)
-
-    def _written(self, tensor: Tensor) -> Iterator[Bytes]:
-        for offset in range(0, tensor.size_bytes, PIECE_BYTES):
-            size_bytes = min(PIECE_BYTES, tensor.size_bytes - offset)
-            yield self._engine.overwritten(tensor.name, offset, size_bytes)
 
 
 async def _in_time(call: Awaitable[Result], timeout_s: float) -> Result:

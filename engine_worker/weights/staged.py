@@ -13,6 +13,7 @@ from typing import Protocol
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, check_tensors
 from rolloutbus.bus.wire.errors import Refused, RemoteProtocolError
+from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.weights import (
     Chunk,
     Manifest,
@@ -58,6 +59,29 @@ async def ask_chunk(link: BulkLink, ask: PullChunk) -> bytes:
     if not is_right or not isinstance(chunk, Chunk):
         raise RemoteProtocolError("pull_chunk was answered with other bytes")
     return chunk.content
+
+
+async def pull_chunks(
+    link: BulkLink,
+    policy: str,
+    version: int,
+    size_bytes: int,
+    put: Callable[[int, bytes], None],
+    *,
+    base: int = 0,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> None:
+    """Pull `size_bytes` bytes, several chunks at once; `put` gets each with its offset.
+
+    Raises:
+        EngineFailed, RemoteProtocolError: as of `ask_chunk`.
+    """
+
+    async def pull(offset: int) -> None:
+        n_bytes = min(chunk_bytes, size_bytes - offset)
+        put(offset, await ask_chunk(link, PullChunk(policy, version, offset, n_bytes, base)))
+
+    await link.ask_all(partial(pull, offset) for offset in range(0, size_bytes, chunk_bytes))
 
 
 class CannotFetch(Exception):

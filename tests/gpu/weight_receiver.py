@@ -21,7 +21,7 @@ from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
-from rolloutbus.engine_worker.weights.transports.broadcast import GpuLanding, WorkerRendezvous
+from rolloutbus.engine_worker.weights.transports.broadcast import GpuBuffer, WorkerRendezvous
 from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 from rolloutbus.engine_worker.weights.transports.collective import Collective
 from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc
@@ -83,7 +83,7 @@ class WeightReceiver:
         manifest = msgspec.json.decode(order["manifest"], type=Manifest)
         offer = offer_of(manifest, "collective")
         meeting = HalfRendezvous(offer.at, (order["rank"], order["world"]))
-        landing = GpuLanding((self._gpu,), offer.buckets)
+        landing = GpuBuffer((self._gpu,), offer.buckets)
         meeting.join(RankReport(gpu=self._gpu))
         meeting.receive(landing.pieces, offer.backend)
 

@@ -22,7 +22,7 @@ from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.staged import CannotFetch
-from rolloutbus.engine_worker.weights.transports.broadcast import HostLanding, WorkerRendezvous
+from rolloutbus.engine_worker.weights.transports.broadcast import HostBuffer, WorkerRendezvous
 from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 from rolloutbus.engine_worker.weights.transports.collective import Collective
 from tests.integration.live_fleet import n_held
@@ -57,7 +57,7 @@ def take_half(order: dict[str, Any]) -> None:
     manifest = msgspec.json.decode(order["manifest"], type=Manifest)
     offer = offer_of(manifest, "collective")
     meeting = HalfRendezvous(offer.at, (order["rank"], order["world"]))
-    landing = HostLanding(np.empty(manifest.size_bytes, np.uint8), manifest, offer.buckets)
+    landing = HostBuffer(np.empty(manifest.size_bytes, np.uint8), manifest, offer.buckets)
     meeting.join(RankReport())
     meeting.receive(landing.pieces, offer.backend)
 

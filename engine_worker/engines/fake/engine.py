@@ -128,7 +128,8 @@ class FakeBatch:
         self._cached: dict[bytes, int] = {}
         """Digests of known prompts and how many tokens each has."""
         self._n_steps = 0
-        self._version = 0
+        self.version = 0
+        """See `Stepper`."""
 
     @property
     def n_running(self) -> int:
@@ -140,17 +141,9 @@ class FakeBatch:
         """See `Stepper`."""
         return sum(row.request.n_tokens for row in list(self._rows.values()))
 
-    @property
-    def version(self) -> int:
-        """See `Stepper`."""
-        return self._version
-
-    def start(self) -> None:
-        """See `Stepper`."""
-
     def change_weights(self, version: int) -> None:
         """From now on steps are of `version`."""
-        self._version = version
+        self.version = version
         self._cached.clear()
 
     def flush(self) -> int:
@@ -196,7 +189,7 @@ class FakeBatch:
         tokens: list[int] = []
         for i, row in enumerate(rows):
             request = row.request
-            token = token_after(row.digest, request.seed, len(request.tokens), self._version)
+            token = token_after(row.digest, request.seed, len(request.tokens), self.version)
             request.tokens.append(token)
             tokens.append(token)
             row.n_to_prefill = 0
@@ -209,7 +202,7 @@ class FakeBatch:
             counts=[1] * len(rows),
             tokens=np.array(tokens, np.int32),
             logprobs=logprobs,
-            version=self._version,
+            version=self.version,
             finishes=finishes,
             # Truncation would leave everything.
             behaviour_logprobs=logprobs if any(map(_truncates, rows)) else None,
@@ -311,7 +304,7 @@ class FakeEngine:
     shared = checkpointer = profiler = meter = None
 
     def __init__(self, settings: FakeSettings, sink: StepSink) -> None:
-        self._facts = EngineFacts(
+        self.facts = EngineFacts(
             kind="fake",
             vocab_size=FAKE_VOCAB_SIZE,
             max_context=settings.max_context,
@@ -326,14 +319,9 @@ class FakeEngine:
         self.memory = FakeMemory(self._loop)
         self.cache = FakeCache(self._loop, batch)
 
-    @property
-    def facts(self) -> EngineFacts:
-        """See `Engine`."""
-        return self._facts
-
     def generate(self, work: Sequence[Work]) -> None:
         """See `Engine`. A request without a seed has seed 0."""
-        self._loop.submit([open_request(w, self._facts, 0) for w in work])
+        self._loop.submit([open_request(w, self.facts, 0) for w in work])
 
     def abort(self, keys: Sequence[AttemptKey]) -> int:
         """See `Engine`."""

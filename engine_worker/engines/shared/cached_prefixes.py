@@ -1,7 +1,6 @@
-"""Which beginnings of prompts a cache holds, by their marks, from the blocks that it keeps.
+"""Prefix hashes of the beginnings of prompts that a cache holds, from the blocks that it keeps.
 
-An engine tells of its blocks as they come and go; what is told onwards is little: see
-`bus.prefix_marks`. Blocks may be of any size, and are known here by the engine's own keys.
+Blocks may be of any size, and are known here by the engine's own keys.
 """
 
 import threading
@@ -16,7 +15,7 @@ from rolloutbus.engine_worker.prefixes import PrefixHashSet
 @dataclass(slots=True)
 class _Block:
     end: ChainLink
-    marks: tuple[int, ...]
+    prefix_hashes: tuple[int, ...]
     """Of beginnings that end in this block."""
     tiers: int
     """Bits: where it is kept."""
@@ -28,7 +27,7 @@ class CachedPrefixes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: dict[Hashable, _Block] = {}
-        self._book = PrefixHashSet()
+        self._hashes = PrefixHashSet()
 
     def stored(self, key: Hashable, parent: Hashable | None, tokens: bytes, tier: int = 1) -> None:
         """A block of int32 [n] tokens is kept, after the block `parent`; None: it is the first."""
@@ -40,10 +39,10 @@ class CachedPrefixes:
             before = self._blocks.get(parent) if parent is not None else None
             if before is None and parent is not None:
                 return
-            end, marks = (before.end if before is not None else ROOT).extended(tokens)
-            self._blocks[key] = _Block(end, tuple(marks), tier)
-            for mark in marks:
-                self._book.add(mark)
+            end, hashes = (before.end if before is not None else ROOT).extended(tokens)
+            self._blocks[key] = _Block(end, tuple(hashes), tier)
+            for each in hashes:
+                self._hashes.add(each)
 
     def removed(self, key: Hashable, tier: int = 1) -> None:
         """A block is kept no more, in this tier at least."""
@@ -55,17 +54,17 @@ class CachedPrefixes:
             if block.tiers:
                 return
             del self._blocks[key]
-            for mark in block.marks:
-                self._book.drop(mark)
+            for each in block.prefix_hashes:
+                self._hashes.drop(each)
 
     def cleared(self) -> None:
-        """Nothing that was kept is of any use any more."""
+        """Nothing that was kept can be used any more."""
         with self._lock:
             if self._blocks:
                 self._blocks.clear()
-                self._book.clear()
+                self._hashes.clear()
 
     def take(self) -> Prefixes | None:
-        """What has changed since the last call, or a part of it; None: nothing."""
+        """Returns what has changed since the last call, or a part of it; None: nothing."""
         with self._lock:
-            return self._book.take() if self._book.has_news else None
+            return self._hashes.take() if self._hashes.has_news else None

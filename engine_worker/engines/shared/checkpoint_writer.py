@@ -2,14 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.weights.tensor_files import header_of, shard_name, shards
 from rolloutbus.bus.wire.messages.engine import SaveKind
-from rolloutbus.bus.wire.messages.weights import Tensor
-from rolloutbus.engine_worker.engine import EngineBusy, TensorRange, WeightSink
+from rolloutbus.engine_worker.engine import EngineBusy, WeightSink
+from rolloutbus.engine_worker.weights.active import pieces
 
 INDEX = "model.safetensors.index.json"
 PIECE_BYTES = 64 * 1024 * 1024
@@ -51,7 +50,7 @@ def write_checkpoint(weights: WeightSink, model: Path, folder: Path) -> None:
         name = shard_name(number)
         with (folder / name).open("wb") as file:
             file.write(header_of(shard))
-            for piece in _pieces(shard):
+            for piece in pieces(shard, PIECE_BYTES):
                 version, found = weights.read_ranges([piece])
                 versions.add(version)
                 if len(versions) > 1:
@@ -70,10 +69,3 @@ def copy_description(model: Path, folder: Path) -> None:
         for path in model.glob(pattern):
             if path.is_file() and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, folder / path.name)
-
-
-def _pieces(tensors: Sequence[Tensor]) -> Iterator[TensorRange]:
-    for tensor in tensors:
-        for start in range(0, tensor.size_bytes, PIECE_BYTES):
-            size_bytes = min(PIECE_BYTES, tensor.size_bytes - start)
-            yield TensorRange(tensor.name, start, size_bytes)

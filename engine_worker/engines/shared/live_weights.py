@@ -5,7 +5,7 @@ How a kind of engine keeps its tensors is left to a `WeightMemory`.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from rolloutbus.engine_worker.engine import (
 from rolloutbus.engine_worker.engines.shared.step_loop import TORN, StepLoop, Stepper
 from rolloutbus.engine_worker.weights.checks import require_bytes
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds and not every engine needs
+    from rolloutbus.engine_worker.weights.torch_tensors import DeviceCopies
 
 
 class WeightMemory(Protocol):
@@ -48,39 +51,15 @@ class WeightMemory(Protocol):
         ...
 
 
-class VersionedStepper(Stepper, Protocol):
-    """A stepper whose weights change under it."""
-
-    def change_weights(self, version: int) -> None:
-        """From now on steps are of `version`, and no new request shares KV of older weights."""
-        ...
-
-
-class Copies(Protocol):
-    """Versions beside the active one, near to it."""
-
-    def stage(self, version: int, tensors: Mapping[str, Bytes]) -> None:
-        """Copy a version there, if there is room."""
-        ...
-
-    def of(self, version: int) -> Mapping[str, RawTensor]:
-        """What is there of it."""
-        ...
-
-    def drop(self, version: int) -> None:
-        """Nobody needs it any more. Idempotent."""
-        ...
-
-
 class LiveWeights:
     """Implements `WeightSink` and `InPlaceSink`."""
 
     def __init__(
         self,
         memory: WeightMemory,
-        batch: VersionedStepper,
+        batch: Stepper,
         loop: StepLoop,
-        copies: Copies | None = None,
+        copies: "DeviceCopies | None" = None,
     ) -> None:
         """`copies`: where versions are put that are staged, if that is of use."""
         self._copies = copies

@@ -47,10 +47,6 @@ class Stepper(Protocol):
         """Of the weights that the next step uses; a gauge."""
         ...
 
-    def start(self) -> None:
-        """Set up what belongs to the thread that steps."""
-        ...
-
     def admit(self, waiting: deque[EngineRequest]) -> None:
         """Move from the left of `waiting` what can run now; with none running, at least one."""
         ...
@@ -77,6 +73,10 @@ class Stepper(Protocol):
             without_tokens_only: only those whose KV is still being filled before their first
                 token since they were admitted.
         """
+        ...
+
+    def change_weights(self, version: int) -> None:
+        """From now on steps are of `version`, and no new request shares KV of older weights."""
         ...
 
 
@@ -292,7 +292,6 @@ class StepLoop:
     def _run(self) -> None:
         cause: BaseException | None = None
         try:
-            self._stepper.start()
             while (intake := self._next_intake()) is not None:
                 self._turn(intake)
         # Whatever ended the loop must reach those who wait for it: stats() then fails, and the

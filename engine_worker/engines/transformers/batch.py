@@ -86,7 +86,8 @@ class Batch:
         self._budget = limits.prefill_tokens
         self._computed = _Computed()
         self._epoch = 0
-        self._version = 0
+        self.version = 0
+        """See `Stepper`."""
 
     @property
     def n_running(self) -> int:
@@ -98,17 +99,9 @@ class Batch:
         """See `Stepper`."""
         return int(self._n_kv.sum())
 
-    @property
-    def version(self) -> int:
-        """See `Stepper`."""
-        return self._version
-
-    def start(self) -> None:
-        """See `Stepper`."""
-
     def change_weights(self, version: int) -> None:
         """From now on steps are of `version`, and no new request shares KV of older weights."""
-        self._version = version
+        self.version = version
         self._epoch += 1
         self._blocks.forget()
 
@@ -157,7 +150,7 @@ class Batch:
         self._computed = _Computed()
         if draw is None:
             empty = np.empty(0, np.float32)
-            return Step((), (), np.empty(0, np.int32), empty, self._version)
+            return Step((), (), np.empty(0, np.int32), empty, self.version)
         self._last[_slots(rows)] = draw.tokens
         problems = [
             (rows[i].request.key, _told(problem, rows[i].request))
@@ -184,7 +177,7 @@ class Batch:
             counts=[1] * n + [0] * len(problems),
             tokens=draw.tokens,
             logprobs=draw.logprobs,
-            version=self._version,
+            version=self.version,
             finishes=finishes,
             behaviour_logprobs=draw.behaviour_logprobs,
             problems=[(n + i, problem) for i, (_, problem) in enumerate(problems)],

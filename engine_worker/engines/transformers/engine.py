@@ -323,7 +323,7 @@ class TransformersEngine:
             prefill_tokens=settings.prefill_tokens,
         )
         n_blocks = -(-kv_tokens(settings, lm.max_context) // size)
-        self._facts = EngineFacts(
+        self.facts = EngineFacts(
             kind="transformers",
             vocab_size=lm.vocab_size,
             max_context=lm.max_context,
@@ -351,11 +351,6 @@ class TransformersEngine:
         self.profiler = StepProfiler(loop)
         self.meter = StepMeter(loop, blocks)
 
-    @property
-    def facts(self) -> EngineFacts:
-        """See `Engine`."""
-        return self._facts
-
     def generate(self, work: Sequence[Work]) -> None:
         """See `Engine`. ValueError: a request does not fit or its key is in use; none was queued.
 
@@ -364,7 +359,7 @@ class TransformersEngine:
         """
         requests: list[EngineRequest] = []
         for each in work:
-            request = open_request(each, self._facts, self._chance.getrandbits(64))
+            request = open_request(each, self.facts, self._chance.getrandbits(64))
             problem = self._furnish(request, each)
             if problem is None:
                 requests.append(request)
@@ -400,7 +395,7 @@ class TransformersEngine:
             assert self._decode is not None, "a feature that is not there"
             request.ends_text = ends_with_text(self._decode, texts)
         try:
-            request.processors = self._processors.build(work.processors, self._facts.vocab_size)
+            request.processors = self._processors.build(work.processors, self.facts.vocab_size)
         except ValueError as error:
             return bad_request("processors", str(error))
         adapter = self.lora.named(work.lora)

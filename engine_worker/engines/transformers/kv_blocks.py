@@ -9,9 +9,9 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from rolloutbus.engine_worker.engine import Int32s
+from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
 
 TRASH_BLOCK = 0
 """Never given out; what padding writes lands here. No request reads it."""
@@ -26,22 +26,6 @@ class Reservation:
 
     blocks: list[int]
     n_shared: int
-
-
-class CacheNews(Protocol):
-    """Hears which contents can be found."""
-
-    def stored(self, key: bytes, parent: bytes | None, tokens: bytes) -> None:
-        """These int32 tokens, after the block `parent`; None: they are the first of all."""
-        ...
-
-    def removed(self, key: bytes) -> None:
-        """Not this one any more."""
-        ...
-
-    def cleared(self) -> None:
-        """None any more."""
-        ...
 
 
 def block_keys(
@@ -69,7 +53,9 @@ class KvBlocks:
     newer weights breaks the promise of in-place updates that old KV stays.
     """
 
-    def __init__(self, n_blocks: int, *, is_sharing: bool, news: CacheNews | None = None) -> None:
+    def __init__(
+        self, n_blocks: int, *, is_sharing: bool, news: CachedPrefixes | None = None
+    ) -> None:
         self._is_sharing = is_sharing
         self._news = news
         self._n_blocks = n_blocks

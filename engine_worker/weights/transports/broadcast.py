@@ -4,7 +4,6 @@ import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,7 +29,6 @@ from rolloutbus.bus.weights.rank_group import (
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
 from rolloutbus.engine_worker.weights.checks import wrong_bytes
-from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.staged import CannotFetch
 from rolloutbus.engine_worker.weights.torch_tensors import device_of, first_wrong
 from rolloutbus.engine_worker.weights.transports.buckets import wrong_bucket
@@ -132,31 +130,8 @@ def _address(at: str) -> tuple[str, int]:
         raise CannotFetch(f"{at[:80]!r} is not an address") from error
 
 
-class ReceiveBuffer(Protocol):
-    """Memory for one version, a piece per bucket."""
-
-    @property
-    def gpu(self) -> str:
-        """UUID of the GPU it is on; empty: host memory."""
-        ...
-
-    @property
-    def pieces(self) -> Sequence[torch.Tensor]:
-        """uint8 [size of the bucket] each: what is received into."""
-        ...
-
-    @property
-    def parts(self) -> Sequence[RawTensor]:
-        """The same memory, as an engine is given it."""
-        ...
-
-    def wrong(self) -> EngineFailed | None:
-        """Why these are not the bytes that were published; None if they are."""
-        ...
-
-
-class HostLanding:
-    """Host memory, verified by the digest of each tensor."""
+class HostBuffer:
+    """Host memory for one version, verified by the digest of each tensor."""
 
     gpu = ""
 
@@ -167,13 +142,13 @@ class HostLanding:
         self.pieces: list[torch.Tensor] = [torch.as_tensor(each) for each in self.parts]
 
     def wrong(self) -> EngineFailed | None:
-        """See `ReceiveBuffer`."""
+        """Why these are not the bytes that were published; None if they are."""
         tensor = first_mismatch(self._content, self._manifest.tensors)
         return wrong_bytes(tensor.name) if tensor is not None else None
 
 
-class GpuLanding:
-    """Memory of the engine's GPU, verified by the checksum of each bucket."""
+class GpuBuffer:
+    """Memory of the engine's GPU for one version, verified by the checksum of each bucket."""
 
     def __init__(self, gpus: Sequence[str], buckets: Sequence[Bucket]) -> None:
         """`gpus`: the engine's. Raises CannotFetch where there is no room, or not one GPU."""
@@ -191,9 +166,12 @@ class GpuLanding:
         self._buckets = buckets
 
     def wrong(self) -> EngineFailed | None:
-        """See `ReceiveBuffer`."""
+        """Why these are not the bytes that were published; None if they are."""
         bucket = first_wrong(self.pieces, self._buckets)
         return wrong_bucket(bucket) if bucket is not None else None
+
+
+ReceiveBuffer = HostBuffer | GpuBuffer
 
 
 def receive(

@@ -43,15 +43,15 @@ class Collective:
         """`content` is None on a GPU, which has an allocator of its own."""
         # Torch takes seconds to import, and other ways do without.
         from rolloutbus.engine_worker.weights.transports.broadcast import (  # noqa: PLC0415
-            GpuLanding,
-            HostLanding,
+            GpuBuffer,
+            HostBuffer,
             receive,
         )
 
-        def place() -> HostLanding | GpuLanding:
+        def place() -> HostBuffer | GpuBuffer:
             if content is None:
-                return GpuLanding(self._gpus, offer.buckets)
-            return HostLanding(content, manifest, offer.buckets)
+                return GpuBuffer(self._gpus, offer.buckets)
+            return HostBuffer(content, manifest, offer.buckets)
 
         def release() -> None:
             if content is not None:

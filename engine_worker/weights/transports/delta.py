@@ -1,7 +1,7 @@
 """`delta`: what changed since the active weights is pulled and applied to a copy of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -10,11 +10,9 @@ from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, first_mismatch, total_bytes
 from rolloutbus.bus.weights.weight_delta import apply, check_parts
 from rolloutbus.bus.wire.errors import EngineFailed, RemoteProtocolError
-from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.weights import (
     Manifest,
     PrepareUpdate,
-    PullChunk,
     PullDelta,
     Tensor,
     WeightDelta,
@@ -22,7 +20,7 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.engine_worker.engine import EngineBusy, TensorRange, WeightSource
 from rolloutbus.engine_worker.weights.active import in_batches
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged, ask_chunk, in_buffer
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged, in_buffer, pull_chunks
 
 READ_BYTES = 32 * 1024 * 1024
 """Copied from the engine at a time: steps wait for some milliseconds."""
@@ -52,7 +50,8 @@ class ChangedSince:
             delta = await _ask_delta(store, PullDelta(ask.policy, ask.version, base))
             check_parts(delta.parts, delta.size_bytes, manifest.tensors)
             changes = np.empty(delta.size_bytes, np.uint8)
-            await store.ask_all(_chunks(store, delta, changes))
+            whole = (delta.policy, delta.version, delta.size_bytes)
+            await pull_chunks(store, *whole, partial(_put, changes), base=delta.base)
         except (EngineFailed, RemoteProtocolError) as error:
             raise CannotFetch(str(error)) from error
         content = self._spare.take(total_bytes(manifest.tensors))
@@ -101,14 +100,5 @@ async def _ask_delta(store: BulkLink, ask: PullDelta) -> WeightDelta:
     return delta
 
 
-def _chunks(
-    store: BulkLink, delta: WeightDelta, changes: Bytes
-) -> Iterator[Callable[[], Awaitable[None]]]:
-    for offset in range(0, len(changes), CHUNK_BYTES):
-        size_bytes = min(CHUNK_BYTES, len(changes) - offset)
-        ask = PullChunk(delta.policy, delta.version, offset, size_bytes, delta.base)
-        yield partial(_pull_chunk, store, ask, changes)
-
-
-async def _pull_chunk(store: BulkLink, ask: PullChunk, changes: Bytes) -> None:
-    changes.data[ask.offset : ask.offset + ask.size_bytes] = await ask_chunk(store, ask)
+def _put(changes: Bytes, offset: int, content: bytes) -> None:
+    changes.data[offset : offset + len(content)] = content
