@@ -8,11 +8,18 @@ from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, Generate, SamplingParams, Want
+from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, Generate
 from rolloutbus.bus.wire.validation import adapter_of
 
 PROCESSOR = "processor:"
 """Before the name of a registered processor."""
+
+SAMPLING_FEATURES = ("min_new_tokens", "stop", "stop_regex", "logit_bias")
+WANT_FEATURES = (
+    *("top_logprobs", "logprobs_of", "prompt_logprobs", "hidden_states"),
+    *("routed_experts", "sampling_mask", "cached_tokens"),
+)
+"""Features that have the name of the field that asks for them; of hidden states, its value too."""
 
 NOTHING_LOST: Mapping[str, str] = MappingProxyType({})
 
@@ -89,9 +96,15 @@ def missing(
 
 def needs(body: Generate) -> Iterator[tuple[str, str]]:
     """(feature, field that asks for it) of all that the request asks for."""
-    yield from _of_sampling(body.sampling)
-    if body.want is not NOTHING_MORE:
-        yield from _of_want(body.want)
+    sampling, want = body.sampling, body.want
+    if sampling.sampling_seed is not None and sampling.temperature > 0:
+        yield "seed", "sampling.sampling_seed"
+    for name in SAMPLING_FEATURES:
+        if getattr(sampling, name):
+            yield name, f"sampling.{name}"
+    for name in WANT_FEATURES if want is not NOTHING_MORE else ():
+        if wanted := getattr(want, name):
+            yield f"{name}_{wanted}" if name == "hidden_states" else name, f"want.{name}"
     if body.grammar is not None:
         yield body.grammar.kind, "grammar"
     for processor in body.processors:
@@ -112,33 +125,3 @@ def unknown_adapter(lora: str, adapters: Mapping[str, int]) -> Problem | None:
         return None
     loaded = ", ".join(f"{each}@{number}" for each, number in sorted(adapters.items())) or "none"
     return bad_request("lora", f"{lora} is not loaded; loaded are: {loaded}. Send load_lora first.")
-
-
-def _of_sampling(sampling: SamplingParams) -> Iterator[tuple[str, str]]:
-    if sampling.sampling_seed is not None and sampling.temperature > 0:
-        yield "seed", "sampling.sampling_seed"
-    if sampling.min_new_tokens:
-        yield "min_new_tokens", "sampling.min_new_tokens"
-    if sampling.stop:
-        yield "stop", "sampling.stop"
-    if sampling.stop_regex:
-        yield "stop_regex", "sampling.stop_regex"
-    if sampling.logit_bias:
-        yield "logit_bias", "sampling.logit_bias"
-
-
-def _of_want(want: Want) -> Iterator[tuple[str, str]]:
-    if want.top_logprobs:
-        yield "top_logprobs", "want.top_logprobs"
-    if want.logprobs_of:
-        yield "logprobs_of", "want.logprobs_of"
-    if want.prompt_logprobs:
-        yield "prompt_logprobs", "want.prompt_logprobs"
-    if want.hidden_states:
-        yield f"hidden_states_{want.hidden_states}", "want.hidden_states"
-    if want.routed_experts:
-        yield "routed_experts", "want.routed_experts"
-    if want.sampling_mask:
-        yield "sampling_mask", "want.sampling_mask"
-    if want.cached_tokens:
-        yield "cached_tokens", "want.cached_tokens"

@@ -117,7 +117,7 @@ class WorkerActor:
     def _connect(self) -> None:
         if self._router is not None:
             if self.core.member.state != "leased":
-                self._say_what_is_waited_for()
+                self._warn_of_waiting()
             self._router.close()
         self._router = DealerPort(
             self._settings.router, self._from_router, self._link_down, dialer=self._dialer
@@ -132,10 +132,10 @@ class WorkerActor:
             self._on_joined = None
 
     def _link_down(self) -> None:
-        self._say_what_is_waited_for()
+        self._warn_of_waiting()
         self._actor.feed(self.core.link_down)
 
-    def _say_what_is_waited_for(self) -> None:
+    def _warn_of_waiting(self) -> None:
         if self._router is not None:
             sentence = self._patience.failed(self._router.failure, self._clock.now())
             if sentence:

@@ -11,7 +11,6 @@ from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.command_checks import check_command
 from rolloutbus.bus.wire.commands import COMMANDS, done_by
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, AttemptKey, Entry, RequestId
-from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.control import Memory, Sleep
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
@@ -22,8 +21,30 @@ from rolloutbus.engine_worker.worker.effects import ToHost
 from rolloutbus.engine_worker.worker.generation import Generation
 
 
+class Ending(NamedTuple):
+    """How a command ended."""
+
+    kind: str
+    key: AttemptKey
+    body: msgspec.Struct | Raw
+
+
+Outcomes = list[ToHost | Ending]
+
+
+def refused(entry: Entry, problem: Problem) -> Ending:
+    """The command was not started: perhaps another time, or with other values, or never here."""
+    kind = "failed" if problem.code == "unsupported" else "refused"
+    return Ending(kind, key_of(entry), problem)
+
+
+def key_of(entry: Entry) -> AttemptKey:
+    """The execution that a command entry asks for."""
+    return RequestId(entry.rid), entry.attempt
+
+
 class ReloadList:
-    """Of one worker."""
+    """Keeps the adapters that an engine has, for the engine that follows it when it dies."""
 
     def __init__(self) -> None:
         self._asked: dict[AttemptKey, LoadLora] = {}
@@ -38,11 +59,11 @@ class ReloadList:
         return bool(self._due)
 
     def asked(self, key: AttemptKey, ask: LoadLora) -> None:
-        """The engine was told to load one."""
+        """The engine is loading one."""
         self._asked[key] = ask
 
     def ended(self, key: AttemptKey, adapters: Collection[str] | None) -> None:
-        """The engine has loaded or unloaded one; what it has now, None: it has failed."""
+        """The engine has loaded or unloaded one; `adapters`: all it has now, None: it failed."""
         self._due.discard(key)
         ask = self._asked.pop(key, None)
         if adapters is None:
@@ -52,19 +73,18 @@ class ReloadList:
         self._loaded = {name: each for name, each in self._loaded.items() if name in adapters}
 
     def reload(self) -> list[Entry]:
-        """What to tell an engine that has just begun; its endings concern nobody else."""
+        """Commands for an engine that has just begun; only this list hears how they end."""
         entries = [
             Entry("load_lora", RequestId(f"again/{name}"), NO_ATTEMPT, body=pack(ask))
             for name, ask in self._loaded.items()
         ]
         for entry, ask in zip(entries, self._loaded.values(), strict=True):
-            key = (RequestId(entry.rid), entry.attempt)
-            self._due.add(key)
-            self._asked[key] = ask
+            self._due.add(key_of(entry))
+            self._asked[key_of(entry)] = ask
         return entries
 
     def host_lost(self) -> None:
-        """The engine is gone; whatever the next one should have had, the one after it should."""
+        """The engine is gone; what it was still to load, the next one loads."""
         for key in self._due:
             self._loaded[self._asked[key].name] = self._asked[key]
         self._asked.clear()
@@ -83,7 +103,7 @@ _HINTS = {
 
 
 class WorkerState:
-    """Facts that the state follows from."""
+    """What a worker is doing, in one word, and which commands it refuses then."""
 
     def __init__(self) -> None:
         self.is_host_ready = False
@@ -105,15 +125,12 @@ class WorkerState:
         A silent host only keeps new requests away: what else a state refuses, and what waits,
         does not change with it.
         """
-        phase = self._phase()
-        return "frozen" if self.is_frozen and phase in ("ready", "updating") else phase
+        is_silent = self.is_frozen and self.phase in ("ready", "updating")
+        return "frozen" if is_silent else self.phase
 
     @property
     def phase(self) -> str:
         """What commands are judged by; the most restrictive one wins."""
-        return self._phase()
-
-    def _phase(self) -> str:
         if self.is_broken:
             return "broken"
         if not self.is_host_ready:
@@ -154,13 +171,17 @@ class WorkerState:
 HOST_COMMANDS = done_by("engine")
 """Commands that the engine host carries out."""
 READING = frozenset(kind for kind in HOST_COMMANDS if "paused" in COMMANDS[kind].refused_in)
-"""Those that compute with the model, beside generation."""
+"""Commands that compute with the model, beside generation."""
 MAX_WAITING = 64
 """Commands of one kind that wait; more are refused."""
 
 
 class ControlLanes:
-    """What runs in the host and what waits for it, per kind."""
+    """Passes control commands to the engine host, one at a time of each kind.
+
+    Commands of different kinds overtake each other: a `resume` must not wait for a `pause` that
+    drains, nor anything for a weight transfer.
+    """
 
     def __init__(self) -> None:
         self._running: dict[str, AttemptKey] = {}
@@ -206,30 +227,8 @@ class ControlLanes:
         self._waiting.clear()
 
     def _pass_on(self, entry: Entry) -> ToHost:
-        self._running[entry.kind] = (RequestId(entry.rid), entry.attempt)
+        self._running[entry.kind] = key_of(entry)
         return ToHost(Entry(entry.kind, entry.rid, entry.attempt, body=entry.body))
-
-
-class Ending(NamedTuple):
-    """How a command ended."""
-
-    kind: str
-    key: AttemptKey
-    body: msgspec.Struct | Raw
-
-
-Outcomes = list[ToHost | Ending]
-
-
-def refused(entry: Entry, problem: Problem) -> Ending:
-    """The command was not started: perhaps another time, or with other values, or never here."""
-    kind = "failed" if problem.code == "unsupported" else "refused"
-    return Ending(kind, key_of(entry), problem)
-
-
-def key_of(entry: Entry) -> AttemptKey:
-    """The execution that a command entry asks for."""
-    return RequestId(entry.rid), entry.attempt
 
 
 class Controller:
@@ -254,7 +253,7 @@ class Controller:
 
     @property
     def adapters(self) -> dict[str, int]:
-        """Those that are loaded, and their versions."""
+        """Versions of the loaded adapters, by name."""
         return dict(self._generation.adapters)
 
     @property
@@ -270,8 +269,8 @@ class Controller:
     def takes_requests(self, *, is_pinned: bool) -> Problem | None:
         """Why a `generate` cannot be started now; None if it can.
 
-        A pinned one asks for exactly the present weights, which a commit that the engine has
-        already been told of is about to replace.
+        A pinned one asks for exactly the present weights, which a commit that the engine already
+        has is about to replace.
         """
         if self._parked_commit is not None:
             message = "A weight update waits for requests that are pinned to the old version."
@@ -282,12 +281,12 @@ class Controller:
         return self.state.refusal("generate")
 
     def reported(self, heartbeat: EngineHeartbeat) -> None:
-        """The host has told of its weights."""
+        """The host has reported its weights."""
         self.version = max(self.version, heartbeat.version)
         self.state.is_torn = heartbeat.torn
 
     def engine_ready(self, ready: EngineReady) -> Outcomes:
-        """An engine has begun; what it is to do before it serves anybody."""
+        """An engine has begun; returns what it is to do before it serves requests."""
         self.state.is_host_ready = True
         self._capabilities = frozenset(ready.capabilities)
         self._vocab_size, self._max_context = ready.vocab_size, ready.max_context
@@ -301,12 +300,8 @@ class Controller:
                 outcomes += submitted
         return outcomes
 
-    def submit(self, entry: Entry) -> Outcomes:
-        """Start a control command, or end it at once."""
-        try:
-            body = unpack(entry)
-        except RemoteProtocolError as error:
-            return [refused(entry, Problem("bad_request", str(error), "not_started"))]
+    def submit(self, entry: Entry, body: msgspec.Struct) -> Outcomes:
+        """Start a control command, or end it at once; `body` is the entry's."""
         if entry.kind not in HOST_COMMANDS or entry.kind not in self._capabilities:
             return [refused(entry, cannot_do(entry.kind))]
         problem = (
@@ -325,7 +320,7 @@ class Controller:
         return self._pass_on(entry, body)
 
     def host_ended(self, entry: Entry) -> Outcomes:
-        """The host has ended a command; what it changed, what may go next.
+        """The host has ended a command; returns its ending and what may go next.
 
         It counts even if the lease it came under is over: the engine has changed all the same.
         """
@@ -357,7 +352,7 @@ class Controller:
         return self._pass_on(entry, unpack(entry))
 
     def lease_lost(self) -> None:
-        """Whoever sent the commands that wait is not served any more."""
+        """The commands that wait were sent under a lease that has ended; drop them."""
         self._parked_commit = None
         if not self._memory.is_reloading:
             self._lanes.drop_waiting()

@@ -1,8 +1,7 @@
-"""The worker core: what a worker does with what the bus, its engine host and time tell it.
+"""The worker core decides what a worker does about entries, its engine host and time.
 
-Pure: each method takes `now` and returns effects for the shell (`engine_worker.worker.actor`) to
-apply. Membership and delivery are `bus.membership.core`'s; tokens
-`engine_worker.worker.generation`'s; control commands `engine_worker.worker.controller`'s.
+Pure: each method takes `now` and returns effects for the shell to apply. Membership and delivery
+are decided by `MemberCore`, tokens by `Generation`, control commands by `Controller`.
 """
 
 from collections.abc import Iterable
@@ -46,7 +45,7 @@ from rolloutbus.engine_worker.worker.streams import StreamBatcher
 def worker_facts(
     policy: str, engine: EngineReady, stream: str, pid: int, adapters: dict[str, int]
 ) -> WorkerFacts:
-    """What this worker offers; `stream`: endpoint of its PUB socket, `adapters`: changes later."""
+    """What this worker offers; `stream`: endpoint of its PUB socket; `adapters` changes later."""
     return WorkerFacts(
         policy=policy,
         stream=stream,
@@ -62,18 +61,6 @@ def worker_facts(
         bulk=engine.bulk,
         transports=engine.transports,
         adapters=adapters,
-    )
-
-
-def vitals_of(slots: int, n_steps: int, controller: Controller, generation: Generation) -> Vitals:
-    """What a heartbeat says; `slots` is 0 while there is no engine."""
-    return Vitals(
-        version=controller.version,
-        state=controller.state.name,
-        steps=n_steps,
-        free=max(0, slots + slots // 4 + 1 - len(generation)),
-        n_tokens=generation.n_sampled,
-        stalled_ms=controller.stalled_ms,
     )
 
 
@@ -100,13 +87,8 @@ def server_facts(
     )
 
 
-def repair_ending(entry: Entry, generation: Generation, outbox: Outbox) -> Ending:
+def repair_ending(entry: Entry, body: Repair, generation: Generation, outbox: Outbox) -> Ending:
     """Ends a `repair`: from the running request, or from a result that still waits."""
-    try:
-        body = unpack(entry)
-    except RemoteProtocolError as error:
-        return refused(entry, Problem("bad_request", str(error), "not_started"))
-    assert isinstance(body, Repair)
     request = generation.get(body.rid)
     if request is not None and request.key[1] == body.attempt:
         found = repaired(request, body)
@@ -171,7 +153,7 @@ class WorkerCore:
         return [StartHost()]
 
     def bus(self, entries: Iterable[Entry], now: float) -> list[WorkerEffect]:
-        """The router said this."""
+        """Entries have come from the router."""
         return self._carry_out(self._member.receive(entries, now), now)
 
     def link_down(self, now: float) -> list[WorkerEffect]:
@@ -179,7 +161,7 @@ class WorkerCore:
         return self._carry_out(self._member.link_down(now), now)
 
     def host(self, entries: Iterable[Entry], now: float) -> list[WorkerEffect]:
-        """The engine host said this.
+        """Entries have come from the engine host.
 
         Raises:
             RemoteProtocolError: the host broke the protocol; it must be killed.
@@ -240,7 +222,7 @@ class WorkerCore:
         return self._carry_out(self._member.leave("shutdown"), now)
 
     def flush(self, now: float) -> list[WorkerEffect]:
-        """The end of a loop tick in which something was said."""
+        """End a loop tick in which something was received."""
         effects: list[WorkerEffect] = [*self._streams.flush(self._member.epoch)]
         shown = (self._controller.state.name, self._controller.version)
         if shown != self._shown:
@@ -268,7 +250,7 @@ class WorkerCore:
         return effects + self._settle(now)
 
     def _carry_out(self, effects: list[MemberEffect], now: float) -> list[WorkerEffect]:
-        """Replace what the member core asks of us by what follows from it."""
+        """Replace effects that the member core means for us by what follows from them."""
         out: list[WorkerEffect] = []
         for effect in effects:
             match effect:
@@ -278,31 +260,40 @@ class WorkerCore:
                     out += self._generation.forget(keys)
                 case StopWork():
                     self._controller.lease_lost()
-                    out += self._generation.forget(_orphans(self._generation, self._member))
+                    running = self._member.deliveries.running
+                    keys = [request.key for request in self._generation.all()]
+                    out += self._generation.forget([k for k in keys if running(k[0]) is None])
                 case _:
                     out.append(effect)
         return out
 
     def _execute(self, entry: Entry, now: float) -> list[WorkerEffect]:
-        match entry.kind:
-            case "generate":
-                problem = self._controller.takes_requests(is_pinned=is_pinned(entry))
-                started = problem or self._generation.start(entry, self._controller.version, now)
-                if isinstance(started, ToHost):
-                    return [started]
-                return self._end(refused(entry, started), now)
-            case "abort":
-                return self._abort(entry, now)
-            case "repair":
-                return self._end(repair_ending(entry, self._generation, self._outbox), now)
-            case "server_info":
-                assert self._engine is not None, "a lease needs an engine, and a command a lease"
-                facts = server_facts(self._engine, self._watch.heartbeat, self._controller)
-                return self._end(Ending("finished", key_of(entry), facts), now)
-            case "shutdown":
-                return self._begin_shutdown(entry, now)
+        if entry.kind == "generate":
+            problem = self._controller.takes_requests(is_pinned=is_pinned(entry))
+            started = problem or self._generation.start(entry, self._controller.version, now)
+            if isinstance(started, ToHost):
+                return [started]
+            return self._end(refused(entry, started), now)
+        if entry.kind == "server_info":
+            assert self._engine is not None, "a lease needs an engine, and a command a lease"
+            facts = server_facts(self._engine, self._watch.heartbeat, self._controller)
+            return self._end(Ending("finished", key_of(entry), facts), now)
+        try:
+            body = unpack(entry)
+        except RemoteProtocolError as error:
+            if entry.kind == "abort":
+                self._member.counters.malformed += 1
+                return []
+            return self._end(refused(entry, Problem("bad_request", str(error), "not_started")), now)
+        match body:
+            case Abort():
+                return self._abort(entry, body, now)
+            case Repair():
+                return self._end(repair_ending(entry, body, self._generation, self._outbox), now)
+            case Shutdown():
+                return self._begin_shutdown(entry, body, now)
             case _:
-                return self._apply(self._controller.submit(entry), now)
+                return self._apply(self._controller.submit(entry, body), now)
 
     def _apply(self, outcomes: Outcomes, now: float) -> list[WorkerEffect]:
         effects: list[WorkerEffect] = []
@@ -330,13 +321,7 @@ class WorkerCore:
             effects += self._finish(self._generation.end(request, "abort", now), now)
         return effects
 
-    def _abort(self, entry: Entry, now: float) -> list[WorkerEffect]:
-        try:
-            body = unpack(entry)
-        except RemoteProtocolError:
-            self._member.counters.malformed += 1
-            return []
-        assert isinstance(body, Abort)
+    def _abort(self, entry: Entry, body: Abort, now: float) -> list[WorkerEffect]:
         running = [request for rid in body.rids if (request := self._generation.get(rid))]
         known = {str(request.key[0]) for request in running}
         self._member.deliveries.bury((rid for rid in body.rids if rid not in known), now)
@@ -358,19 +343,14 @@ class WorkerCore:
         self._facts = worker_facts(policy, ready, self._stream, self._pid, adapters)
         return self._apply(self._controller.engine_ready(ready), now)
 
-    def _begin_shutdown(self, entry: Entry, now: float) -> list[WorkerEffect]:
-        try:
-            body = unpack(entry)
-        except RemoteProtocolError as error:
-            return self._end(refused(entry, Problem("bad_request", str(error), "not_started")), now)
-        assert isinstance(body, Shutdown)
+    def _begin_shutdown(self, entry: Entry, body: Shutdown, now: float) -> list[WorkerEffect]:
         self._controller.state.is_draining = True
         effects = [] if body.drain else self._cancel(list(self._generation.all()), now)
         self._shutdown = key_of(entry)
         return effects + self._settle(now)
 
     def _settle(self, now: float) -> list[WorkerEffect]:
-        """What waited: to join for the engine, a commit, a shutdown, the farewell after it."""
+        """Do what waited: join once there is an engine, commit, shut down, leave after that."""
         effects = self._apply(self._controller.unpark(), now)
         if self._facts and self._controller.may_join and self._member.state == "away":
             effects += self._carry_out(self._member.online(self._facts, now), now)
@@ -385,7 +365,14 @@ class WorkerCore:
 
     def _vitals(self) -> Vitals:
         slots = self._engine.slots if self._engine else 0
-        return vitals_of(slots, self._watch.heartbeat.steps, self._controller, self._generation)
+        return Vitals(
+            version=self._controller.version,
+            state=self._controller.state.name,
+            steps=self._watch.heartbeat.steps,
+            free=max(0, slots + slots // 4 + 1 - len(self._generation)),
+            n_tokens=self._generation.n_sampled,
+            stalled_ms=self._controller.stalled_ms,
+        )
 
 
 def _give_up(
@@ -399,9 +386,3 @@ def _give_up(
     elif not end.is_crash:
         effects = member.offline(end.goodbye, now)
     return [*effects, *member.leave(f"engine_failed: {end.reason}")]
-
-
-def _orphans(generation: Generation, member: MemberCore) -> list[AttemptKey]:
-    """What samples here and is nobody's any more."""
-    keys = [request.key for request in generation.all()]
-    return [key for key in keys if member.deliveries.running(key[0]) is None]

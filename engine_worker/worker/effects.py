@@ -1,4 +1,4 @@
-"""What the worker core asks of its shell besides sending and connecting."""
+"""Effects of the worker core besides those that every actor has."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

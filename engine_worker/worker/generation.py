@@ -1,4 +1,4 @@
-"""Running `generate` requests of one worker: started, fed by engine steps, ended."""
+"""The running `generate` requests of one worker: started, fed by engine steps, ended."""
 
 import heapq
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ MIN_STALE = 1024
 
 
 class Limits(NamedTuple):
-    """What the engine can take; from its `engine_ready`."""
+    """What the engine can take."""
 
     vocab_size: int
     max_context: int
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(engine: EngineReady) -> Limits:
-    """What an engine has said of itself."""
+    """The limits of an engine, from its `engine_ready`."""
     max_running = 4 * engine.slots + 16
     features = frozenset(engine.features)
     return Limits(engine.vocab_size, engine.max_context, max_running, features, engine.lost)
@@ -50,14 +50,14 @@ class FinishedRequest(NamedTuple):
 
 
 class Unmeasured(NamedTuple):
-    """A request of which the engine has told tokens without what has to come with them."""
+    """A request whose tokens came without the columns that they need, and why it fails."""
 
     request: RunningRequest
     problem: Problem
 
 
 class Measured:
-    """Which tokens of a step come with their logprobs: NaN stands for what was not measured."""
+    """Tells which tokens of a step have their logprobs; NaN stands for one not measured."""
 
     def __init__(self, deltas: Deltas) -> None:
         self._n_bytes = len(deltas.tokens)
@@ -87,7 +87,7 @@ def _places_of_nan(column: bytes) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 _NO_LOGPROBS = Problem(
-    "engine_failed", "The engine has told tokens without their logprobs.", "failed"
+    "engine_failed", "The engine has reported tokens without their logprobs.", "failed"
 )
 _NO_BEHAVIOUR = Problem(
     "engine_failed",
@@ -99,7 +99,7 @@ _NO_BEHAVIOUR = Problem(
 
 _NO_ADAPTER = Problem(
     "engine_failed",
-    "The engine has told tokens without the version of the adapter that sampled them.",
+    "The engine has reported tokens without the version of the adapter that sampled them.",
     "failed",
     field="lora",
 )
@@ -114,7 +114,7 @@ class Generation:
         self._streams = streams
         self.limits = Limits(0, 0, 0)
         self.adapters: dict[str, int] = {}
-        """Those that are loaded, and their versions."""
+        """Versions of the loaded adapters, by name."""
         self.n_sampled = 0
         """Tokens sampled since this process started."""
         self.n_pinned = 0
@@ -132,7 +132,7 @@ class Generation:
         return self._requests.values()
 
     def start(self, entry: Entry, version: int, now: float) -> ToHost | Problem:
-        """Take a `generate` up, or say why it is refused."""
+        """Begin a `generate`, or return why it is refused."""
         try:
             body = unpack(entry)
         except RemoteProtocolError as error:
@@ -160,7 +160,7 @@ class Generation:
         )
 
     def keep(self, extras: Extras) -> None:
-        """What belongs to the result of a request, beside its columns."""
+        """Keep what belongs to the result of a request, beside its columns."""
         request = self._at(extras.rid, extras.attempt)
         if request is None:
             return
@@ -201,7 +201,7 @@ class Generation:
         return finished
 
     def end(self, request: RunningRequest, reason: FinishReason, now: float) -> FinishedRequest:
-        """Take a request out, and say so on its stream."""
+        """Remove a request, and publish its end on its stream."""
         self._remove(request)
         self._streams.ended(request, reason, now)
         return FinishedRequest(request, reason)
@@ -217,14 +217,14 @@ class Generation:
         return found
 
     def forget(self, keys: Iterable[AttemptKey]) -> list[ToHost]:
-        """Drop these without a word; tells the engine."""
+        """Drop these without an ending; returns what tells the engine."""
         requests = [request for rid, attempt in keys if (request := self._at(rid, attempt))]
         for request in requests:
             self._remove(request)
         return stop_in_engine(requests)
 
     def clear(self) -> list[ToHost]:
-        """Drop everything; tells the engine."""
+        """Drop everything; returns what tells the engine."""
         requests = list(self._requests.values())
         self._requests.clear()
         self._deadlines.clear()

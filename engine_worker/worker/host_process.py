@@ -18,8 +18,8 @@ STOP_S = 8.0
 """From the end of the link until the host is killed."""
 
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that a process does not get from its own faults: somebody, or the kernel for want of
-memory, has sent them."""
+"""Signals that a process does not get from its own faults: another program has sent them, or the
+kernel for want of memory."""
 
 
 class HostExit(NamedTuple):
@@ -27,7 +27,7 @@ class HostExit(NamedTuple):
 
     reason: str
     was_killed: bool
-    """By somebody else."""
+    """By another program."""
 
 
 class HostProcess:
@@ -37,11 +37,11 @@ class HostProcess:
         self._process = process
         self._link = link
         self._is_blamed: bool | None = None
-        """Whether we killed it for what it did; None: we did not."""
+        """Whether this actor killed it for what it did; None: this actor did not kill it."""
 
     @classmethod
     async def start(cls, settings: WorkerSettings, on_entries: EntriesHandler) -> "HostProcess":
-        """Start a host; the engine says `engine_ready` later."""
+        """Start a host; its `engine_ready` comes later."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -75,7 +75,7 @@ class HostProcess:
             self._process.kill()
 
     async def wait(self) -> HostExit:
-        """Wait for its end, and until all that it said has been delivered; returns how it ended."""
+        """Wait for its end, and until all that it sent has been delivered; returns how it ended."""
         code = await self._process.wait()
         await self._link.closed()
         if code >= 0:
@@ -95,7 +95,7 @@ class HostProcess:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether somebody has stopped this process (SIGSTOP, a debugger): then it is not hung."""
+    """Whether a process is stopped from outside (SIGSTOP, a debugger): then it is not hung."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -8,25 +8,25 @@ from rolloutbus.engine_worker.settings import HostSettings
 
 
 class HostEnd(NamedTuple):
-    """What to make of a host's end."""
+    """How a host ended, and what follows from it."""
 
     reason: str
     """For people."""
     is_crash: bool
-    """Engine or requests are to blame; otherwise somebody else has killed it."""
+    """Caused by the engine or its requests; otherwise another program has killed it."""
     may_restart: bool
     words: str = ""
-    """The engine's own, before it died."""
+    """The engine's own report before it died."""
 
     @property
     def goodbye(self) -> str:
-        """What the router is told: a code, and after a colon what is known of the cause."""
+        """The reason for the router: a code, and after a colon what is known of the cause."""
         code = "engine_crashed" if self.is_crash else "engine_killed"
         return f"{code}: {self.words}" if self.words else code
 
 
 class HostWatch:
-    """Progress of the running host, and the history of crashes."""
+    """Watches the progress of the running host, and remembers crashes."""
 
     def __init__(self, settings: HostSettings, late_tick_s: float) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class HostWatch:
         self._n_failed_starts = 0
         self._was_in_phase = False
         self._complaint = ""
-        """What the host said about its own end."""
+        """What the host reported about its own end."""
         self._verdict = ""
         """Why it must be killed."""
         self.heartbeat = EngineHeartbeat(0, 0, 0, 0, 0)
@@ -53,25 +53,25 @@ class HostWatch:
         self.heartbeat = EngineHeartbeat(0, 0, 0, 0, 0)
 
     def ready(self, now: float) -> None:
-        """Its engine is built."""
+        """The host's engine is built."""
         self._is_ready = True
         self._n_failed_starts = 0
         self._heard_at = self._moved_at = now
 
     def spoke(self, now: float) -> None:
-        """It said something."""
+        """The host has sent something."""
         self._heard_at = now
 
     def complained(self, message: str) -> None:
-        """It said that its engine has failed, and why."""
+        """The host has reported that its engine failed, and why."""
         self._complaint = message
 
     def is_silent(self, now: float) -> bool:
-        """Whether its process seems to be stopped: even with nothing to do it speaks."""
+        """Whether its process seems to be stopped: even an idle host sends heartbeats."""
         return self._is_ready and now - self._heard_at > self._settings.silent_s
 
     def reported(self, heartbeat: EngineHeartbeat, now: float) -> None:
-        """It reported its counters."""
+        """The host has reported its counters."""
         if heartbeat.steps != self.heartbeat.steps:
             self._moved_at = now
         self.heartbeat = heartbeat
@@ -79,10 +79,8 @@ class HostWatch:
     def verdict(self, now: float, *, should_move: bool, in_phase: bool = False) -> str:
         """Why the host must be killed; empty while it is fine.
 
-        Args:
-            now: seconds.
-            should_move: work runs, so that steps must follow each other.
-            in_phase: weights or memory are being moved, which has a patience of its own.
+        `should_move`: work runs, so that steps must follow each other. `in_phase`: weights or
+        memory are being moved, which has a patience of its own.
         """
         lateness_s, self._ticked_at = now - self._ticked_at, now
         if lateness_s > self._late_tick_s:
@@ -104,10 +102,7 @@ class HostWatch:
     def ended(self, reason: str, now: float, *, was_killed: bool) -> HostEnd:
         """The host is gone.
 
-        Args:
-            reason: how it ended.
-            now: seconds.
-            was_killed: by somebody else; its own word that its engine had failed outweighs that.
+        `was_killed`: by another program; its own report that its engine had failed outweighs that.
         """
         self._n_failed_starts += not self._is_ready
         self._is_ready = False
@@ -123,7 +118,7 @@ class HostWatch:
         )
 
     def _forgive_our_own_pause(self, lateness_s: float) -> None:
-        """We were frozen ourselves: that time says nothing about the host."""
+        """This process was frozen: that time says nothing about the host."""
         self._started_at += lateness_s
         self._heard_at += lateness_s
         self._moved_at += lateness_s

@@ -85,7 +85,7 @@ class RunningRequest:
 
     @property
     def lacks_adapter(self) -> bool:
-        """Whether it asked for an adapter and the engine has not told which one it got."""
+        """Whether it asked for an adapter and the engine has not reported which one it got."""
         return bool(self._wanted_lora) and not self.lora
 
     def began_with(self, lora: str) -> None:

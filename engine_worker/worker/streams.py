@@ -1,6 +1,7 @@
-"""What is published: per topic the columns of all rows of one loop tick, and idle heartbeats."""
+"""Publishes streams: per topic the columns of all rows of one loop tick, and idle heartbeats."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from rolloutbus.bus.actor.effects import Publish
 from rolloutbus.bus.wire.codec import pack, topic_of
@@ -11,33 +12,20 @@ from rolloutbus.engine_worker.settings import StreamSettings
 from rolloutbus.engine_worker.worker.requests import RunningRequest
 
 
+@dataclass(slots=True)
 class _Columns:
     """Rows of one topic that wait for the end of the tick."""
 
-    __slots__ = (
-        "attempts",
-        "behaviour",
-        "counts",
-        "finishes",
-        "has_behaviour",
-        "logprobs",
-        "rids",
-        "seqs",
-        "tokens",
-        "versions",
-    )
-
-    def __init__(self) -> None:
-        self.rids: list[str] = []
-        self.attempts: list[tuple[int, int]] = []
-        self.seqs: list[int] = []
-        self.counts: list[int] = []
-        self.tokens = bytearray()
-        self.logprobs = bytearray()
-        self.behaviour = bytearray()
-        self.has_behaviour = False
-        self.versions: list[int] = []
-        self.finishes: list[tuple[int, FinishReason]] = []
+    rids: list[str] = field(default_factory=list[str])
+    attempts: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    seqs: list[int] = field(default_factory=list[int])
+    counts: list[int] = field(default_factory=list[int])
+    tokens: bytearray = field(default_factory=bytearray)
+    logprobs: bytearray = field(default_factory=bytearray)
+    behaviour: bytearray = field(default_factory=bytearray)
+    has_behaviour: bool = False
+    versions: list[int] = field(default_factory=list[int])
+    finishes: list[tuple[int, FinishReason]] = field(default_factory=list[tuple[int, FinishReason]])
 
     def add(self, request: RunningRequest, seq: int, count: int, version: int) -> None:
         """One row: tokens [seq, seq + count) of a request, all of one version."""
@@ -95,7 +83,7 @@ class StreamBatcher:
         columns.finishes.append((len(columns.rids) - 1, reason))
 
     def flush(self, epoch: Epoch) -> list[Publish]:
-        """Everything collected in this tick."""
+        """Publish everything collected in this tick."""
         if not self._columns:
             return []
         waiting, self._columns = self._columns, {}
@@ -105,7 +93,7 @@ class StreamBatcher:
         ]
 
     def tick(self, requests: Iterable[RunningRequest], epoch: Epoch, now: float) -> list[Publish]:
-        """Overdue coarse rows and idle heartbeats."""
+        """Publish overdue coarse rows and idle heartbeats."""
         if now < self._idle_at:
             return []
         self._idle_at = now + self._settings.idle_s

@@ -104,7 +104,7 @@ class Books(RuleBasedStateMachine):
         news = self.book.take()
         assert news.seq in (0, self.next_seq)
         self.next_seq = news.seq + 1
-        self.reader.hear(news, unpacked(news.added), unpacked(news.removed))
+        self.reader.apply(news)
 
     @invariant()
     def a_reader_without_news_to_come_knows_all(self) -> None:
