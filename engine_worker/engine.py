@@ -87,7 +87,7 @@ class Work:
     prefix: Prefix | None = None
     """Tokens to go on after; they count towards max_new_tokens, penalties and the seed position."""
     stream: bool = False
-    """Somebody wants each step; otherwise tokens may come in portions."""
+    """A client reads each step; otherwise tokens may come in portions."""
     lora: str = ""
     """Adapter, `NAME` or `NAME@VERSION`, loaded when it was checked; empty: none."""
     want: Want = NOTHING_MORE
@@ -130,11 +130,11 @@ class Step:
     "Arrays". Made by `bus.wire.arrays.array_of`."""
     adapters: Sequence[tuple[int, str]] = ()
     """(row, `NAME@VERSION`) of rows that begin with an adapter: what the engine has given them,
-    told no later than with their first token. See `began_with`."""
+    reported no later than with their first token. See `began_with`."""
 
 
 def began_with(key: AttemptKey, lora: str) -> Step:
-    """The step before the first one of a request with the adapter `lora`, a `NAME@VERSION`."""
+    """Reports that a request begins with the adapter `lora`, a `NAME@VERSION`; it has no tokens."""
     nothing, no_logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
     return Step([key], [0], nothing, no_logprobs, version=0, adapters=((0, lora),))
 
@@ -223,7 +223,7 @@ class WeightSink(WeightSource, Protocol):
         ...
 
     def stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
-        """Do beside the steps whatever an `install` of these tensors need not do.
+        """Prepare an `install` of these tensors beside the steps, to make it shorter.
 
         The bytes stay as they are until the install, or until `unstage`.
 
@@ -234,7 +234,7 @@ class WeightSink(WeightSource, Protocol):
         ...
 
     def unstage(self, version: int) -> None:
-        """Nobody wants the version any more; an `install` that waits may be refused. Idempotent."""
+        """Drop a staged version; an `install` of it that waits may be refused. Idempotent."""
         ...
 
 
@@ -290,15 +290,11 @@ class PrefixCache(Protocol):
 
     @property
     def tiers(self) -> Collection[CacheTier]:
-        """Those that it has."""
+        """Tiers that the cache has."""
         ...
 
     def flush(self, tiers: Sequence[CacheTier]) -> int:
-        """Forget what no request uses; returns how many tokens, if it can tell.
-
-        Args:
-            tiers: some of `tiers`.
-        """
+        """Forget what no request uses in these tiers; returns how many tokens, if it is known."""
         ...
 
 
@@ -312,7 +308,7 @@ class Scores(NamedTuple):
 
 
 class Scorer(Protocol):
-    """Tells how likely each label token follows a text."""
+    """Scores how likely each label token follows a text."""
 
     def score(
         self,
@@ -354,7 +350,7 @@ class Embedder(Protocol):
 
 
 class Reranker(Protocol):
-    """Tells how well a text fits a query."""
+    """Scores how well a text fits a query."""
 
     def rerank(self, pairs: Sequence[tuple[str, str]]) -> Float32s:
         """float32 [pairs]: of each (query, text), higher fits better."""
@@ -376,20 +372,15 @@ class LoraHost(Protocol):
     """Low-rank adapters, one for each request."""
 
     def versions(self) -> Mapping[str, int]:
-        """Of the adapters that are loaded, by name; cheap."""
+        """Versions of the loaded adapters, by name; cheap."""
         ...
 
     def load(self, name: str, version: int, source: Path | LoraTensors) -> None:
         """Load an adapter; new requests that name it get it.
 
         Requests that run with another version of this name end on that one. To load what is
-        loaded already does nothing.
-
-        Args:
-            name: of the adapter.
-            version: what `NAME@VERSION` asks for.
-            source: a directory in PEFT's layout, which stays as long as the worker lives, or what
-                it would hold.
+        loaded already does nothing. `source` is a directory in PEFT's layout, which stays as long
+        as the worker lives, or what it would hold.
 
         Raises:
             ValueError: it is no adapter for this model, or there is no room for it.
@@ -397,11 +388,7 @@ class LoraHost(Protocol):
         ...
 
     def unload(self, name: str) -> None:
-        """Forget an adapter; may wait for requests that use it.
-
-        Raises:
-            ValueError: it is not loaded.
-        """
+        """Forget an adapter; may wait for its requests. ValueError: it is not loaded."""
         ...
 
 
@@ -409,15 +396,10 @@ class Checkpointer(Protocol):
     """Writes the active weights."""
 
     def save(self, destination: str, kind: SaveKind) -> None:
-        """Write them; of one version.
+        """Write the weights of one version into an empty directory, for `remote` to an address.
 
-        Args:
-            destination: an empty directory of this host, or for `remote` an address.
-            kind: `safetensors` whole tensors, `sharded` as they lie on the ranks, `remote` through
-                the engine's own connector.
-
-        Raises:
-            ValueError: the engine does not write this kind, or there.
+        `kind`: `safetensors` whole tensors, `sharded` as they lie on the ranks, `remote` through
+        the engine's own connector. ValueError: the engine does not write this kind, or there.
         """
         ...
 
@@ -426,25 +408,22 @@ class Profiler(Protocol):
     """Records what the engine does."""
 
     def start(self, folder: Path, ask: StartProfile) -> None:
-        """Begin; what is recorded is to be written into the folder, which is empty.
+        """Begin to record into an empty folder. ValueError: there is no such activity.
 
-        Raises:
-            EngineBusy: one is being recorded.
-            ValueError: there is no such activity.
+        EngineBusy: one is being recorded.
         """
         ...
 
     def stop(self) -> None:
         """Write the record, or wait until one that has stopped by itself is written.
 
-        Raises:
-            EngineBusy: none is being recorded.
+        EngineBusy: none is being recorded.
         """
         ...
 
 
 class LoadMeter(Protocol):
-    """Tells how busy the engine is, in its own terms."""
+    """Measures how busy the engine is, in its own terms."""
 
     def load(self) -> Mapping[str, float]:
         """Gauges by name, at most 256; cheap."""
@@ -456,7 +435,7 @@ class SharesMemory(Protocol):
 
     @property
     def handles(self) -> HandleBook:
-        """Learns of GPU memory that is opened here, which those processes open themselves."""
+        """Notes GPU memory that is opened here, which those processes open themselves."""
         ...
 
     def shared_buffer(self, size_bytes: int) -> Bytes:
@@ -465,12 +444,12 @@ class SharesMemory(Protocol):
 
 
 class PrefixReporter(Protocol):
-    """Tells which beginnings of prompts the cache holds."""
+    """Reports which beginnings of prompts the cache holds."""
 
     def take(self) -> Prefixes | None:
         """What has changed since the last call, or the oldest part of it; None: nothing.
 
-        Numbered as told; cheap, and called on the host's loop. Only what a new request without
+        Numbered in order; cheap, and called on the host's loop. Only what a new request without
         adapter would find: a change of weights clears it.
         """
         ...
@@ -527,7 +506,7 @@ class Engine(Protocol):
 
     @property
     def shared(self) -> SharesMemory | None:
-        """Tells which memory the processes of the model can read."""
+        """Memory that the processes of the model can read."""
         ...
 
     @property
@@ -542,7 +521,7 @@ class Engine(Protocol):
 
     @property
     def prefixes(self) -> PrefixReporter | None:
-        """Tells which prefixes are cached."""
+        """Reports which prefixes are cached."""
         ...
 
     @property
@@ -552,7 +531,7 @@ class Engine(Protocol):
 
     @property
     def scorer(self) -> Scorer | None:
-        """Tells how likely labels are."""
+        """Scores how likely labels are."""
         ...
 
     @property
@@ -562,7 +541,7 @@ class Engine(Protocol):
 
     @property
     def reranker(self) -> Reranker | None:
-        """Tells how well texts fit a query."""
+        """Scores how well texts fit a query."""
         ...
 
     @property
@@ -577,5 +556,5 @@ class Engine(Protocol):
 
     @property
     def meter(self) -> LoadMeter | None:
-        """Tells how busy the engine is."""
+        """Measures how busy the engine is."""
         ...

@@ -79,15 +79,10 @@ class HostCommands:
         paths: OperatorPaths | None = None,
         policy: str = "default",
     ) -> None:
-        """Find out what the engine can do.
+        """`pull_timeout_s` is for the bytes of a version or an adapter to come.
 
-        Args:
-            engine: to be commanded.
-            pull_timeout_s: for the bytes of a version or an adapter to come.
-            dialer: the keys to connect with, if any.
-            relay: serves what is held here to other workers.
-            paths: where commands may read and write; None: nowhere.
-            policy: whose weights the engine has.
+        `dialer` has the keys to connect with, if any; `relay` serves versions to other workers;
+        `paths`: where commands may read and write, None: nowhere; `policy`: of the weights.
         """
         self._engine = engine
         self._pull_timeout_s = pull_timeout_s
@@ -132,17 +127,17 @@ class HostCommands:
 
     @property
     def adapters(self) -> dict[str, int]:
-        """Those that are loaded, and their versions."""
+        """Versions of the loaded adapters, by name."""
         lora = self._engine.lora
         return dict(lora.versions()) if lora is not None else {}
 
     @property
     def transports(self) -> list[str]:
-        """Ways by which the engine can take weights."""
+        """Transports by which the engine can take weights."""
         return self._weights.transports if self._weights is not None else []
 
     async def carry_out(self, entry: Entry) -> tuple[str, msgspec.Struct]:
-        """Do it; returns kind and body of its ending."""
+        """Carry out a command; returns kind and body of its ending."""
         try:
             return "finished", await self._do(unpack(entry))
         except RequestError as error:

@@ -16,7 +16,7 @@ NOWHERE: Mapping[str, str] = {}
 
 
 class OperatorPaths(NamedTuple):
-    """From the worker's settings; peers name what lies below these, never anything else."""
+    """Directories from the worker's settings; peers name what lies below these, nothing else."""
 
     weights_root: str = ""
     """Versions and adapters are read from files here; empty: none are."""
@@ -27,24 +27,19 @@ class OperatorPaths(NamedTuple):
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Self:
-        """Those of a worker."""
+        """The paths of a worker."""
         return cls(settings.weights_root, settings.save_targets, settings.profile_dir)
 
 
 class Profiles:
-    """The one that is being recorded, if any."""
+    """Records at most one profile at a time."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._folder: Path | None = None
 
     def start(self, profiler: Profiler, ask: StartProfile) -> Done:
-        """Begin one.
-
-        Raises:
-            EngineFailed: the operator allows none.
-            EngineBusy: one is being recorded.
-        """
+        """Begin one; EngineFailed: the operator allows none; EngineBusy: one is being recorded."""
         if not self._root:
             message = "This worker writes no profiles: its operator has set no `profile_dir`."
             raise EngineFailed(Problem("unsupported", message, "not_started"))
@@ -61,11 +56,7 @@ class Profiles:
         return Done(folder.name)
 
     def stop(self, profiler: Profiler) -> Profiled:
-        """End it, and tell its files.
-
-        Raises:
-            EngineBusy: none is being recorded.
-        """
+        """End it and return its files; EngineBusy: none is being recorded."""
         folder = self._folder
         if folder is None:
             raise EngineBusy("no profile is being recorded; send start_profile first")
@@ -77,7 +68,7 @@ class Profiles:
 
 
 def save_weights(checkpointer: Checkpointer, ask: SaveWeights, targets: Mapping[str, str]) -> Saved:
-    """Have the engine write into a fresh directory, which then gets the name asked for.
+    """Have the engine write into a new directory, which then gets the name asked for.
 
     Raises:
         EngineFailed: the operator has named no such place, it does not fit the kind, or something

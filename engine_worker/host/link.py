@@ -42,7 +42,7 @@ class HostLink(asyncio.Protocol):
         return link
 
     def hand_over(self, on_entries: EntriesHandler) -> None:
-        """From now on somebody else takes what arrives."""
+        """Give what arrives to another handler from now on."""
         self._on_entries = on_entries
 
     def send(self, entry: Entry) -> None:

@@ -45,7 +45,7 @@ class StepBuffer:
     def sink(self, step: Step) -> None:
         """Called by the engine after each step, from its own thread; never blocks."""
         self._steps.append(step)
-        # Set before the loop is told and cleared before it reads: a step is never left behind.
+        # Set before the loop is notified and cleared before it reads: no step is left behind.
         if not self._is_scheduled:
             self._is_scheduled = True
             try:
@@ -67,7 +67,7 @@ class StepBuffer:
         self._is_scheduled = False
         steps: list[Step] = []
         while self._steps:
-            steps.append(_sound(self._steps.popleft()))
+            steps.append(_checked(self._steps.popleft()))
         if steps:
             merged = self._merged(steps)
             self._on_entry(Entry("deltas", body=pack(merged)))
@@ -90,15 +90,15 @@ class StepBuffer:
         for step in steps:
             self._count(step, merged.seqs)
             if step.arrays or step.problems or step.adapters:
-                self._say_more(step)
+                self._send_extras(step)
             for row, reason in step.finishes:
                 merged.finishes.append((n_rows + row, reason))
                 self._end(step.keys[row])
             n_rows += len(step.keys)
         return merged
 
-    def _say_more(self, step: Step) -> None:
-        """What of the step does not fit into columns; it must be known before the end is."""
+    def _send_extras(self, step: Step) -> None:
+        """Send what of the step does not fit into columns; it must be known before the end is."""
         for row, lora in step.adapters:
             key = step.keys[row]
             extras = Extras(key[0], key[1], lora=lora)
@@ -129,8 +129,8 @@ class StepBuffer:
             next_seq[key] = seq + count
 
 
-def _sound(step: Step) -> Step:
-    """The step, with the rows ended that an engine filled with what cannot be told further.
+def _checked(step: Step) -> Step:
+    """The step, with the rows ended that hold values which cannot be sent.
 
     A value of a wrong type ends the requests that it belongs to, not the process.
     """
@@ -205,7 +205,7 @@ def _wrong_columns(step: Step) -> str:
 def _behaviour(step: Step) -> bytes:
     if step.behaviour_logprobs is not None:
         return step.behaviour_logprobs.tobytes()
-    # Nothing was truncated, the engine says. Who asked for truncation must notice.
+    # The engine reports that nothing was truncated; requests that asked for it must notice.
     return np.full(len(step.tokens), np.nan, "<f4").tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Weight commands as the engine host carries them out: take a version, or tell what is active."""
+"""Weight commands as the engine host carries them out: take a version, or read what is active."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ WEIGHT_COMMANDS = (
 
 
 class WeightCommands:
-    """Those of one engine whose weights can be replaced; all methods on one event loop."""
+    """Carries out the weight commands of one engine; all methods on one event loop."""
 
     def __init__(
         self,
@@ -52,23 +52,17 @@ class WeightCommands:
         dialer: Dialer | None = None,
         root: str = "",
     ) -> None:
-        """Take nothing yet.
+        """`weights` is the engine's part; its calls may block in `threads`.
 
-        Args:
-            engine: whose weights they are.
-            weights: its part.
-            threads: where its calls may block.
-            timeout_s: for the bytes of a version to come.
-            relay: serves what is held here to other workers.
-            dialer: the keys to connect with, if any.
-            root: directory in which versions may be read from files; empty: none.
+        `timeout_s` is for the bytes of a version to come; versions may be read from files in the
+        directory `root`, empty: none.
         """
         self._engine = engine
         self._weights = weights
         self._threads = threads
         self._timeout_s = timeout_s
-        self._near: set[int] = set()
-        """Versions that the engine has been brought."""
+        self._brought: set[int] = set()
+        """Versions that the engine has staged."""
         specs = weights.specs()
         self._active = ActiveWeights(weights, specs)
         overwriter = engine.overwriter
@@ -78,7 +72,7 @@ class WeightCommands:
 
     @property
     def transports(self) -> list[str]:
-        """Ways by which the engine can take weights."""
+        """Transports by which the engine can take weights."""
         return self._receiver.transports
 
     async def do(self, body: WeightCommand) -> msgspec.Struct:
@@ -112,21 +106,21 @@ class WeightCommands:
             )
             raise EngineFailed(Problem("unsupported", message, "not_started", field="mode"))
         manifest = await self._receiver.manifest(body, timeout_s=self._timeout_s)
-        self._receiver.keep_nothing()  # who overwrites has no room for a second copy
+        self._receiver.keep_nothing()  # to overwrite is for engines without room for a second copy
         return self._in_place.agree(body, manifest)
 
     async def _stage(self, body: PrepareUpdate) -> Prepared:
         prepared = await self._receiver.prepare(body, timeout_s=self._timeout_s)
-        for old in [version for version in self._near if not self._receiver.has(version)]:
+        for old in [version for version in self._brought if not self._receiver.has(version)]:
             await self._unstage(old)
-        self._near.add(body.version)
+        self._brought.add(body.version)
         tensors = self._receiver.staged(body.version)
         await self._off_loop(lambda: self._weights.stage(body.version, tensors))
         return prepared
 
     async def _unstage(self, version: int) -> None:
         await self._off_loop(lambda: self._weights.unstage(version))
-        self._near.discard(version)
+        self._brought.discard(version)
 
     async def _give_up(self, version: int) -> None:
         # Before its bytes are given back: an install that waits would read others.
@@ -160,7 +154,7 @@ class WeightCommands:
         )
 
     def _is_zero_now(self, name: str) -> bool:
-        """What is torn says nothing of what was there."""
+        """Whether a tensor was all zero; torn weights do not show it, and count as zero."""
         return self._engine.stats().is_torn or self._active.is_zero(name)
 
     async def _off_loop(self, call: Callable[[], Result]) -> Result:

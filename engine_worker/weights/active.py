@@ -1,4 +1,4 @@
-"""What the active weights hold: read piece by piece between steps, all pieces of one version."""
+"""Reads and checks the active weights piece by piece between steps, all pieces of one version."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -118,7 +118,7 @@ class ActiveWeights:
 
 
 class _Sum:
-    """What is known of a tensor of which the pieces come in order."""
+    """Digest and checks of a tensor of which the pieces come in order."""
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype

@@ -1,7 +1,4 @@
-"""Where an adapter comes from: a directory that the operator allows, or the weight store.
-
-Spec: docs/protocol.md, "More of an engine".
-"""
+"""Where an adapter comes from: a directory that the operator allows, or the weight store."""
 
 import asyncio
 from pathlib import Path

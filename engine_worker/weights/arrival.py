@@ -1,4 +1,4 @@
-"""Which bytes of a version are here, who gave them, and which tensors are known to be right."""
+"""Keeps which bytes of a version are here, from which source, and which tensors are verified."""
 
 from bisect import bisect_right
 from collections import deque
@@ -56,15 +56,15 @@ class Arrival:
         return self._n_unproven == 0
 
     def take_piece(self) -> AskedBytes | None:
-        """What to ask for next; None if all the rest has been asked for."""
+        """The next piece to ask for; None if all the rest has been asked for."""
         return self._wanted.popleft() if self._wanted else None
 
     def put_back(self, piece: AskedBytes) -> None:
-        """It was not had: somebody has to be asked again."""
+        """A piece did not come: it has to be asked for again."""
         self._wanted.appendleft(piece)
 
     def came(self, piece: AskedBytes, giver: Giver) -> None:
-        """Its bytes are in their place."""
+        """The bytes of a piece are in their place."""
         for index, n_bytes in self._layout.touched(*piece):
             self._givers[index].add(giver)
             self._n_missing[index] -= n_bytes
@@ -88,7 +88,7 @@ class Arrival:
         self._n_unproven -= n
 
     def found_wrong(self) -> set[Giver]:
-        """The first that is to be checked has not; it is wanted again. Returns who gave it."""
+        """The first that is to be checked is wrong; it is wanted again. Returns who gave it."""
         index = self._unchecked.popleft()
         tensor = self._tensors[index]
         givers, self._givers[index] = self._givers[index], set()

@@ -1,4 +1,7 @@
-"""One buffer that goes from version to version: fresh pages cost ten times the copy."""
+"""Buffers for weight versions: one that is used again, and memory that other processes can map.
+
+Fresh pages cost ten times the copy.
+"""
 
 import mmap
 import os
@@ -41,7 +44,7 @@ def shared_buffer(size_bytes: int) -> Bytes:
 
 
 class Whereabouts:
-    """Which files the memory of this process was mapped from, at the moment when this is made."""
+    """Finds the files that memory of this process was mapped from, as of when this is made."""
 
     def __init__(self) -> None:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -87,7 +90,7 @@ def _open_files() -> dict[tuple[int, int], str]:
 
 
 def _nobody_reads(_: Bytes) -> None:
-    """The content of a spare buffer matters to nobody."""
+    """No one reads a spare buffer."""
 
 
 def fresh_buffer(size_bytes: int) -> Bytes:
@@ -96,14 +99,14 @@ def fresh_buffer(size_bytes: int) -> Bytes:
 
 
 class SpareBuffer:
-    """Holds at most one buffer that nobody writes."""
+    """Holds at most one buffer, for the next version."""
 
     def __init__(
         self,
         on_gone: Callable[[Bytes], None] = _nobody_reads,
         make: Callable[[int], Bytes] = fresh_buffer,
     ) -> None:
-        """`on_gone` hears of a buffer before it is written again, or given up; `make` makes one."""
+        """`on_gone` is called before a buffer is written again or freed; `make` makes one."""
         self._spare: Bytes | None = None
         self._on_gone = on_gone
         self._make = make
@@ -116,7 +119,7 @@ class SpareBuffer:
         return spare[:size_bytes]
 
     def give_back(self, buffer: Bytes) -> None:
-        """Nobody writes it any more; it keeps its content until it is taken."""
+        """Take a buffer back, whole; it keeps its content until it is taken again."""
         self._let_go()
         self._spare = whole(buffer)
 

@@ -1,6 +1,7 @@
-"""Whether bytes can be weights: a diverged trainer's hold infinity, a lost gather's are zero.
+"""Checks of a version: its tensors fit the engine, its bytes are as published, and can be weights.
 
-Judged when a version is staged, so that such a version fails in prepare and is installed nowhere.
+A diverged trainer's weights hold infinity, those of a lost gather are zero: such a version fails
+when it is staged, and is installed nowhere.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`mode` `overwrite`: a version is written over the active weights, of which no copy is left.
+"""Mode `overwrite`: a version is written over the active weights, of which no copy is left.
 
 Everything that can be judged beforehand is judged in prepare. From the first byte that is written
 until all digests are right the engine is torn; if that breaks, the next whole version mends it.
@@ -62,10 +62,10 @@ class InPlace:
         """The manifest fits the engine; nothing is taken or written before `commit`."""
         is_near = ask.transport == "shm" and manifest.host == host_id()
         transport, size_bytes = "shm" if is_near else "tcp", total_bytes(manifest.tensors)
-        self._agreed.clear()  # whoever prepares another version has given this one up
+        self._agreed.clear()  # preparing another version gives this one up
         self._agreed[ask.version] = _Agreed(ask, manifest, transport)
         why = "" if transport == ask.transport else f"in place it comes by {transport}"
-        # What a commit will move is told now: its own result has no place for it.
+        # What a commit will move is reported now: its own result has no field for it.
         moved_bytes = 0 if is_near else size_bytes
         return Prepared(ask.version, size_bytes, transport, 0.0, moved_bytes, why)
 
@@ -74,7 +74,7 @@ class InPlace:
         return version in self._agreed
 
     def drop(self, version: int) -> None:
-        """Nobody wants the version any more. Idempotent."""
+        """Forget a version that is not wanted any more. Idempotent."""
         self._agreed.pop(version, None)
 
     async def commit(self, body: CommitUpdate, timeout_s: float) -> Committed:
@@ -88,7 +88,7 @@ class InPlace:
         ask, manifest, transport = self._agreed[body.version]
         # Not patient: the store may come back elsewhere, and the router knows where.
         async with BulkLink(ask.bulk, self._dialer, is_patient=False) as store:
-            # Whoever has nothing to write must not tear what is whole.
+            # Without bytes to write, weights that are whole must not be torn.
             manifest = await _in_time(ask_manifest(store, ask), timeout_s)
             pin = self._pin(manifest) if transport == "shm" else None
             # Without a limit: it may wait for requests to end, and cannot be called off.

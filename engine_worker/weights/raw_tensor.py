@@ -1,4 +1,4 @@
-"""The bytes of one tensor, wherever they lie."""
+"""The bytes of one tensor, in host memory or on a device, and GPU memory of other processes."""
 
 import threading
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
@@ -20,24 +20,24 @@ class LentBytes(NamedTuple):
 
 
 class HandleBook:
-    """Any thread may call."""
+    """GPU memory of other processes that is open here, with its handles. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, tuple[bytes, int]] = {}
 
     def opened(self, address: int, handle: bytes, size_bytes: int) -> None:
-        """So many bytes are here now."""
+        """Memory was opened at this address."""
         with self._lock:
             self._open[address] = handle, size_bytes
 
     def closed(self, address: int) -> None:
-        """They are not any more."""
+        """The memory at this address was closed."""
         with self._lock:
             self._open.pop(address, None)
 
     def find(self, address: int, size_bytes: int) -> LentBytes | None:
-        """Whose bytes lie at this address; None: nobody else's."""
+        """The opened memory in which these bytes lie; None: they are this process's own."""
         with self._lock:
             for start, (handle, room) in self._open.items():
                 if start <= address and address + size_bytes <= start + room:

@@ -1,7 +1,4 @@
-"""The worker's side of a weight version: checked against the engine, fetched, verified, staged.
-
-Spec: docs/protocol.md, "Weights".
-"""
+"""Stages weight versions for one engine: checked against it, fetched, verified. Spec: "Weights"."""
 
 import asyncio
 import time
@@ -38,14 +35,9 @@ class WeightReceiver:
         relay: Relay | None = None,
         judge: Judge | None = None,
     ) -> None:
-        """Stage nothing yet.
+        """`specs`: what the engine expects; `ways`: by transport, `tcp` among them.
 
-        Args:
-            specs: what the engine expects.
-            ways: by transport, `tcp` among them.
-            dialer: the keys to connect with, if any.
-            relay: serves what is held here to other workers.
-            judge: has the last word on what was fetched and verified.
+        `relay` serves what is held here to other workers; `judge` may refuse what was verified.
         """
         self._specs = {each.name: each for each in specs}
         self._ways = dict(ways)
@@ -58,7 +50,7 @@ class WeightReceiver:
 
     @property
     def transports(self) -> list[str]:
-        """Ways by which it can take weights."""
+        """Transports by which it can take weights."""
         return sorted(self._ways)
 
     async def prepare(self, ask: PrepareUpdate, *, timeout_s: float) -> Prepared:
@@ -76,7 +68,7 @@ class WeightReceiver:
                 staged, why = await self._fetch(store, ask)
                 await self._require_sound(staged)
             while len(self._staged) >= MAX_STAGED:
-                # Not released: whoever did not call `drop` may still read it.
+                # Not released: a caller that has not called `drop` may still read it.
                 oldest = self._staged.pop(next(iter(self._staged))).manifest
                 self._relay.end(oldest.policy, oldest.version)
             self._staged[ask.version] = staged
@@ -96,11 +88,7 @@ class WeightReceiver:
         )
 
     async def manifest(self, ask: PrepareUpdate, *, timeout_s: float) -> Manifest:
-        """What the store says of the version, once it fits the engine.
-
-        Raises:
-            Refused, EngineFailed: as of `prepare`.
-        """
+        """The store's manifest of the version; raises as `prepare` if it does not fit."""
         async with self._store(ask, timeout_s) as store:
             return await self._fitting(store, ask)
 
@@ -117,14 +105,14 @@ class WeightReceiver:
         return self._staged[version].tensors
 
     def give_up(self, version: int) -> None:
-        """Nobody wants the version any more: stop what brings it here, drop what is here."""
+        """Stop the transfer of a version that is not wanted any more, and drop what is here."""
         limit = self._limits.pop(version, None)
         if limit is not None and not limit.expired():
             limit.reschedule(asyncio.get_running_loop().time())
         self.drop(version)
 
     def drop(self, version: int) -> None:
-        """The version is installed or given up: nobody reads its bytes any more. Idempotent."""
+        """Free the bytes of a version, which are not read any more. Idempotent."""
         staged = self._staged.pop(version, None)
         if staged is not None:
             staged.release()
@@ -142,11 +130,7 @@ class WeightReceiver:
 
     @asynccontextmanager
     async def _store(self, ask: PrepareUpdate, timeout_s: float) -> AsyncGenerator[BulkLink]:
-        """A link to it, until the version is late or given up.
-
-        Raises:
-            EngineFailed: it is, or the store breaks the protocol.
-        """
+        """A link to the store; EngineFailed once the version is late or given up."""
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 self._limits[ask.version] = limit
@@ -162,7 +146,7 @@ class WeightReceiver:
             self._limits.pop(ask.version, None)
 
     async def _fetch(self, store: BulkLink, ask: PrepareUpdate) -> tuple[Staged, str]:
-        """By the way that was asked for, else by `tcp`; and why by the latter."""
+        """Fetch by the transport that was asked for, else by `tcp`; returns why by `tcp`, too."""
         manifest = await self._fitting(store, ask)
         way = self._ways.get(ask.transport)
         if way is None:

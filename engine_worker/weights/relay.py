@@ -1,7 +1,4 @@
-"""Serves versions that this host holds, or is receiving, to other workers, over a bulk socket.
-
-What to answer is decided in `engine_worker.weights.relay_core`.
-"""
+"""Serves versions that this host holds, or is receiving, to other workers, over a bulk socket."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
@@ -32,13 +29,13 @@ TICK_S = 0.25
 MAX_HELD = 3
 """Two versions may be staged, and one be in the spare buffer; the oldest of more is let go."""
 PEER_SILENCE_S = 60.0
-"""A peer that said nothing for so long is forgotten; if it lives, it is learnt again."""
+"""A peer that has sent nothing for so long is forgotten; if it lives, it is learnt again."""
 
 T = TypeVar("T")
 
 
 class Relay:
-    """Versions by buffer, all on one event loop. Until `listen` nobody can ask for them."""
+    """Versions by buffer, on one event loop. Other workers can ask for them after `listen`."""
 
     def __init__(self) -> None:
         self._core = RelayCore()
@@ -70,17 +67,13 @@ class Relay:
         self._tick()
 
     async def while_safe(self, work: Awaitable[T]) -> T:
-        """Do the work of the host; the lock on the socket, if there is one, is proven meanwhile.
-
-        Raises:
-            SecurityError: it does not work.
-        """
+        """Do the work of the host; SecurityError once the lock on the socket does not work."""
         if self._guard is None:
             return await work
         return await self._guard.while_proven(work)
 
     def close(self) -> None:
-        """Serve nobody any more. Idempotent."""
+        """Stop serving. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         if self._port is not None:
@@ -117,7 +110,7 @@ class Relay:
         self._carry_out(self._core.end((policy, version)))
 
     def forget(self, buffer: Bytes) -> None:
-        """Whatever lies in this buffer is about to be overwritten, or to be freed."""
+        """This buffer is about to be overwritten or freed: end the versions in it."""
         for key, content in list(self._content.items()):
             if whole(content) is whole(buffer):
                 self.end(*key)

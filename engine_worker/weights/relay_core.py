@@ -1,4 +1,4 @@
-"""What a worker serves to other workers: versions that it holds, or that are just arriving here.
+"""Decides what a worker answers to other workers that ask for versions that it holds or receives.
 
 A question that cannot be answered yet waits for a moment, so that a version flows on while it
 comes in. Spec: docs/protocol.md, "Weights".
@@ -28,14 +28,14 @@ Question = PullManifest | PullChunk
 
 
 class Asker(NamedTuple):
-    """Who asked, and under which rid."""
+    """The peer that asked, and the rid of its question."""
 
     peer: Peer
     rid: str
 
 
 class RelayAnswer(NamedTuple):
-    """Tell the asker."""
+    """Send an answer to the asker."""
 
     asker: Asker
     kind: Literal["manifest", "failed"]
@@ -124,7 +124,7 @@ class RelayCore:
         return []
 
     def tick(self, now: float) -> list[RelayEffect]:
-        """Answer whoever has waited for long enough."""
+        """Answer the questions that have waited for long enough."""
         effects: list[RelayEffect] = []
         for key, parked in list(self._parked.items()):
             problem = _busy(key) if key in self._held else _unavailable(key)

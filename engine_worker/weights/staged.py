@@ -1,8 +1,7 @@
-"""What stands between a weight version and the engine: the bytes, and the ways they come by.
+"""Staged versions, and what all transports share that fetch them.
 
-A way (`Fetcher`) brings the bytes of one version where the engine can read them, verified, beside
-the weights that it serves with. `engine_worker.weights.receiver` chooses and keeps; the ways know
-nothing of one another.
+A `Fetcher` brings the bytes of one version, verified, where the engine can read them, beside the
+weights that it serves with. `WeightReceiver` chooses the fetcher; they do not know one another.
 """
 
 from collections.abc import Callable, Mapping
@@ -85,7 +84,7 @@ async def pull_chunks(
 
 
 class CannotFetch(Exception):
-    """This way does not lead to the version; another one may. The text says why."""
+    """This transport cannot bring the version; another one may. The text says why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +93,7 @@ class Staged:
 
     manifest: Manifest
     transport: str
-    """The way it came, a name of docs/protocol.md, "Weights"."""
+    """How it came, a name of docs/protocol.md, "Weights"."""
     moved_bytes: int
     """That crossed a link."""
     tensors: Mapping[str, RawTensor]
@@ -107,7 +106,7 @@ class Staged:
     """Why not all of it came from the first that was asked."""
 
     def release(self) -> None:
-        """Nobody reads it any more. Idempotent."""
+        """Free its memory, which is not read any more. Idempotent."""
         give_back, self.give_back, self.tensors = self.give_back, _nothing, {}
         give_back()
 
@@ -138,9 +137,9 @@ class Fetcher(Protocol):
         """Bring the version here and verify it; `manifest` fits the engine.
 
         Raises:
-            CannotFetch: not by this way; whatever it took is given back.
+            CannotFetch: not by this transport; all that it took is given back.
             EngineFailed: the bytes are not those that were published.
-            RemoteProtocolError: the other side answered with something else.
+            RemoteProtocolError: the peer answered with something else.
         """
         ...
 

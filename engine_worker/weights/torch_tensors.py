@@ -1,4 +1,4 @@
-"""What a GPU is called, and sums that it computes of its own memory."""
+"""Tensors on a device: types by name, GPUs by UUID, copies, checksums and searches for NaN."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -15,7 +15,10 @@ SPARE_BYTES = 1 << 30
 
 
 class DeviceCopies:
-    """Of one device; does nothing for a CPU. Calls from one thread at a time."""
+    """Copies versions to one device beside the steps: an update then copies within the GPU.
+
+    Does nothing for a CPU. Calls from one thread at a time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -44,7 +47,7 @@ class DeviceCopies:
         return self._held[version][1] if version in self._held else {}
 
     def drop(self, version: int) -> None:
-        """Nobody needs the version any more, and nothing reads it. Idempotent."""
+        """Drop a version that nothing reads any more. Idempotent."""
         if version in self._held:
             self._spare, _ = self._held.pop(version)
 
@@ -86,7 +89,7 @@ _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def judge_on_device(raw: torch.Tensor, dtype: str) -> tuple[int, bool]:
-    """Of uint8 [whole elements]: numbers that are not finite, and whether every byte is 0."""
+    """How many numbers in uint8 [whole elements] are not finite, and whether every byte is 0."""
     n_wrong = 0
     floats = DTYPES[dtype].floats if dtype in DTYPES else None
     if floats is not None and len(raw):
@@ -111,7 +114,7 @@ _CHUNK_WORDS = 1 << 23
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """Its name in every process, as nvidia-smi shows it; empty for a CPU."""
+    """A GPU's UUID, as nvidia-smi shows it; empty for a CPU."""
     if device.type != "cuda":
         return ""
     cuda = cast("Any", torch.cuda)  # untyped

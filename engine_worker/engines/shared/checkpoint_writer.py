@@ -33,15 +33,10 @@ class CheckpointWriter:
 
 
 def write_checkpoint(weights: WeightSink, model: Path, folder: Path) -> None:
-    """Write all weights, of one version, and what else belongs to a checkpoint.
+    """Write all weights, of one version, and the description of `model` into an empty folder.
 
-    Args:
-        weights: their engine may go on generating.
-        model: directory that it was loaded from.
-        folder: empty; holds a part of the checkpoint if this raises.
-
-    Raises:
-        EngineBusy: the version changed on the way, or the weights are torn.
+    The engine may go on generating. EngineBusy: the version changed on the way, or the weights
+    are torn; the folder then holds a part of the checkpoint.
     """
     tensors = lay_out((each.name, each.dtype, each.shape) for each in weights.specs())
     files: dict[str, str] = {}
@@ -64,7 +59,7 @@ def write_checkpoint(weights: WeightSink, model: Path, folder: Path) -> None:
 
 
 def copy_description(model: Path, folder: Path) -> None:
-    """What makes weights in `folder` a model: the configuration and the tokenizer."""
+    """Copy what makes weights in `folder` a model: the configuration and the tokenizer."""
     for pattern in BESIDE_WEIGHTS:
         for path in model.glob(pattern):
             if path.is_file() and not path.name.endswith(".index.json"):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds and not every engine 
 
 
 class WeightMemory(Protocol):
-    """Tensors by name. Only the loop's thread calls it, or any while the loop is torn."""
+    """Tensors by name. Only the loop's thread calls it, or any thread while the loop is torn."""
 
     @property
     def specs(self) -> Sequence[TensorSpec]:

@@ -39,7 +39,7 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One that fits its model."""
+    """An adapter that fits its model."""
 
     rank: int
     scale: float
@@ -69,14 +69,10 @@ class PeftConfig(msgspec.Struct, frozen=True):
 
 
 def read_adapter(source: Path | LoraTensors, shapes: Mapping[str, Shape]) -> Adapter:
-    """Read an adapter for a model.
-
-    Args:
-        source: a directory in PEFT's layout, or what it would hold.
-        shapes: (out, in) of each linear module of the model that can be adapted, by name.
+    """Read an adapter for a model with linear modules of these `shapes`: (out, in) by name.
 
     Raises:
-        ValueError: it is none, or not for this model; says why.
+        ValueError: it is no adapter, or not for this model; says why.
     """
     in_files = _in_files(source) if isinstance(source, Path) else source
     config = _config(in_files.config)

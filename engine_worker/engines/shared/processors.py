@@ -118,7 +118,7 @@ def action_mask(params: Params, vocab_size: int) -> LogitProcessor:
     fill = _number("mask_value", known.get("mask_value", -torch.inf))
     if fill == torch.inf:
         raise ValueError("mask_value is infinite")
-    return _Keep(mask, fill)
+    return _keep(mask, fill)
 
 
 def disallowed_tokens(params: Params, vocab_size: int) -> LogitProcessor:
@@ -126,7 +126,7 @@ def disallowed_tokens(params: Params, vocab_size: int) -> LogitProcessor:
     mask = _mask("blocked", _only(params, "blocked").get("blocked"), vocab_size)
     if mask.all():
         raise ValueError("blocked leaves no token")
-    return _Keep(~mask, -torch.inf)
+    return _keep(~mask, -torch.inf)
 
 
 def temperature_schedule(params: Params, vocab_size: int) -> LogitProcessor:  # noqa: ARG001
@@ -136,7 +136,12 @@ def temperature_schedule(params: Params, vocab_size: int) -> LogitProcessor:  # 
     warmup = known.get("warmup_tokens")
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
         raise ValueError(f"warmup_tokens is {warmup!r}; it must be a number of tokens")
-    return _Schedule(initial, final, warmup)
+
+    def scaled(logits: torch.Tensor, n_generated: int) -> torch.Tensor:
+        part = min(1.0, n_generated / warmup) if warmup else 1.0
+        return logits / (initial + (final - initial) * part)
+
+    return scaled
 
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
@@ -152,30 +157,16 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
 """Name -> path of its factory."""
 
 
-class _Keep:
-    """Keeps the logits of some tokens, and fills the others in."""
+def _keep(keep: torch.Tensor, fill: float) -> LogitProcessor:
+    """Keeps the logits of some tokens, bool [vocab], and fills the others in."""
 
-    def __init__(self, keep: torch.Tensor, fill: float) -> None:
-        self._keep = keep
-        self._fill = fill
+    def kept(logits: torch.Tensor, n_generated: int) -> torch.Tensor:  # noqa: ARG001
+        nonlocal keep
+        if keep.device != logits.device:
+            keep = keep.to(logits.device)
+        return torch.where(keep, logits, fill)
 
-    def __call__(self, logits: torch.Tensor, n_generated: int) -> torch.Tensor:  # noqa: ARG002
-        if self._keep.device != logits.device:
-            self._keep = self._keep.to(logits.device)
-        return torch.where(self._keep, logits, self._fill)
-
-
-class _Schedule:
-    """A temperature that changes evenly, token by token."""
-
-    def __init__(self, initial: float, final: float, warmup_tokens: int) -> None:
-        self._initial = initial
-        self._final = final
-        self._warmup_tokens = warmup_tokens
-
-    def __call__(self, logits: torch.Tensor, n_generated: int) -> torch.Tensor:
-        part = min(1.0, n_generated / self._warmup_tokens) if self._warmup_tokens else 1.0
-        return logits / (self._initial + (self._final - self._initial) * part)
+    return kept
 
 
 def _only(params: Params, *names: str) -> Params:

@@ -25,7 +25,7 @@ NO_IDS: Int32s = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class TokenDetails:
-    """Of one token."""
+    """Details of one token."""
 
     top_logprobs: Float32s
     """float32 [k], likeliest first."""
@@ -39,7 +39,7 @@ class TokenDetails:
 
 @dataclass(slots=True)
 class WantedTokens:
-    """Of all tokens that one execution samples."""
+    """Details of all tokens that one execution samples."""
 
     want: Want
     rows: list[TokenDetails] = field(default_factory=list[TokenDetails])
@@ -135,12 +135,7 @@ class EngineRequest:
 
 
 def open_request(work: Work, facts: EngineFacts, seed: int) -> EngineRequest:
-    """The state of `work` before its first step.
-
-    Args:
-        work: what was asked.
-        facts: of the engine that will run it.
-        seed: uint64, used when the request names none.
+    """The state of `work` before its first step; `seed`, uint64, is used when it names none.
 
     Raises:
         ValueError: the request does not fit the engine; nothing was queued.

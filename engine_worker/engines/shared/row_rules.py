@@ -1,4 +1,4 @@
-"""Rules of single requests in a batch: bias, processors, and what they want to be told."""
+"""Rules of single requests in a batch: penalties, bias, processors, and details of tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,7 +39,7 @@ NOTHING_LEFT = "its processors leave no token to sample"
 
 
 class RowRules:
-    """By slot, for the few requests that have any."""
+    """Rules by slot, of the few requests that have any."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -100,7 +100,7 @@ class RowRules:
     def wanted(
         self, logprobs: torch.Tensor, probs: torch.Tensor | None, tokens: Int32s, slots: Slots
     ) -> Mapping[int, TokenDetails]:
-        """What the rows that want it are told of their token.
+        """Details of the token of each row that wants them.
 
         Args:
             logprobs: float32 [n, vocab].

@@ -30,7 +30,10 @@ from rolloutbus.engine_worker.engines.shared.request import EngineRequest
 
 
 class Stepper(Protocol):
-    """Computes steps. Only the loop's thread calls it; other threads may read the gauges."""
+    """Computes the steps of the requests that run together in one engine.
+
+    Only the loop's thread calls it; other threads may read the gauges.
+    """
 
     @property
     def n_running(self) -> int:
@@ -69,9 +72,8 @@ class Stepper(Protocol):
     def retract(self, *, without_tokens_only: bool = False) -> list[EngineRequest]:
         """Drop the KV of running requests and hand them back, oldest first, their tokens kept.
 
-        Args:
-            without_tokens_only: only those whose KV is still being filled before their first
-                token since they were admitted.
+        `without_tokens_only`: only requests whose KV is still being filled before their first
+        token since they were admitted.
         """
         ...
 
@@ -112,7 +114,7 @@ class _Control:
 
 @dataclass(slots=True)
 class _Intake:
-    """What other threads left since the last step."""
+    """Requests, aborts and controls that other threads left since the last step."""
 
     requests: list[EngineRequest]
     aborted: list[AttemptKey]
@@ -225,7 +227,7 @@ class StepLoop:
         return TORN in self._halts
 
     def close(self) -> None:
-        """End the thread after its current step; whoever waits for a control gets EngineDied."""
+        """End the thread after its current step; callers that wait for a control get EngineDied."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -294,7 +296,7 @@ class StepLoop:
         try:
             while (intake := self._next_intake()) is not None:
                 self._turn(intake)
-        # Whatever ended the loop must reach those who wait for it: stats() then fails, and the
+        # An error that ends the loop must reach the callers that wait: stats() then fails, and the
         # process that hosts the engine ends.
         except BaseException as error:  # noqa: BLE001
             cause = error

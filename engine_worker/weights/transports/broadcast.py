@@ -1,4 +1,4 @@
-"""Where a broadcast is received, and how one knows that it arrived whole."""
+"""Receives the trainer's broadcast: the rendezvous, and the buffers that it is received into."""
 
 import ipaddress
 import socket
@@ -35,7 +35,7 @@ from rolloutbus.engine_worker.weights.transports.buckets import wrong_bucket
 
 _CONNECT_S = 5.0
 _MARGIN_S = 10.0
-"""The trainer's timeout ends first, so that all hear the same reason."""
+"""The trainer's timeout ends first, so that all ranks get the same reason."""
 
 
 class WorkerRendezvous:
@@ -45,7 +45,7 @@ class WorkerRendezvous:
         """Connect to `at`, `host:port`, as `seat`: (rank, world).
 
         Raises:
-            CannotFetch: nobody is there.
+            CannotFetch: the trainer is not there.
         """
         host, port = _address(at)
         try:
@@ -67,7 +67,7 @@ class WorkerRendezvous:
         self._group: RankGroup | None = None
 
     def join(self, report: RankReport) -> None:
-        """Say that this rank is there, or why it will not be.
+        """Report that this rank is there, or why it will not be.
 
         Raises:
             CannotFetch: the broadcast is over, the rank is taken, or the trainer is gone.
@@ -92,7 +92,7 @@ class WorkerRendezvous:
             self._store.wait([GO], self._patience)
             why_not = self._store.get(GO).decode(errors="replace")
             if why_not:
-                # The trainer waits for this word, so that nobody's links end before they know why.
+                # The trainer waits for this, so that no rank's links end before it knows why.
                 self._store.set(done_key(self._rank), write_report(RankReport(problem=why_not)))
                 raise CannotFetch(why_not)
             own = self._own_address
@@ -105,7 +105,7 @@ class WorkerRendezvous:
             raise CannotFetch(f"the broadcast broke: {first_line(error)}") from error
 
     def report(self, report: RankReport) -> None:
-        """Say how it ended, and stay until the others have ended too: they receive through us."""
+        """Report how it ended, and stay until all ranks have ended: they receive through it."""
         try:
             self._store.set(done_key(self._rank), write_report(report))
             self._store.wait([END], self._patience)
@@ -177,27 +177,24 @@ ReceiveBuffer = HostBuffer | GpuBuffer
 def receive(
     offer: Offer, seat: tuple[int, int], place: Callable[[], ReceiveBuffer]
 ) -> ReceiveBuffer:
-    """Blocks until the bytes are in the memory that `place` makes, and verified.
+    """Receive an offer into the buffer that `place` makes, and verify it; blocks.
 
-    Args:
-        offer: by the trainer.
-        seat: rank, and ranks in all.
-        place: raises CannotFetch where there is no room.
+    `seat`: rank, and ranks in all. `place` raises CannotFetch where there is no room.
 
     Raises:
         CannotFetch: there was no broadcast, or it broke.
         EngineFailed: other bytes came than were published.
     """
-    meeting = WorkerRendezvous(offer.at, seat)
+    rendezvous = WorkerRendezvous(offer.at, seat)
     try:
-        landing = place()
+        buffer = place()
     except CannotFetch as error:
-        meeting.join(RankReport(problem=str(error)))  # or the others would wait for this rank
+        rendezvous.join(RankReport(problem=str(error)))  # or the others would wait for this rank
         raise
-    meeting.join(RankReport(gpu=landing.gpu))
-    meeting.receive(landing.pieces, offer.backend)
-    wrong = landing.wrong()
-    meeting.report(RankReport(problem=wrong.problem.message if wrong is not None else ""))
+    rendezvous.join(RankReport(gpu=buffer.gpu))
+    rendezvous.receive(buffer.pieces, offer.backend)
+    wrong = buffer.wrong()
+    rendezvous.report(RankReport(problem=wrong.problem.message if wrong is not None else ""))
     if wrong is not None:
         raise wrong
-    return landing
+    return buffer

@@ -1,4 +1,4 @@
-"""Versions that come in buckets: an offer's, checked against the manifest, and their tensors."""
+"""Versions that come in buckets: an offer, checked against the manifest, and its tensors."""
 
 from collections.abc import Callable, Sequence
 

@@ -57,5 +57,5 @@ class Collective:
             if content is not None:
                 self._spare.give_back(content)
 
-        landed = receive(offer, (ask.rank, ask.world), place)
-        return in_buckets(manifest, "collective", offer.buckets, landed.parts, release)
+        received = receive(offer, (ask.rank, ask.world), place)
+        return in_buckets(manifest, "collective", offer.buckets, received.parts, release)

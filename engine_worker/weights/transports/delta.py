@@ -27,7 +27,7 @@ READ_BYTES = 32 * 1024 * 1024
 
 
 class ChangedSince:
-    """Brings the next version by what it changed."""
+    """Brings the next version by what changed since the active one."""
 
     def __init__(
         self, engine: WeightSource, spare: SpareBuffer, read_bytes: int = READ_BYTES

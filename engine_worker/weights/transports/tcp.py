@@ -37,7 +37,7 @@ class Pull:
         content = self._spare.take(total_bytes(manifest.tensors))
         pulling = _Pulling(manifest, content, self._relay)
         self._relay.begin(manifest, content)
-        complaints: list[str] = []
+        failures: list[str] = []
         try:
             for giver, endpoint in enumerate(ask.sources):
                 try:
@@ -46,7 +46,7 @@ class Pull:
                 except BusError as error:
                     # Whatever is wrong with it, the next one may have the rest; what it gave and
                     # was found right stays.
-                    complaints.append(f"{endpoint.partition('#')[0]}: {error}")
+                    failures.append(f"{endpoint.partition('#')[0]}: {error}")
             await pulling.take_from(store, STORE)
         except BaseException:
             self._relay.forget(content)
@@ -58,7 +58,7 @@ class Pull:
             self._spare,
             transport="tcp",
             moved_bytes=pulling.moved_bytes,
-            why="; ".join(complaints),
+            why="; ".join(failures),
         )
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class _Pulling:
         self._came_at = 0.0
 
     async def take_from(self, link: BulkLink, giver: Giver) -> None:
-        """All that is missing.
+        """Pull all that is missing from one source.
 
         Raises:
             PeerLost: this source is of no use (any more).
@@ -114,7 +114,7 @@ class _Pulling:
             self.moved_bytes += piece.size_bytes
             self._came_at = self._loop.time()
             self._arrival.came(piece, giver)
-            self._tell()
+            self._changed.set()
 
     async def _ask(self, link: BulkLink, piece: AskedBytes, giver: Giver) -> bytes:
         ask = PullChunk(self._manifest.policy, self._manifest.version, *piece)
@@ -143,17 +143,14 @@ class _Pulling:
             self._relay.proven(manifest, self._content, indices[:n_right])
             if wrong is not None:
                 self._judge(wrong.name, arrival.found_wrong(), giver)
-            self._tell()
+            self._changed.set()
 
     def _judge(self, tensor: str, givers: set[Giver], giver: Giver) -> None:
-        """Who gave wrong bytes is not asked again; the store is the last to be asked."""
+        """A source of wrong bytes is not asked again; wrong bytes of the store end the update."""
         if givers <= {STORE}:
             raise wrong_bytes(tensor)
         if giver != STORE and giver in givers:
             raise PeerLost(f"the source gave wrong bytes of tensor {tensor!r}")
-
-    def _tell(self) -> None:
-        self._changed.set()
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -22,14 +22,12 @@ def ways_of_this_host(
     engine: Engine | None = None,
     root: str = "",
 ) -> Mapping[str, Fetcher]:
-    """Transport -> how it is done here; `tcp` always works.
+    """The fetcher of each transport that works here; `tcp` always does.
 
-    Args:
-        relay: hears of what arrives, to serve it to other workers.
-        dialer: the keys to connect with, if any.
-        engine: if its weights can be read, only what changed need be brought to it; if it has
-            shared memory, that is where versions are put; if it has a GPU, weights can stay there.
-        root: directory in which versions may be read from files; empty: none.
+    `relay` serves what arrives to other workers; `dialer` has the keys to connect with, if any;
+    `root` is a directory in which versions may be read from files, empty: none. `engine`: if its
+    weights can be read, only what changed need be brought; versions are put into its shared
+    memory, if it has any.
     """
     relay = relay or Relay()
     shared = engine.shared if engine is not None else None
