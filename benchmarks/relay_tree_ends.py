@@ -30,9 +30,8 @@ from rolloutbus.bus.wire.messages.weights import (
     Tensor,
 )
 from rolloutbus.engine_worker.engine import TensorSpec
-from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_this_host
 from rolloutbus.engine_worker.weights.relay import open_relay
-from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 from rolloutbus.launcher.plan import FleetKeys
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings

@@ -25,9 +25,8 @@ from rolloutbus.engine_worker.weights.active import ActiveWeights
 from rolloutbus.engine_worker.weights.checks import require_sound
 from rolloutbus.engine_worker.weights.in_place import InPlace
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
-from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_this_host
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 
 Result = TypeVar("Result")
 WeightCommand = PrepareUpdate | CommitUpdate | AbortUpdate | CheckWeights | GetWeights

@@ -55,7 +55,7 @@ CORNERS = {
     "torch": r"(engine_worker/(engines|weights)|trainer_adapter|examples|tests|benchmarks)/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
     r"|(examples|tests|benchmarks)/.*",
-    "tokenizers": r"engine_worker/engines/transformers/stop_text\.py"
+    "tokenizers": r"engine_worker/engines/transformers/causal_lm\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",
     "accelerate": r"engine_worker/engines/.*",

@@ -26,9 +26,8 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.engine_worker.engine import TensorSpec
 from rolloutbus.engine_worker.engines.fake.engine import FAKE_SPECS
-from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_this_host
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from tests.drills.chaos.proxy import Direction, ProxyLink
 from tests.integration.live_fleet import DEADLINE_S

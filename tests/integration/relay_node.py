@@ -19,9 +19,8 @@ from rolloutbus.bus.weights.manifest import Bytes, digest_of
 from rolloutbus.bus.wire.errors import BusError, RequestError
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.engine import TensorSpec
-from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_this_host
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 
 PULL_S = 60.0
 

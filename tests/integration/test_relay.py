@@ -18,8 +18,8 @@ from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.host import EngineReady
 from rolloutbus.bus.wire.messages.weights import Chunk, PullChunk, PullManifest, PushChunk
 from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.weights.receiver import ways_of_this_host
 from rolloutbus.engine_worker.weights.relay import open_relay
-from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 from rolloutbus.engine_worker.worker.host_process import HostProcess
 from tests.drills.chaos.proxy import ProxyLink
 from tests.integration.key_directory import KeyDirectory

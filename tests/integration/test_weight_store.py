@@ -15,8 +15,7 @@ from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate, PullManifest, Transport
 from rolloutbus.engine_worker.engine import TensorSpec
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
-from rolloutbus.engine_worker.weights.receiver import WeightReceiver
-from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_this_host
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import DTYPE_NAMES, named_tensors
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter

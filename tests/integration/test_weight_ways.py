@@ -29,9 +29,8 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.engine_worker.engine import RawTensor, TensorRange, TensorSpec
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.receiver import WeightReceiver
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_this_host
 from rolloutbus.engine_worker.weights.transports.delta import ChangedSince
-from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness

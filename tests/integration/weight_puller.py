@@ -11,8 +11,7 @@ from rolloutbus.bus.actor.resources import keep_freed_memory
 from rolloutbus.bus.weights.manifest import digest_of
 from rolloutbus.bus.wire.messages.weights import PrepareUpdate
 from rolloutbus.engine_worker.engine import TensorSpec
-from rolloutbus.engine_worker.weights.receiver import WeightReceiver
-from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_this_host
 
 
 async def main() -> None:

@@ -48,7 +48,10 @@ from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
 from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
 from rolloutbus.engine_worker.engines.transformers.causal_lm import (
+    Decode,
     ModelWeights,
+    decoder_of,
+    ends_with_text,
     kv_tokens,
     load_causal_lm,
 )
@@ -57,11 +60,6 @@ from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks
 from rolloutbus.engine_worker.engines.transformers.lora_layers import LoadedAdapter, LoraLayers
 from rolloutbus.engine_worker.engines.transformers.sampler import Sampler
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
-from rolloutbus.engine_worker.engines.transformers.stop_text import (
-    Decode,
-    decoder_of,
-    ends_with_text,
-)
 from rolloutbus.engine_worker.features import unknown_adapter
 from rolloutbus.engine_worker.weights.torch_tensors import DeviceCopies, gpus_of
 

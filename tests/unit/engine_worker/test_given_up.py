@@ -7,8 +7,7 @@ import pytest
 
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import PrepareUpdate
-from rolloutbus.engine_worker.weights.receiver import WeightReceiver
-from rolloutbus.engine_worker.weights.transports.ways import ways_of_this_host
+from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_this_host
 
 
 @pytest.mark.parametrize("step", ["prepare", "manifest"])
