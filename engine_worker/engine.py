@@ -362,7 +362,7 @@ class LoraTensors:
     """An adapter in memory, in PEFT's terms."""
 
     config: Mapping[str, object]
-    """What its `adapter_config.json` says."""
+    """The content of its `adapter_config.json`."""
     specs: Sequence[TensorSpec]
     tensors: Mapping[str, RawTensor]
     """Name -> raw little-endian bytes; only valid during the call."""

@@ -1,4 +1,4 @@
-"""What a `generate` asks of an engine beyond what every engine does.
+"""Features: what a `generate` asks of an engine beyond what every engine does.
 
 Spec: docs/protocol.md, "What an engine need not be able to do".
 """
@@ -58,14 +58,14 @@ _COMMAND_HINTS: Mapping[str, str] = {
 
 
 def cannot_do(kind: str) -> Problem:
-    """An engine has no such command."""
+    """The refusal of a command that an engine does not have."""
     hint = _COMMAND_HINTS.get(kind, "")
     message = f"This worker's engine cannot do {kind!r}" + (f"; {hint}." if hint else ".")
     return Problem("unsupported", message, "not_started")
 
 
 def lacks_tier(tier: str) -> Problem:
-    """An engine's prefix cache has no such tier."""
+    """The refusal of a tier that an engine's prefix cache does not have."""
     message = (
         f"This worker's engine has no cache tier {tier!r}; an sglang engine has `host` with "
         "`enable_hierarchical_cache`, and `storage` with `hicache_storage_backend` as well."
@@ -76,7 +76,7 @@ def lacks_tier(tier: str) -> Problem:
 def missing(
     body: Generate, features: AbstractSet[str], lost: Mapping[str, str] = NOTHING_LOST
 ) -> Problem | None:
-    """The first wish that an engine with these features cannot grant; None if it can grant all.
+    """Why an engine with these features cannot serve a request; None if it can.
 
     `lost`: features that what is installed cannot carry, and why: no option would help.
     """

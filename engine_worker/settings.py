@@ -16,7 +16,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often tokens are published."""
 
     coarse_tokens: int = 32
-    """A request that nobody streams is published every so many tokens ..."""
+    """A request that no client streams is published every so many tokens ..."""
     coarse_s: float = 1.0
     """... or seconds, so that it can resume elsewhere."""
     idle_s: float = 0.2
@@ -27,9 +27,9 @@ class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the engine host counts as dead."""
 
     silent_s: float = 1.5
-    """The host has said nothing: the worker takes no new requests until it does."""
+    """The host has sent nothing: the worker takes no new requests until it does."""
     wedged_s: float = 30.0
-    """Work runs, but the step counter stands still; or the host says nothing at all."""
+    """Work runs, but the step counter stands still; or the host sends nothing at all."""
     phase_s: float = 300.0
     """The same while weights or memory are moved, which may take long and stop the steps."""
     start_timeout_s: float = 600.0

@@ -89,7 +89,7 @@ def _open_files() -> dict[tuple[int, int], str]:
     return paths
 
 
-def _nobody_reads(_: Bytes) -> None:
+def _ignore(_: Bytes) -> None:
     """No one reads a spare buffer."""
 
 
@@ -103,7 +103,7 @@ class SpareBuffer:
 
     def __init__(
         self,
-        on_gone: Callable[[Bytes], None] = _nobody_reads,
+        on_gone: Callable[[Bytes], None] = _ignore,
         make: Callable[[int], Bytes] = fresh_buffer,
     ) -> None:
         """`on_gone` is called before a buffer is written again or freed; `make` makes one."""

@@ -1,1 +1,1 @@
-"""The worker actor's process: what it says on the bus, and its watch over the engine host."""
+"""The worker actor's process: its part on the bus, and its watch over the engine host."""

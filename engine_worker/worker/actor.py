@@ -61,7 +61,7 @@ class WorkerActor:
         )
 
     async def run(self) -> str:
-        """Work until told to stop; returns why.
+        """Work until it is stopped; returns why.
 
         Raises:
             SecurityError: the lock on its socket does not work (any more).

@@ -73,7 +73,7 @@ class ReloadList:
         self._loaded = {name: each for name, each in self._loaded.items() if name in adapters}
 
     def reload(self) -> list[Entry]:
-        """Commands for an engine that has just begun; only this list hears how they end."""
+        """Commands for an engine that has just begun; only this list gets their endings."""
         entries = [
             Entry("load_lora", RequestId(f"again/{name}"), NO_ATTEMPT, body=pack(ask))
             for name, ask in self._loaded.items()
@@ -249,7 +249,7 @@ class Controller:
         self._memory = ReloadList()
         self._parked_commit: Entry | None = None
         self._released: list[str] = []
-        """Memory tags released, as the host said last."""
+        """Memory tags released, as the host reported last."""
 
     @property
     def adapters(self) -> dict[str, int]:

@@ -66,7 +66,7 @@ class StreamBatcher:
         self._idle_at = 0.0
 
     def sampled(self, request: RunningRequest, version: int, now: float) -> None:
-        """A request has new tokens: publish them now or, if nobody streams, in larger portions."""
+        """A request has new tokens: publish them now or, if no one streams, in larger portions."""
         n_new = request.n_tokens - request.n_published
         if request.is_streamed or n_new >= self._settings.coarse_tokens:
             self._publish(request, version, now)

@@ -1,7 +1,7 @@
 """An engine without a model: known tokens, chosen costs, faults on demand.
 
-For tests, simulations and benchmarks of everything around an engine. It says nothing about how a
-real engine behaves.
+For tests, simulations and benchmarks of everything around an engine. It does not show how a real
+engine behaves.
 """
 
 import ctypes
@@ -46,13 +46,10 @@ FAKE_EOS = 0
 
 
 def fake_token(prompt: bytes, seed: int, index: int, version: int) -> int:
-    """Token `index` of a request, in [1, FAKE_VOCAB_SIZE).
+    """Token `index` of a request under weights of `version`, in [1, FAKE_VOCAB_SIZE).
 
-    Args:
-        prompt: int32 [n_prompt_tokens] as little-endian bytes.
-        seed: of the request; 0 when it has none.
-        index: from the first generated token, a resumed prefix included.
-        version: of the weights.
+    `prompt`: int32 [n_prompt_tokens] as little-endian bytes; `seed`: 0 if the request has none;
+    `index` counts from the first generated token, a resumed prefix included.
     """
     return token_after(prompt_digest(prompt), seed, index, version)
 
@@ -107,7 +104,7 @@ class FakeWeights:
         return self._held[name][offset : offset + size_bytes].copy()
 
     def settle(self) -> None:
-        """Nothing is written by anybody else."""
+        """All that was written is there."""
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class FakeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one engine."""
+    """Settings of one fake engine."""
 
     slots: Annotated[int, msgspec.Meta(ge=1)] = 256
     max_context: Annotated[int, msgspec.Meta(ge=2)] = 32_768

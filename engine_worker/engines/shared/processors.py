@@ -80,7 +80,7 @@ class Processors:
 def factory_at(path: str) -> Factory:
     """Import a factory.
 
-    The path is from the settings of the worker's own operator. Nothing that a peer says gets here:
+    The path is from the settings of the worker's own operator. Nothing that a peer sends gets here:
     peers give the names under which processors were registered, and numbers.
 
     Raises:

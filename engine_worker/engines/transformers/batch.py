@@ -57,7 +57,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Computed:
-    """What a step sampled, before the requests have it."""
+    """Tokens of a step that the requests do not have yet."""
 
     rows: list[_Row] = field(default_factory=list[_Row])
     draw: Draw | None = None
@@ -153,7 +153,7 @@ class Batch:
             return Step((), (), np.empty(0, np.int32), empty, self.version)
         self._last[_slots(rows)] = draw.tokens
         problems = [
-            (rows[i].request.key, _told(problem, rows[i].request))
+            (rows[i].request.key, _problem_of(problem, rows[i].request))
             for i, problem in draw.failed.items()
             if rows[i].request.key not in dropped
         ]
@@ -165,7 +165,7 @@ class Batch:
         finishes: list[tuple[int, FinishReason]] = []
         arrays: list[tuple[int, Mapping[str, Array]]] = []
         for i, (row, token) in enumerate(zip(rows, draw.tokens.tolist(), strict=True)):
-            reason = _give(row.request, token, draw.wanted.get(i))
+            reason = _append(row.request, token, draw.wanted.get(i))
             if reason is not None:
                 finishes.append((i, reason))
                 if row.request.wanted is not None:
@@ -303,20 +303,20 @@ def _slots(rows: list[_Row]) -> Slots:
     return np.array([row.slot for row in rows], np.int64)
 
 
-def _told(problem: Problem, request: EngineRequest) -> Problem:
-    """What a request is told of its row: the sampler knows of no adapters."""
+def _problem_of(problem: Problem, request: EngineRequest) -> Problem:
+    """The problem as its request reports it: the sampler does not know adapters."""
     is_broken = problem is BROKEN_WEIGHTS and request.adapter is not None
     return BROKEN_ADAPTER if is_broken else problem
 
 
 def _adapters(rows: list[_Row]) -> Rows:
-    """Of each row; nothing if none uses any."""
+    """The adapter of each row; nothing if no row uses one."""
     adapters = [row.request.adapter for row in rows]
     return adapters if any(adapters) else ()
 
 
-def _give(request: EngineRequest, token: int, wanted: TokenDetails | None) -> FinishReason | None:
-    """Give a request its next token; why it is complete, None while it is not."""
+def _append(request: EngineRequest, token: int, wanted: TokenDetails | None) -> FinishReason | None:
+    """Append a request's next token; returns why it is complete, None while it is not."""
     request.tokens.append(token)
     if request.wanted is not None and wanted is not None:
         request.wanted.rows.append(wanted)

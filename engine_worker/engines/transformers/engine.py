@@ -115,7 +115,7 @@ class StepMeter:
 
 
 def _or_busy(act: Callable[[], None]) -> None:
-    """A profiler that fails must not take the engine with it."""
+    """A profiler that fails must not end the engine."""
     try:
         act()
     except RuntimeError as error:
@@ -294,20 +294,12 @@ class AdapterSet:
 
 
 class TransformersEngine:
-    """Implements `Engine`.
-
-    `EngineBusy` says that a call was refused and changed nothing; `EngineDied`, from any call,
-    that the engine's thread has ended.
-    """
+    """Implements `Engine`; any call raises EngineDied once the engine's thread has ended."""
 
     shared = embedder = reranker = None
 
     def __init__(self, settings: TransformersSettings, sink: StepSink) -> None:
-        """Load the model and start the thread.
-
-        Raises:
-            ValueError: the model or a setting is of no use; names which.
-        """
+        """Load the model and start the thread; ValueError names a setting that cannot be used."""
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self._processors = Processors(settings.processors)
@@ -350,7 +342,7 @@ class TransformersEngine:
         self.meter = StepMeter(loop, blocks)
 
     def generate(self, work: Sequence[Work]) -> None:
-        """See `Engine`. ValueError: a request does not fit or its key is in use; none was queued.
+        """See `Engine`. ValueError: a request does not fit or its key is in use; none is queued.
 
         One whose adapter is not loaded, or whose processors' parameters do not fit, ends with a
         problem. A request whose prefix is already complete ends with an empty row.
@@ -358,7 +350,7 @@ class TransformersEngine:
         requests: list[EngineRequest] = []
         for each in work:
             request = open_request(each, self.facts, self._chance.getrandbits(64))
-            problem = self._furnish(request, each)
+            problem = self._resolve(request, each)
             if problem is None:
                 requests.append(request)
                 if request.adapter is not None:
@@ -387,8 +379,8 @@ class TransformersEngine:
         """See `Engine`."""
         self._loop.close()
 
-    def _furnish(self, request: EngineRequest, work: Work) -> Problem | None:
-        """Give it what it names; why that cannot be had, None if it can."""
+    def _resolve(self, request: EngineRequest, work: Work) -> Problem | None:
+        """Give a request what its work names; returns why that cannot be had, None if it can."""
         if texts := work.sampling.stop:
             assert self._decode is not None, "a feature that is not there"
             request.ends_text = ends_with_text(self._decode, texts)

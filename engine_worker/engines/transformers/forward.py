@@ -45,7 +45,7 @@ class PagedKv(Cache):
         return sum(t.nbytes for t in [*self._keys, *self._values] if t is not None)
 
     def prepare(self, places: KvSlots) -> None:
-        """Say where the next forward pass writes and reads."""
+        """Set where the next forward pass writes and reads."""
         self._places = places
 
     def clear(self, blocks: torch.Tensor) -> None:
@@ -173,14 +173,7 @@ class Forward:
 
     @torch.inference_mode()
     def score(self, ids: Grid) -> torch.Tensor:
-        """Logits after the last token of each row, without the KV cache.
-
-        Args:
-            ids: int64 [n, q].
-
-        Returns:
-            [n, vocab], dtype of the model.
-        """
+        """Logits [n, vocab] after the last token of each row, int64 [n, q]; uses no KV cache."""
         output = self._lm.model(input_ids=self._send(ids), use_cache=False, logits_to_keep=1)
         return output.logits[:, -1]
 

@@ -1,6 +1,6 @@
-"""Which block of the KV cache holds what: reference counts, the free list, prefixes by content.
+"""Accounts for the blocks of the KV cache: reference counts, free list, prefixes by content.
 
-Tensors are elsewhere (`paged_kv`). A block is shared when its tokens and all tokens before it are
+The tensors are in `PagedKv`. A block is shared when its tokens and all tokens before it are
 the same: its key is a digest chain over them. A block may be shared from the forward pass that
 fills it on, because in each layer all rows of a pass write before any of them reads.
 """
@@ -64,7 +64,7 @@ class KvBlocks:
         self._block_by_key: dict[bytes, int] = {}
         self._key_by_block: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Blocks that hold a known prefix and that nobody uses, least recently used first."""
+        """Blocks that hold a known prefix and no request uses, least recently used first."""
 
     @property
     def n_used(self) -> int:
@@ -84,9 +84,7 @@ class KvBlocks:
     def reserve(self, n_blocks: int, keys: Sequence[bytes]) -> Reservation | None:
         """Take `n_blocks` blocks, known ones first; None, and nothing taken, if too few are left.
 
-        Args:
-            n_blocks: what the request needs at most.
-            keys: of its leading blocks that may be shared.
+        `keys`: of the request's leading blocks, which may be shared.
         """
         shared: list[int] = []
         for key in keys:
@@ -106,13 +104,10 @@ class KvBlocks:
     def publish(
         self, block: int, key: bytes, parent: bytes = b"", tokens: Int32s | None = None
     ) -> None:
-        """From now on `block` can be found by `key`, unless another block already is.
+        """From now on `block` can be found by its content's `key`, unless another block already is.
 
-        Args:
-            block: that is filled, or will be before anybody reads it.
-            key: of its content.
-            parent: key of the block before it, or the root of its chain.
-            tokens: int32 [block_size], for whoever hears the news.
+        `parent` is the key of the block before it, or the root of its chain; `tokens`, int32
+        [block_size], are for the news.
         """
         if self._is_sharing and key not in self._block_by_key and block not in self._key_by_block:
             self._block_by_key[key] = block
@@ -132,7 +127,7 @@ class KvBlocks:
                     self._free.append(block)
 
     def evict_idle(self) -> int:
-        """Forget the content that nobody uses; returns how many blocks."""
+        """Forget the content that no request uses; returns how many blocks."""
         n_idle = len(self._idle)
         while self._idle:
             self._free.append(self._evict())

@@ -44,9 +44,7 @@ class LoraLayers:
     def __init__(self, model: torch.nn.Module, run: Callable[[int, int], object]) -> None:
         """Find the linear modules that see the rows of a pass as they are.
 
-        Args:
-            model: whose weights stay as they are.
-            run: a forward pass of it over so many rows of so many tokens.
+        `run(n_rows, n_tokens)` is a forward pass of the model, whose weights stay as they are.
         """
         self._modules = _modules_with_rows(model, run)
         self.shapes = {

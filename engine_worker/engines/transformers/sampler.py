@@ -37,7 +37,7 @@ class Draw:
     behaviour_logprobs: Float32s | None
     """float32 [n]; None: no row truncates."""
     wanted: Mapping[int, TokenDetails] = field(default_factory=dict[int, TokenDetails])
-    """Row -> what its request wants to be told of this token."""
+    """Row -> details of its token that its request asked for."""
     failed: Mapping[int, Problem] = field(default_factory=dict[int, Problem])
     """Row -> why nothing could be drawn for it; its token means nothing."""
 

@@ -8,7 +8,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TransformersSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one engine; checked when it is built."""
+    """Settings of one transformers engine; checked when it is built."""
 
     model: str
     """Local directory with config.json and safetensors files. Nothing is downloaded."""

@@ -37,7 +37,7 @@ class CudaIpc:
     """Opens offers on one GPU."""
 
     def __init__(self, gpu: str, book: HandleBook | None = None) -> None:
-        """`gpu`: UUID of the one that holds the engine's weights; `book` hears of what is open."""
+        """`gpu`: UUID of the one that holds the engine's weights; `book` notes what is open."""
         self._book = book or HandleBook()
         self._gpu = gpu
         self._device = device_of(gpu)
@@ -81,7 +81,7 @@ class CudaIpc:
             raise
         self._book.opened(address, handle.memory, bucket.size_bytes)
         raw = DeviceBytes(address, bucket.size_bytes)
-        # A version that nobody releases is closed with the last tensor of it.
+        # A version that is never released is closed with the last tensor of it.
         close = weakref.finalize(raw, _close, self._memory, address, borrowed, self._book)
         close.atexit = False
         undo.callback(close)

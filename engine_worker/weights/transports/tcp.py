@@ -20,7 +20,7 @@ from rolloutbus.engine_worker.weights.staged import Staged, ask_chunk, in_buffer
 CHECK_BYTES = 32 * 1024 * 1024
 """Verified in one go: much more than a hop to another thread costs, and soon done."""
 STUCK_S = 30.0
-"""A source that gave nothing for so long is left, even if it says that it is busy."""
+"""A source that gave nothing for so long is left, even if it answers that it is busy."""
 STORE: Giver = -1
 
 
