@@ -13,22 +13,22 @@ from rolloutbus.bus.actor.process import (
 )
 from rolloutbus.bus.actor.resources import keep_freed_memory
 from rolloutbus.trainer_adapter.store.actor import StoreActor
+from rolloutbus.trainer_adapter.store.contents import StoreContents
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
-from rolloutbus.trainer_adapter.store.startup import StoreStartup
 
 
 async def serve(settings: StoreSettings) -> ActorExit:
     """Run a store until SIGTERM or SIGINT; its shared memory is given back at the end."""
     keep_freed_memory()
-    shelf = StoreStartup(Path(settings.directory), disk=settings.disk)
+    contents = StoreContents(Path(settings.directory), disk=settings.disk)
     try:
         actor = StoreActor(
-            settings, shelf, BootClock(), on_joined=lambda bulk: announce_ready(bulk=bulk)
+            settings, contents, BootClock(), on_joined=lambda bulk: announce_ready(bulk=bulk)
         )
         on_stop_signal(actor.stop)
         reason = await actor.run()
     finally:
-        shelf.close()
+        contents.close()
     if reason == "forbidden":
         complain("the router does not let this key be this store")
         return ActorExit.FORBIDDEN

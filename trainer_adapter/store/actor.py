@@ -26,10 +26,10 @@ from rolloutbus.bus.wire.limits import MAX_BULK_IN_BYTES
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.membership import StoreFacts
 from rolloutbus.bus.wire.messages.weights import PullChunk, PullDelta, PullManifest, PushChunk
+from rolloutbus.trainer_adapter.store.contents import StoreContents
 from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effect_runner import EffectRunner
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
-from rolloutbus.trainer_adapter.store.startup import StoreStartup
 from rolloutbus.trainer_adapter.store.versions import Asker, BulkAsker, MemberAsker
 
 TICK_S = 0.1
@@ -45,7 +45,7 @@ class StoreActor:
     def __init__(
         self,
         settings: StoreSettings,
-        shelf: StoreStartup,
+        contents: StoreContents,
         clock: Clock,
         on_joined: Callable[[str], None] | None = None,
     ) -> None:
@@ -53,17 +53,18 @@ class StoreActor:
         self._on_joined = on_joined
         """Called once, with the bulk endpoint, when the router has given the first lease."""
         self._clock = clock
-        self._core = StoreCore(settings, host_id(), shelf.table)
+        self._table = contents.table
+        self._core = StoreCore(settings, host_id(), contents.table)
         identity = MemberIdentity("store", settings.name, secrets.token_hex(16))
         self._member = MemberCore(
-            identity, LeaseSettings(), random.SystemRandom(), intent=shelf.table.intent
+            identity, LeaseSettings(), random.SystemRandom(), intent=contents.table.intent
         )
         self._link: DealerPort | None = None
         self._patience = Patience(settings.router, "a store")
         self._dialer = dialer_of(settings.security)
         self._guard = guard_of(settings.security)
         self._actor = Actor(
-            one_by_one(self._follow),
+            one_by_one(self._carry_out),
             clock=clock,
             tick=self._tick,
             tick_s=TICK_S,
@@ -71,7 +72,7 @@ class StoreActor:
         )
         self._upkeep_at = 0.0
         self._bulk_peers: dict[Peer, float] = {}
-        self._effects = EffectRunner(self._core, shelf, clock, self._tell)
+        self._effects = EffectRunner(self._core, contents, clock, self._answer)
 
     def stop(self) -> None:
         """Leave the bus and give all shared memory back."""
@@ -104,15 +105,19 @@ class StoreActor:
             guard.close()
 
     async def _run(self) -> str:
-        has_files = bool(self._settings.disk)
-        core, bulk = self._core, self._bulk.endpoints[0]
-        record = (core.waves, core.adapters)
-        facts = StoreFacts(bulk, core.committed, host_id(), has_files, *record)
+        facts = StoreFacts(
+            self._bulk.endpoints[0],
+            self._table.committed,
+            host_id(),
+            bool(self._settings.disk),
+            self._table.waves,
+            self._table.adapters,
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._effects.start(tasks)
                 self._effects.run(self._core.opened())
-                # Those dicts are the core's own: every later hello says what they hold then.
+                # The dicts are the table's own: every later hello says what they hold then.
                 self._actor.feed(self._member.online, facts)
                 self._actor.start()
                 reason = await self._actor.stopped()
@@ -145,17 +150,17 @@ class StoreActor:
 
     # --- the router's link
 
-    def _follow(self, effect: MemberEffect) -> None:
+    def _carry_out(self, effect: MemberEffect) -> None:
         match effect:
             case Send(_, entry):
                 if self._link is not None:
                     self._link.send(entry)
             case Connect():
                 if self._link is not None:
-                    self._say_what_is_waited_for()
+                    self._warn_of_failures()
                     self._link.close()
                 self._link = DealerPort(
-                    self._settings.router, self._said, self._link_down, dialer=self._dialer
+                    self._settings.router, self._received, self._link_down, dialer=self._dialer
                 )
             case Execute(entry):
                 self._execute(entry)
@@ -169,19 +174,21 @@ class StoreActor:
                 # Work taken away goes on: it is short, harmless, and its answer is dropped.
                 pass
 
-    def _said(self, entries: list[Entry]) -> None:
+    def _received(self, entries: list[Entry]) -> None:
         self._actor.feed(self._member.receive, entries)
-        if self._member.state == "leased":
-            self._patience.joined()
-        if self._on_joined is not None and self._member.state == "leased":
+        if self._member.state != "leased":
+            return
+        self._patience.joined()
+        if self._on_joined is not None:
             self._on_joined(self._bulk.endpoints[0])
             self._on_joined = None
 
     def _link_down(self) -> None:
-        self._say_what_is_waited_for()
+        self._warn_of_failures()
         self._actor.feed(self._member.link_down)
 
-    def _say_what_is_waited_for(self) -> None:
+    def _warn_of_failures(self) -> None:
+        """Says what the store waits for, once it has waited for long."""
         if self._link is not None:
             sentence = self._patience.failed(self._link.failure, self._clock.now())
             if sentence:
@@ -194,8 +201,7 @@ class StoreActor:
         try:
             command = unpack(entry)
         except RemoteProtocolError as error:
-            problem = Problem(code="bad_request", message=str(error), outcome="not_started")
-            self._end("refused", key, problem)
+            self._end("refused", key, Problem("bad_request", str(error), "not_started"))
             return
         if isinstance(command, MemberCommand):
             self._effects.handle(MemberAsker(key), command)
@@ -204,8 +210,7 @@ class StoreActor:
             self.stop()
         else:
             message = f"a weight store cannot {entry.kind!r}"
-            problem = Problem(code="unsupported", message=message, outcome="not_started")
-            self._end("failed", key, problem)
+            self._end("failed", key, Problem("unsupported", message, "not_started"))
 
     def _end(self, kind: str, key: AttemptKey, body: msgspec.Struct) -> None:
         self._actor.feed(self._member.ended, kind, key, body)
@@ -220,8 +225,8 @@ class StoreActor:
         for entry in entries:
             if entry.kind not in may_say:
                 message = f"a {signer.role} may not send {entry.kind[:32]!r}"
-                problem = Problem(code="forbidden", message=message, outcome="not_started")
-                self._tell(BulkAsker(peer, entry.rid), "failed", problem)
+                problem = Problem("forbidden", message, "not_started")
+                self._answer(BulkAsker(peer, entry.rid), "failed", problem)
         self._bulk_arrived(peer, [entry for entry in entries if entry.kind in may_say])
 
     def _serve_bulk(self, peer: Peer, entries: list[Entry], now: float) -> list[MemberEffect]:
@@ -231,18 +236,17 @@ class StoreActor:
             try:
                 command = unpack(entry)
             except RemoteProtocolError as error:
-                problem = Problem(code="bad_request", message=str(error), outcome="not_started")
-                self._tell(asker, "failed", problem)
+                self._answer(asker, "failed", Problem("bad_request", str(error), "not_started"))
                 continue
             if isinstance(command, PullManifest | PullDelta | PullChunk | PushChunk):
                 self._effects.run(self._core.handle(asker, command, now))
             else:
                 message = f"{entry.kind!r} is not said on a bulk socket"
-                problem = Problem(code="unknown_message", message=message, outcome="not_started")
-                self._tell(asker, "failed", problem)
+                problem = Problem("unknown_message", message, "not_started")
+                self._answer(asker, "failed", problem)
         return []
 
-    def _tell(self, asker: Asker, kind: str, body: msgspec.Struct) -> None:
+    def _answer(self, asker: Asker, kind: str, body: msgspec.Struct) -> None:
         match asker:
             case MemberAsker(key):
                 self._end(kind, key, body)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rolloutbus.bus.weights.manifest import check_tensors
-from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.endings import Done, Problem, bad_request
 from rolloutbus.bus.wire.messages.membership import Intent
 from rolloutbus.bus.wire.messages.weights import (
     DeltaPart,
@@ -27,7 +27,7 @@ from rolloutbus.bus.wire.messages.weights import (
     SettleVersion,
     VersionRestored,
 )
-from rolloutbus.trainer_adapter.store import commits, problems
+from rolloutbus.trainer_adapter.store import problems
 from rolloutbus.trainer_adapter.store.derived import DeltaTable, DiskCopies
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
@@ -45,6 +45,7 @@ from rolloutbus.trainer_adapter.store.settings import StoreSettings
 from rolloutbus.trainer_adapter.store.versions import (
     Asker,
     Assigned,
+    CommitRecord,
     DeltaKey,
     Intended,
     Retired,
@@ -70,21 +71,6 @@ class StoreCore:
         self._deltas = DeltaTable()
         self._copies = DiskCopies(is_on=bool(settings.disk))
 
-    @property
-    def committed(self) -> dict[str, int]:
-        """Last committed version of each policy."""
-        return self._table.committed
-
-    @property
-    def waves(self) -> dict[str, tuple[int, int]]:
-        """Policies whose last commit is not at all workers yet -> (version before it, floor)."""
-        return self._table.waves
-
-    @property
-    def adapters(self) -> dict[str, int]:
-        """`<policy>.<adapter>` -> version that all workers are to have."""
-        return self._table.adapters
-
     def heed(self, intent: Intent) -> list[StoreEffect]:
         """A router tells what the fleet is to be: it is written down for the next one."""
         self._table.intent = intent
@@ -94,7 +80,7 @@ class StoreCore:
         """Once, at the start: versions in use that were not yet written to files."""
         effects: list[StoreEffect] = []
         for stored in self._table.pullable():
-            if self.committed.get(stored.policy) == stored.number and not stored.offers:
+            if self._table.committed.get(stored.policy) == stored.number and not stored.offers:
                 effects += self._copies.sealed(stored)
         return effects
 
@@ -198,7 +184,7 @@ class StoreCore:
             return [StoreAnswer(asker, "refused", problems.unavailable(ask.policy, ask.version))]
         if len(ask.digests) != len(stored.tensors):
             message = f"{len(ask.digests)} digests for {len(stored.tensors)} tensors"
-            return [StoreAnswer(asker, "refused", problems.bad_request("digests", message))]
+            return [StoreAnswer(asker, "refused", bad_request("digests", message))]
         if stored.state == "reserved":
             stored.on("seal")
             stored.used_at = now
@@ -292,12 +278,42 @@ class StoreCore:
         return sum(each.size_bytes for each in versions if each.state in reserved)
 
     def _commit(self, asker: Asker, ask: RecordCommit, now: float) -> list[StoreEffect]:
-        written = commits.record(self._table, ask)
+        written = self._record_commit(ask)
         if isinstance(written, Problem):
             return [StoreAnswer(asker, "failed", written)]
         effects: list[StoreEffect] = [Persist(each) for each in written]
         effects.append(StoreAnswer(asker, "finished", Done()))
         return effects + self._retire_outdated(ask.policy, now)
+
+    def _record_commit(self, ask: RecordCommit) -> list[CommitRecord] | Problem:
+        """Change the table; what must be written down before it is answered, or why not."""
+        table, policy, version = self._table, ask.policy, ask.version
+        stored = self._pullable(policy, version)
+        last = table.committed.get(policy, 0)
+        if version < last and not ask.is_adapter:
+            return problems.older(policy, version, last)
+        if stored is None and (version or not ask.is_adapter):
+            return problems.unavailable(policy, version)
+        if ask.is_adapter:
+            if table.adapters.get(policy, 0) == version:
+                return []
+            if stored is not None:
+                stored.on("commit")
+                stored.is_adapter = True
+            written = CommitRecord(policy, version, is_adapter=True)
+            table.note_adapter(written)
+            return [written]
+        assert stored is not None
+        are_waves_through = not ask.floor and policy in table.waves
+        is_new = stored.state == "sealed"
+        stored.on("commit")
+        table.committed[policy] = version
+        table.note_history(policy, version)
+        if not (is_new or are_waves_through):
+            return []
+        written = CommitRecord(*stored.key, last if ask.floor else 0, ask.floor)
+        table.note_waves(written)
+        return [written]
 
     def _pull_manifest(self, asker: Asker, ask: PullManifest) -> list[StoreEffect]:
         stored = self._pullable(ask.policy, ask.version)

@@ -1,11 +1,11 @@
-"""Carries the store core's effects out: what waits for a disk or for hashing, in threads."""
+"""Carries out the effects of the store's core; work for a disk and hashing goes to threads."""
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -16,6 +16,7 @@ from rolloutbus.bus.weights.manifest import Bytes, first_mismatch
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.weights import Chunk
 from rolloutbus.trainer_adapter.store import problems
+from rolloutbus.trainer_adapter.store.contents import StoreContents
 from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
@@ -34,7 +35,6 @@ from rolloutbus.trainer_adapter.store.effects import (
     WriteFiles,
 )
 from rolloutbus.trainer_adapter.store.segments import StoreFull
-from rolloutbus.trainer_adapter.store.startup import StoreStartup
 from rolloutbus.trainer_adapter.store.versions import Asker, DeltaKey, Record, Retired
 
 _IN_ORDER = (Persist, Allocate, Verify, Release)
@@ -46,22 +46,21 @@ LAST_FILES_S = 2.0
 R = TypeVar("R")
 
 
-class Tell(Protocol):
-    """Sends an answer."""
-
-    def __call__(self, asker: Asker, kind: str, body: msgspec.Struct) -> None:
-        """`kind` is the entry's."""
-        ...
-
-
 class EffectRunner:
     """Lives on one event loop; use `close` at the end."""
 
-    def __init__(self, core: StoreCore, shelf: StoreStartup, clock: Clock, tell: Tell) -> None:
+    def __init__(
+        self,
+        core: StoreCore,
+        contents: StoreContents,
+        clock: Clock,
+        answer: Callable[[Asker, str, msgspec.Struct], None],
+    ) -> None:
+        """`answer` sends an entry of this kind, with this body, to the asker."""
         self._core = core
-        self._shelf = shelf
+        self._contents = contents
         self._clock = clock
-        self._tell = tell
+        self._answer = answer
         self._deltas: dict[DeltaKey, Bytes] = {}
         self._writes: set[asyncio.Task[None]] = set()
         """Of files, waiting ones too."""
@@ -71,7 +70,7 @@ class EffectRunner:
         self._files = ThreadPoolExecutor(1, "store-files")
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """What runs in threads is awaited by `tasks`."""
+        """`tasks` waits for all work in threads."""
         self._tasks = tasks
 
     async def finish(self) -> None:
@@ -81,16 +80,16 @@ class EffectRunner:
 
     def close(self) -> None:
         """Wait for what is being written down; idempotent."""
-        if self._shelf.files is not None:
-            self._shelf.files.close()
+        if self._contents.files is not None:
+            self._contents.files.close()
         self._disk.shutdown()
         self._files.shutdown(cancel_futures=True)
 
     def collect(self) -> None:
         """Look after segments that readers have let go."""
-        self._tasks.create_task(self._on_disk(self._shelf.pool.collect))
-        if self._shelf.trouble:
-            self._tasks.create_task(self._look_for_room())
+        self._tasks.create_task(self._on_disk(self._contents.pool.collect))
+        if self._contents.trouble:
+            self._tasks.create_task(self._try_make_room())
 
     def handle(self, asker: Asker, command: MemberCommand) -> None:
         """Have the core decide on a command, as soon as there is room to write that down.
@@ -101,25 +100,25 @@ class EffectRunner:
 
     async def _handle(self, asker: Asker, command: MemberCommand) -> None:
         try:
-            await self._on_disk(self._shelf.make_room, self._shelf.record_bytes(command))
+            await self._on_disk(self._contents.make_room, self._contents.record_bytes(command))
         except OSError:
-            self._tell(asker, "failed", problems.unwritable(self._shelf.trouble))
+            self._answer(asker, "failed", problems.unwritable(self._contents.trouble))
             return
         self.run(self._core.handle(asker, command, self._clock.now()))
 
-    async def _look_for_room(self) -> None:
+    async def _try_make_room(self) -> None:
         with contextlib.suppress(OSError):
-            await self._on_disk(self._shelf.make_room)
+            await self._on_disk(self._contents.make_room)
 
     async def _persist(self, record: Record) -> None:
         try:
-            await self._on_disk(self._shelf.ledger.append, record)
+            await self._on_disk(self._contents.ledger.append, record)
         except OSError as error:
             if isinstance(record, Retired):
-                warn(f"{self._shelf.ledger.path}: {error.strerror}")
+                warn(f"{self._contents.ledger.path}: {error.strerror}")
                 return  # the next store finds that its bytes are gone
             # Others must not act on it, and it may be there all the same: the next store reads.
-            complain(f"{self._shelf.ledger.path}: {error.strerror}")
+            complain(f"{self._contents.ledger.path}: {error.strerror}")
             raise
 
     def run(self, effects: Sequence[StoreEffect]) -> None:
@@ -131,10 +130,10 @@ class EffectRunner:
             self._run_now(effect)
 
     def _run_now(self, effect: StoreEffect) -> None:
-        pool = self._shelf.pool
+        pool = self._contents.pool
         match effect:
             case StoreAnswer(asker, kind, body):
-                self._tell(asker, kind, body)
+                self._answer(asker, kind, body)
             case Freeze(segment):
                 pool.freeze(segment)
             case SendSegmentChunk(asker, segment, offset, size_bytes):
@@ -144,7 +143,7 @@ class EffectRunner:
             case WriteChunk(asker, segment, offset, content):
                 target = pool.content(segment).data
                 target[offset : offset + len(content)] = content
-                self._tell(asker, "finished", Done())
+                self._answer(asker, "finished", Done())
             case MakeDelta():
                 self._tasks.create_task(self._make_delta(effect))
             case ForgetDelta(key):
@@ -154,13 +153,13 @@ class EffectRunner:
                 self._writes.add(write)
                 write.add_done_callback(self._writes.discard)
             case RemoveFiles(key):
-                if self._shelf.files is not None:
-                    self._tasks.create_task(self._among_files(self._shelf.files.remove, key))
+                if self._contents.files is not None:
+                    self._tasks.create_task(self._among_files(self._contents.files.remove, key))
             case _:
                 raise AssertionError(effect)
 
     async def _run_slowly(self, effects: Sequence[StoreEffect]) -> None:
-        pool = self._shelf.pool
+        pool = self._contents.pool
         for effect in effects:
             match effect:
                 case Persist(record):
@@ -183,7 +182,7 @@ class EffectRunner:
                     self._run_now(effect)
 
     async def _make_delta(self, ask: MakeDelta) -> None:
-        pool = self._shelf.pool
+        pool = self._contents.pool
         base, content = pool.content(ask.base_segment), pool.content(ask.segment)
         made = await asyncio.to_thread(delta.encode, base, ask.base_tensors, content, ask.tensors)
         now = self._clock.now()
@@ -194,9 +193,9 @@ class EffectRunner:
         self.run(self._core.delta_made(ask.key, made.parts, len(made.content), now))
 
     async def _write_files(self, ask: WriteFiles) -> None:
-        files = self._shelf.files
+        files = self._contents.files
         assert files is not None
-        content = self._shelf.pool.content(ask.segment)
+        content = self._contents.pool.content(ask.segment)
         try:
             at = await self._among_files(files.write, ask.key, ask.tensors, content)
         except OSError as error:
@@ -208,7 +207,7 @@ class EffectRunner:
     def _send_chunk(self, asker: Asker, whole: Bytes, offset: int, size_bytes: int) -> None:
         # Encoded at once, so the view is as good as the bytes, and saves a copy of them.
         view = cast("bytes", whole.data[offset : offset + size_bytes])
-        self._tell(asker, "chunk", Chunk(offset=offset, content=view))
+        self._answer(asker, "chunk", Chunk(offset=offset, content=view))
 
     async def _on_disk(self, call: Callable[..., R], *args: object) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._disk, call, *args)

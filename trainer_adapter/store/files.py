@@ -17,6 +17,7 @@ from rolloutbus.bus.paths import FileRules, open_named
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of
 from rolloutbus.bus.weights.tensor_files import MANIFEST, header_of, read_shards, shard_name, shards
 from rolloutbus.bus.wire.messages.weights import Tensor
+from rolloutbus.trainer_adapter.store.ledger import sync_directory
 from rolloutbus.trainer_adapter.store.versions import VersionKey
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -51,10 +52,10 @@ class WeightFiles:
                 parts = [header_of(shard), *(bytes_of(content, each).data for each in shard)]
                 self._write(unfinished / shard_name(number), parts)
             self._write(unfinished / MANIFEST, [_manifest(key, tensors)])
-            _sync(unfinished)
+            sync_directory(unfinished)
             unfinished.rename(target)
-            _sync(target.parent)
-            _sync(self._root)
+            sync_directory(target.parent)
+            sync_directory(self._root)
         except OSError:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -138,11 +139,3 @@ def place_of(key: VersionKey) -> str:
     if _PLAIN.fullmatch(policy) is None or policy.startswith(_ENCODED):
         policy = _ENCODED + policy.encode().hex()
     return f"{policy}/{version}"
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -46,7 +46,7 @@ class Ledger:
         self._size_bytes, self._room_bytes = n_good, len(content)
         """Of the records, and of the file."""
         self._cut()
-        _sync_dir(path.parent)
+        sync_directory(path.parent)
 
     def append(self, *records: Record) -> None:
         """Write records; returns when they would survive a power cut.
@@ -94,7 +94,7 @@ class Ledger:
             os.close(fd)
             temporary.unlink(missing_ok=True)
             raise
-        _sync_dir(self.path.parent)
+        sync_directory(self.path.parent)
         os.close(self._fd)
         self._fd, self._size_bytes = fd, len(content)
         self._room_bytes = len(content) + _GRAIN_BYTES
@@ -161,7 +161,8 @@ def _write_all(fd: int, content: bytes, offset: int) -> None:
         written += os.pwrite(fd, content[written:], offset + written)
 
 
-def _sync_dir(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -1,18 +1,13 @@
-"""What the store says when it cannot do what it is asked."""
+"""The store's answers when it cannot do what it is asked."""
 
 from collections.abc import Sequence
 
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 
 MAX_POLICY_BYTES = 64
-MAX_TOLD = 32
+MAX_NAMED = 32
 """Versions in one sentence."""
-
-
-def bad_request(field: str, message: str) -> Problem:
-    """The command itself is wrong."""
-    return Problem(code="bad_request", message=message, outcome="not_started", field=field)
 
 
 def bad_policy(policy: str) -> Problem | None:
@@ -25,15 +20,13 @@ def bad_policy(policy: str) -> Problem | None:
 def unavailable(policy: str, version: int) -> Problem:
     """There is no such version, or it is in no state for this."""
     message = f"version {version} of policy {policy[:MAX_POLICY_BYTES]!r} is not here for that"
-    return Problem(
-        code="version_unavailable", message=message, outcome="not_started", field="version"
-    )
+    return Problem("version_unavailable", message, "not_started", field="version")
 
 
 def not_kept(policy: str, version: int, kept: Sequence[int]) -> Problem:
-    """There is no such version to go back to; the latest of those that there are, are told."""
+    """There is no such version to go back to; names the latest ones that there are."""
     of = f"version {version} of policy {policy[:MAX_POLICY_BYTES]!r} is not kept"
-    numbers = ", ".join(map(str, kept[-MAX_TOLD:]))
+    numbers = ", ".join(map(str, kept[-MAX_NAMED:]))
     there = f"kept are {numbers}" if kept else "none of this policy is"
     return Problem("version_unavailable", f"{of}; {there}", "not_started", field="version")
 
@@ -43,44 +36,42 @@ def store_full(reason: str, reserved_bytes: int) -> Problem:
     message = f"{reason}; give /dev/shm more memory, or keep fewer versions"
     if reserved_bytes:
         message += f"; {reserved_bytes} bytes belong to versions that are being written now"
-    return Problem(code="store_full", message=message, outcome="not_started")
+    return Problem("store_full", message, "not_started")
 
 
 def unwritable(reason: str) -> Problem:
     """A full disk: what cannot be written down is not decided."""
     message = f"the store cannot write versions down: {reason}; make room on that disk"
-    return Problem(code="store_full", message=message[:2000], outcome="not_started")
+    return Problem("store_full", message, "not_started")
 
 
 def wrong_bytes(tensor: str) -> Problem:
     """A tensor's bytes are not those that its digest was made of."""
     message = f"tensor {tensor!r} does not have the bytes that its digest was made of"
-    return Problem(
-        code="digest_mismatch", message=message, outcome="failed", field=f"tensors.{tensor}"
-    )
+    return Problem("digest_mismatch", message, "failed", field=f"tensors.{tensor}")
 
 
 def other_digests() -> Problem:
     """A version is sealed once."""
     message = "the version was sealed with other digests"
-    return Problem(code="digest_mismatch", message=message, outcome="failed", field="digests")
+    return Problem("digest_mismatch", message, "failed", field="digests")
 
 
 def older(policy: str, version: int, last: int) -> Problem:
     """Commits only go upward."""
     message = f"version {last} of policy {policy!r} is committed already; {version} is older"
-    return Problem(code="stale_version", message=message, outcome="not_started", field="version")
+    return Problem("stale_version", message, "not_started", field="version")
 
 
 def busy(message: str) -> Problem:
-    """Somebody else's turn."""
-    return Problem(code="busy", message=message, outcome="not_started", retry_after_ms=1000)
+    """The store is at its limit now."""
+    return Problem("busy", message, "not_started", retry_after_ms=1000)
 
 
 def no_delta(version: int, base: int) -> Problem:
     """The whole version is the shorter way."""
     message = f"version {version} is no longer than what changed since {base}, or has other tensors"
-    return Problem(code="no_delta", message=message, outcome="not_started", field="base")
+    return Problem("no_delta", message, "not_started", field="base")
 
 
 def bad_range(whole_bytes: int, offset: int, size_bytes: int) -> Problem | None:

@@ -34,13 +34,13 @@ from rolloutbus.trainer_adapter.store.versions import (
     StoredVersion,
     VersionTable,
 )
-from tests.unit.trainer_adapter.store.desk import (
+from tests.unit.trainer_adapter.store.harness import (
     CLIENT,
     DIGESTS,
     PULLER,
     SIZE_BYTES,
     TENSORS,
-    Desk,
+    StoreCoreHarness,
     answer_of,
     code_of,
     released,
@@ -48,52 +48,52 @@ from tests.unit.trainer_adapter.store.desk import (
 
 
 def test_version_numbers_are_written_down_before_anyone_sees_them() -> None:
-    effects = Desk().say(ReserveVersion("default", TENSORS))
+    effects = StoreCoreHarness().say(ReserveVersion("default", TENSORS))
     assert [type(each) for each in effects] == [Persist, Allocate, StoreAnswer]
     assert effects[0] == Persist(Assigned("default", 1))
     assert answer_of(effects) == Reserved(1, "host", "segment1", SIZE_BYTES)
 
 
 def test_version_numbers_grow_per_policy() -> None:
-    desk = Desk()
-    assert [desk.seal("a"), desk.seal("b"), desk.seal("a")] == [1, 1, 2]
+    store = StoreCoreHarness()
+    assert [store.seal("a"), store.seal("b"), store.seal("a")] == [1, 1, 2]
 
 
 def test_a_version_is_durable_and_readable_before_its_seal_is_answered() -> None:
-    desk = Desk()
-    desk.say(ReserveVersion("default", TENSORS))
-    effects = desk.say(SealVersion("default", 1, DIGESTS))
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    effects = store.say(SealVersion("default", 1, DIGESTS))
     assert [type(each) for each in effects] == [Verify, Persist, Freeze, StoreAnswer]
-    (sealed,) = [each for each in desk.records if isinstance(each, Sealed)]
+    (sealed,) = [each for each in store.records if isinstance(each, Sealed)]
     assert [each.digest for each in sealed.tensors] == DIGESTS
 
 
 def test_sealing_twice_answers_twice_and_verifies_once() -> None:
-    desk = Desk()
-    version = desk.seal()
-    effects = desk.say(SealVersion("default", version, DIGESTS))
+    store = StoreCoreHarness()
+    version = store.seal()
+    effects = store.say(SealVersion("default", version, DIGESTS))
     assert isinstance(answer_of(effects), Done)
     assert not any(isinstance(each, Verify) for each in effects)
-    assert code_of(desk.say(SealVersion("default", version, [1, 2]))) == "digest_mismatch"
+    assert code_of(store.say(SealVersion("default", version, [1, 2]))) == "digest_mismatch"
 
 
 def test_wrong_bytes_leave_the_version_reserved_so_that_it_can_be_written_again() -> None:
-    desk = Desk()
-    desk.say(ReserveVersion("default", TENSORS))
-    desk.mismatch = "b"
-    problem = answer_of(desk.say(SealVersion("default", 1, DIGESTS)))
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    store.mismatch = "b"
+    problem = answer_of(store.say(SealVersion("default", 1, DIGESTS)))
     assert isinstance(problem, Problem)
     assert (problem.code, problem.field) == ("digest_mismatch", "tensors.b")
-    desk.mismatch = ""
-    assert answer_of(desk.say(SealVersion("default", 1, DIGESTS))) == Done()
+    store.mismatch = ""
+    assert answer_of(store.say(SealVersion("default", 1, DIGESTS))) == Done()
 
 
 def test_no_room_fails_the_reservation_and_keeps_its_number_taken() -> None:
-    desk = Desk()
-    asked = desk.core.handle(CLIENT, ReserveVersion("default", TENSORS), desk.now)
+    store = StoreCoreHarness()
+    asked = store.core.handle(CLIENT, ReserveVersion("default", TENSORS), store.now)
     key = next(each.key for each in asked if isinstance(each, Allocate))
-    assert code_of(desk.core.allocation_failed(key, "full")) == "store_full"
-    assert desk.seal() == 2
+    assert code_of(store.core.allocation_failed(key, "full")) == "store_full"
+    assert store.seal() == 2
 
 
 @pytest.mark.parametrize(
@@ -111,111 +111,111 @@ def test_no_room_fails_the_reservation_and_keeps_its_number_taken() -> None:
 def test_impossible_layouts_are_refused_naming_the_tensor(
     tensors: list[Tensor], field: str
 ) -> None:
-    problem = answer_of(Desk().say(ReserveVersion("default", tensors)))
+    problem = answer_of(StoreCoreHarness().say(ReserveVersion("default", tensors)))
     assert isinstance(problem, Problem)
     assert (problem.code, problem.field, problem.outcome) == ("bad_request", field, "not_started")
 
 
 def test_commits_are_idempotent_and_never_go_back() -> None:
-    desk = Desk()
-    first, second = desk.publish(), desk.publish()
-    assert answer_of(desk.say(RecordCommit("default", second))) == Done()
-    assert code_of(desk.say(RecordCommit("default", first))) == "stale_version"
-    assert desk.core.committed == {"default": second}
-    assert [each for each in desk.records if isinstance(each, CommitRecord)] == [
+    store = StoreCoreHarness()
+    first, second = store.publish(), store.publish()
+    assert answer_of(store.say(RecordCommit("default", second))) == Done()
+    assert code_of(store.say(RecordCommit("default", first))) == "stale_version"
+    assert store.table.committed == {"default": second}
+    assert [each for each in store.records if isinstance(each, CommitRecord)] == [
         CommitRecord("default", first),
         CommitRecord("default", second),
     ]
 
 
 def test_waves_are_remembered_until_they_are_through() -> None:
-    desk = Desk()
-    first = desk.publish()
-    second = desk.seal()
+    store = StoreCoreHarness()
+    first = store.publish()
+    second = store.seal()
     for floor in (3, 3):  # a new router may ask again
-        assert answer_of(desk.say(RecordCommit("default", second, floor))) == Done()
-    assert (desk.core.committed, desk.core.waves) == ({"default": 2}, {"default": (first, 3)})
+        assert answer_of(store.say(RecordCommit("default", second, floor))) == Done()
+    assert (store.table.committed, store.table.waves) == ({"default": 2}, {"default": (first, 3)})
     reborn = VersionTable()
-    reborn.restore(desk.records)
+    reborn.restore(store.records)
     assert reborn.waves == {"default": (first, 3)}
     shortened = VersionTable()
     shortened.restore(reborn.snapshot())
     assert shortened.waves == reborn.waves
     for _ in range(2):
-        assert answer_of(desk.say(RecordCommit("default", second))) == Done()
-    assert desk.core.waves == {}
-    assert answer_of(desk.say(RecordCommit("default", second, 3))) == Done()
-    assert desk.core.waves == {}
-    reborn.restore(desk.records[-1:])
+        assert answer_of(store.say(RecordCommit("default", second))) == Done()
+    assert store.table.waves == {}
+    assert answer_of(store.say(RecordCommit("default", second, 3))) == Done()
+    assert store.table.waves == {}
+    reborn.restore(store.records[-1:])
     assert (reborn.committed, reborn.waves) == ({"default": second}, {})
 
 
 def test_adapters_that_workers_are_to_have_are_remembered_until_they_are_unloaded() -> None:
-    desk = Desk()
-    version, other = desk.seal("default.judge"), desk.seal("default.other")
+    store = StoreCoreHarness()
+    version, other = store.seal("default.judge"), store.seal("default.other")
     for name, number in (("judge", version), ("judge", version), ("other", other), ("other", 0)):
         body = RecordCommit(f"default.{name}", number, is_adapter=True)
-        assert answer_of(desk.say(body)) == Done()
+        assert answer_of(store.say(body)) == Done()
     missing = RecordCommit("default.judge", 9, is_adapter=True)
-    assert code_of(desk.say(missing)) == "version_unavailable"
-    assert (desk.core.committed, desk.core.adapters) == ({}, {"default.judge": version})
+    assert code_of(store.say(missing)) == "version_unavailable"
+    assert (store.table.committed, store.table.adapters) == ({}, {"default.judge": version})
     reborn, shortened = VersionTable(), VersionTable()
-    reborn.restore(desk.records)
+    reborn.restore(store.records)
     shortened.restore(reborn.snapshot())
     for table in (reborn, shortened):
         assert (table.committed, table.adapters) == ({}, {"default.judge": version})
 
 
 def test_only_sealed_versions_can_be_committed_or_pulled() -> None:
-    desk = Desk()
-    desk.say(ReserveVersion("default", TENSORS))
-    assert code_of(desk.say(RecordCommit("default", 1))) == "version_unavailable"
-    assert code_of(desk.say(PullManifest("default", 1), by_bulk=True)) == "version_unavailable"
-    desk.say(SealVersion("default", 1, DIGESTS))
-    manifest = answer_of(desk.say(PullManifest("default", 1), by_bulk=True))
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    assert code_of(store.say(RecordCommit("default", 1))) == "version_unavailable"
+    assert code_of(store.say(PullManifest("default", 1), by_bulk=True)) == "version_unavailable"
+    store.say(SealVersion("default", 1, DIGESTS))
+    manifest = answer_of(store.say(PullManifest("default", 1), by_bulk=True))
     assert isinstance(manifest, Manifest)
     assert (manifest.segment, manifest.size_bytes) == ("segment1", SIZE_BYTES)
 
 
 def test_the_last_three_committed_versions_are_kept() -> None:
-    desk = Desk()
+    store = StoreCoreHarness()
     for _ in range(5):
-        desk.publish()
-    assert [each.number for each in desk.table.pullable()] == [3, 4, 5]
-    assert [each for each in desk.records if isinstance(each, Retired)] == [
+        store.publish()
+    assert [each.number for each in store.table.pullable()] == [3, 4, 5]
+    assert [each for each in store.records if isinstance(each, Retired)] == [
         Retired("default", 1),
         Retired("default", 2),
     ]
 
 
 def test_a_version_that_is_being_pulled_is_kept_until_its_puller_is_silent() -> None:
-    desk = Desk(keep_committed=1, pull_grace_s=15.0)
-    version = desk.publish()
-    desk.say(PullChunk("default", version, 0, 16), by_bulk=True)
-    assert released(desk.say(RecordCommit("default", desk.seal()))) == []
-    desk.now += 14.0
-    assert released(desk.core.tick(desk.now)) == []
-    desk.now += 2.0
-    assert released(desk.core.tick(desk.now)) == ["segment1"]
+    store = StoreCoreHarness(keep_committed=1, pull_grace_s=15.0)
+    version = store.publish()
+    store.say(PullChunk("default", version, 0, 16), by_bulk=True)
+    assert released(store.say(RecordCommit("default", store.seal()))) == []
+    store.now += 14.0
+    assert released(store.core.tick(store.now)) == []
+    store.now += 2.0
+    assert released(store.core.tick(store.now)) == ["segment1"]
 
 
 def test_sealed_versions_that_are_never_committed_do_not_pile_up() -> None:
-    desk = Desk()
+    store = StoreCoreHarness()
     for _ in range(6):
-        desk.seal()
-    assert [each.number for each in desk.table.pullable()] == [5, 6]
+        store.seal()
+    assert [each.number for each in store.table.pullable()] == [5, 6]
 
 
 def test_a_reservation_that_nobody_uses_lapses_and_its_segment_is_not_reused() -> None:
-    desk = Desk(reservation_s=60.0)
-    desk.say(ReserveVersion("default", TENSORS))
-    desk.now += 59.0
-    desk.say(PushChunk("default", 1, 0, b"x" * 16), by_bulk=True)
-    desk.now += 59.0
-    assert desk.core.tick(desk.now) == []
-    desk.now += 2.0
-    assert desk.core.tick(desk.now) == [Release("segment1", is_reusable=False)]
-    assert code_of(desk.say(SealVersion("default", 1, DIGESTS))) == "version_unavailable"
+    store = StoreCoreHarness(reservation_s=60.0)
+    store.say(ReserveVersion("default", TENSORS))
+    store.now += 59.0
+    store.say(PushChunk("default", 1, 0, b"x" * 16), by_bulk=True)
+    store.now += 59.0
+    assert store.core.tick(store.now) == []
+    store.now += 2.0
+    assert store.core.tick(store.now) == [Release("segment1", is_reusable=False)]
+    assert code_of(store.say(SealVersion("default", 1, DIGESTS))) == "version_unavailable"
 
 
 @pytest.mark.parametrize(
@@ -223,32 +223,32 @@ def test_a_reservation_that_nobody_uses_lapses_and_its_segment_is_not_reused() -
     [(-1, 4), (0, 0), (0, -4), (0, SIZE_BYTES + 1), (SIZE_BYTES, 1), (0, CHUNK_BYTES + 1)],
 )
 def test_ranges_outside_of_the_version_are_not_read(offset: int, size_bytes: int) -> None:
-    desk = Desk()
-    version = desk.seal()
-    effects = desk.say(PullChunk("default", version, offset, size_bytes), by_bulk=True)
+    store = StoreCoreHarness()
+    version = store.seal()
+    effects = store.say(PullChunk("default", version, offset, size_bytes), by_bulk=True)
     assert code_of(effects) == "bad_request"
 
 
 def test_chunks_are_written_only_while_the_version_is_reserved() -> None:
-    desk = Desk()
-    desk.say(ReserveVersion("default", TENSORS))
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
     push = PushChunk("default", 1, SIZE_BYTES - 4, b"abcd")
-    assert desk.say(push, by_bulk=True) == [WriteChunk(PULLER, "segment1", 76, b"abcd")]
+    assert store.say(push, by_bulk=True) == [WriteChunk(PULLER, "segment1", 76, b"abcd")]
     too_long = PushChunk("default", 1, SIZE_BYTES - 4, b"abcde")
-    assert code_of(desk.say(too_long, by_bulk=True)) == "bad_request"
-    desk.say(SealVersion("default", 1, DIGESTS))
-    assert code_of(desk.say(push, by_bulk=True)) == "version_unavailable"
+    assert code_of(store.say(too_long, by_bulk=True)) == "bad_request"
+    store.say(SealVersion("default", 1, DIGESTS))
+    assert code_of(store.say(push, by_bulk=True)) == "version_unavailable"
     pull = PullChunk("default", 1, 0, 4)
-    assert desk.say(pull, by_bulk=True) == [SendSegmentChunk(PULLER, "segment1", 0, 4)]
+    assert store.say(pull, by_bulk=True) == [SendSegmentChunk(PULLER, "segment1", 0, 4)]
 
 
 def test_a_restored_table_is_the_one_that_was_written_down() -> None:
-    desk = Desk()
+    store = StoreCoreHarness()
     for _ in range(5):
-        desk.publish()
-    desk.seal()
-    desk.say(ReserveVersion("default", TENSORS))
-    for records in (desk.records, desk.table.snapshot()):
+        store.publish()
+    store.seal()
+    store.say(ReserveVersion("default", TENSORS))
+    for records in (store.records, store.table.snapshot()):
         again = VersionTable()
         again.restore(records)  # type: ignore[arg-type]
         assert again.assigned == {"default": 7}
@@ -271,10 +271,10 @@ def test_a_step_that_is_not_in_the_table_raises_and_changes_nothing() -> None:
 
 
 def test_a_manifest_says_what_was_offered_with_the_seal() -> None:
-    desk = Desk()
-    desk.say(ReserveVersion("default", TENSORS))
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
     offer = Offer("cuda_ipc", "GPU-1", "host")
-    desk.say(SealVersion("default", 1, DIGESTS, [offer]))
-    manifest = answer_of(desk.say(PullManifest("default", 1), by_bulk=True))
+    store.say(SealVersion("default", 1, DIGESTS, [offer]))
+    manifest = answer_of(store.say(PullManifest("default", 1), by_bulk=True))
     assert isinstance(manifest, Manifest)
     assert manifest.offers == [offer]

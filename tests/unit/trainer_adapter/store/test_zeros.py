@@ -13,69 +13,69 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.trainer_adapter.store.core import StoreCore
 from rolloutbus.trainer_adapter.store.versions import VersionTable
-from tests.unit.trainer_adapter.store.desk import DIGESTS, TENSORS, Desk, answer_of
+from tests.unit.trainer_adapter.store.harness import DIGESTS, TENSORS, StoreCoreHarness, answer_of
 
 
-def sealed(desk: Desk, *, allow_zeros: bool) -> int:
-    reserved = answer_of(desk.say(ReserveVersion("default", TENSORS)))
+def sealed(store: StoreCoreHarness, *, allow_zeros: bool) -> int:
+    reserved = answer_of(store.say(ReserveVersion("default", TENSORS)))
     assert isinstance(reserved, Reserved)
     seal = SealVersion("default", reserved.version, DIGESTS, allow_zeros=allow_zeros)
-    assert answer_of(desk.say(seal)) == Done()
+    assert answer_of(store.say(seal)) == Done()
     return reserved.version
 
 
-def allows_zeros(desk: Desk, version: int) -> bool:
-    manifest = answer_of(desk.say(PullManifest("default", version), by_bulk=True))
+def allows_zeros(store: StoreCoreHarness, version: int) -> bool:
+    manifest = answer_of(store.say(PullManifest("default", version), by_bulk=True))
     assert isinstance(manifest, Manifest)
     return manifest.allow_zeros
 
 
-def restored(desk: Desk, version: int) -> int:
-    answer = answer_of(desk.say(RestoreVersion("default", version)))
+def restored(store: StoreCoreHarness, version: int) -> int:
+    answer = answer_of(store.say(RestoreVersion("default", version)))
     assert isinstance(answer, VersionRestored)
     return answer.version
 
 
-def start_again(desk: Desk, table: VersionTable) -> None:
-    desk.table = table
-    desk.core = StoreCore(desk.settings, "host", table)
+def start_again(store: StoreCoreHarness, table: VersionTable) -> None:
+    store.table = table
+    store.core = StoreCore(store.settings, "host", table)
 
 
 def test_a_version_is_judged_until_it_is_committed() -> None:
-    desk = Desk()
-    version = sealed(desk, allow_zeros=False)
-    assert not allows_zeros(desk, version)
-    desk.say(RecordCommit("default", version))
-    assert allows_zeros(desk, version)
+    store = StoreCoreHarness()
+    version = sealed(store, allow_zeros=False)
+    assert not allows_zeros(store, version)
+    store.say(RecordCommit("default", version))
+    assert allows_zeros(store, version)
 
 
 def test_what_the_trainer_asked_for_travels_with_the_version() -> None:
-    desk = Desk()
-    assert allows_zeros(desk, sealed(desk, allow_zeros=True))
+    store = StoreCoreHarness()
+    assert allows_zeros(store, sealed(store, allow_zeros=True))
 
 
 def test_what_was_committed_once_is_trusted_when_it_comes_back() -> None:
-    desk = Desk()
-    never_committed, asked_for = (sealed(desk, allow_zeros=each) for each in (False, True))
-    assert not allows_zeros(desk, restored(desk, never_committed))
-    assert allows_zeros(desk, restored(desk, asked_for))
-    assert allows_zeros(desk, restored(desk, restored(desk, desk.publish())))
+    store = StoreCoreHarness()
+    never_committed, asked_for = (sealed(store, allow_zeros=each) for each in (False, True))
+    assert not allows_zeros(store, restored(store, never_committed))
+    assert allows_zeros(store, restored(store, asked_for))
+    assert allows_zeros(store, restored(store, restored(store, store.publish())))
 
 
 def test_the_next_store_trusts_the_same_versions() -> None:
-    desk = Desk(keep_sealed=9)
-    older = desk.publish()
-    judged, asked_for = (sealed(desk, allow_zeros=each) for each in (False, True))
-    comes_back = restored(desk, older)
+    store = StoreCoreHarness(keep_sealed=9)
+    older = store.publish()
+    judged, asked_for = (sealed(store, allow_zeros=each) for each in (False, True))
+    comes_back = restored(store, older)
     reborn, shortened = VersionTable(), VersionTable()
-    reborn.restore(desk.records)
+    reborn.restore(store.records)
     shortened.restore(reborn.snapshot())
     for table in (reborn, shortened):
-        start_again(desk, table)
+        start_again(store, table)
         for version, is_trusted in (
             (older, True),
             (judged, False),
             (asked_for, True),
             (comes_back, True),
         ):
-            assert allows_zeros(desk, version) == is_trusted
+            assert allows_zeros(store, version) == is_trusted

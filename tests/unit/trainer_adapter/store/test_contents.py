@@ -15,8 +15,8 @@ from rolloutbus.bus.weights.manifest import (
 )
 from rolloutbus.bus.weights.tensor_files import shard_name
 from rolloutbus.bus.wire.messages.weights import Offer
+from rolloutbus.trainer_adapter.store.contents import StoreContents
 from rolloutbus.trainer_adapter.store.segments import SegmentPool
-from rolloutbus.trainer_adapter.store.startup import StoreStartup
 from rolloutbus.trainer_adapter.store.versions import Assigned, CommitRecord, Retired, Sealed
 
 LAYOUT = lay_out([("a", "F32", (16, 4)), ("b", "BF16", (8,))])
@@ -31,56 +31,56 @@ class Host:
         self._root = root
         (root / "shm").mkdir()
         self._left_behind: list[SegmentPool] = []
-        self.shelf = self.start()
+        self.contents = self.start()
 
-    def start(self, directory: str = "store") -> StoreStartup:
+    def start(self, directory: str = "store") -> StoreContents:
         """A store starts on what is there."""
-        self.shelf = StoreStartup(self._root / directory, self._root / "shm", str(self.disk))
-        return self.shelf
+        self.contents = StoreContents(self._root / directory, self._root / "shm", str(self.disk))
+        return self.contents
 
     def crash(self) -> None:
         """The store dies; shared memory outlives it."""
-        self.shelf.ledger.close()
-        self._left_behind.append(self.shelf.pool)
+        self.contents.ledger.close()
+        self._left_behind.append(self.contents.pool)
 
     def reboot(self) -> None:
         """Shared memory is gone, too."""
-        self.shelf.close()
+        self.contents.close()
 
     def close(self) -> None:
-        self.shelf.close()
+        self.contents.close()
         for pool in self._left_behind:
             pool.close()
 
     def publish(self, version: int, seed: int, *, is_on_disk: bool = True) -> Sealed:
         """A version, sealed and committed."""
-        shelf = self.shelf
-        segment = shelf.pool.take(SIZE_BYTES)
-        content = shelf.pool.content(segment)
+        contents = self.contents
+        segment = contents.pool.take(SIZE_BYTES)
+        content = contents.pool.content(segment)
         chance = np.random.default_rng(seed + version)
         content[:SIZE_BYTES] = chance.integers(0, 256, SIZE_BYTES, np.uint8)
         tensors = [
             msgspec.structs.replace(each, digest=digest_of(bytes_of(content, each)))
             for each in LAYOUT
         ]
-        shelf.pool.freeze(segment)
+        contents.pool.freeze(segment)
         if is_on_disk:
-            assert shelf.files is not None
-            shelf.files.write(("p", version), tensors, content)
+            assert contents.files is not None
+            contents.files.write(("p", version), tensors, content)
         return self.record(Sealed("p", version, segment, tensors))
 
     def record(self, sealed: Sealed) -> Sealed:
-        self.shelf.ledger.append(Assigned("p", sealed.version))
-        self.shelf.ledger.append(sealed)
-        self.shelf.ledger.append(CommitRecord("p", sealed.version))
+        self.contents.ledger.append(Assigned("p", sealed.version))
+        self.contents.ledger.append(sealed)
+        self.contents.ledger.append(CommitRecord("p", sealed.version))
         return sealed
 
     def held(self) -> list[int]:
         """Versions whose bytes are here, and right."""
-        pool = self.shelf.pool
+        pool = self.contents.pool
         return [
             each.number
-            for each in self.shelf.table.pullable()
+            for each in self.contents.table.pullable()
             if first_mismatch(pool.content(each.segment), each.tensors) is None
         ]
 
@@ -104,9 +104,9 @@ def test_versions_that_share_a_segment_still_share_it(host: Host, seed: int) -> 
     old = host.publish(1, seed)
     host.record(Sealed("p", 2, old.segment, old.tensors))
     host.crash()
-    shelf = host.start()
+    contents = host.start()
     assert host.held() == [1, 2]
-    assert len({each.segment for each in shelf.table.pullable()}) == 1
+    assert len({each.segment for each in contents.table.pullable()}) == 1
 
 
 def test_after_a_reboot_the_last_committed_version_comes_back_from_disk(
@@ -115,10 +115,10 @@ def test_after_a_reboot_the_last_committed_version_comes_back_from_disk(
     host.publish(1, seed)
     host.publish(2, seed)
     host.reboot()
-    shelf = host.start()
+    contents = host.start()
     assert host.held() == [2]
-    assert shelf.table.committed == {"p": 2}
-    assert [each.offers for each in shelf.table.pullable()] == [[Offer("disk", "p/2")]]
+    assert contents.table.committed == {"p": 2}
+    assert [each.offers for each in contents.table.pullable()] == [[Offer("disk", "p/2")]]
     # Of what cannot be had any more, no files are left behind.
     assert [each.name for each in (host.disk / "p").iterdir()] == ["2"]
 
@@ -132,9 +132,9 @@ def test_damaged_files_are_not_read_back(
     damaged[-1] ^= 1
     path.write_bytes(damaged)
     host.reboot()
-    shelf = host.start()
+    contents = host.start()
     assert host.held() == []
-    assert shelf.table.assigned == {"p": 1}
+    assert contents.table.assigned == {"p": 1}
     assert path.exists()
     assert "tensor 'b' is damaged" in capsys.readouterr().err
 
@@ -142,14 +142,14 @@ def test_damaged_files_are_not_read_back(
 def test_without_files_a_reboot_leaves_only_the_numbers(host: Host, seed: int) -> None:
     host.publish(1, seed, is_on_disk=False)
     host.reboot()
-    shelf = host.start()
-    assert (host.held(), shelf.table.assigned) == ([], {"p": 1})
+    contents = host.start()
+    assert (host.held(), contents.table.assigned) == ([], {"p": 1})
 
 
 def test_files_of_a_version_that_was_retired_are_deleted(host: Host, seed: int) -> None:
     host.publish(1, seed)
     host.publish(2, seed)
-    host.shelf.ledger.append(Retired("p", 1))
+    host.contents.ledger.append(Retired("p", 1))
     host.crash()
     host.start()
     assert [each.name for each in (host.disk / "p").iterdir()] == ["2"]
@@ -160,14 +160,14 @@ def test_a_store_that_has_lost_its_ledger_takes_no_number_that_has_files(
 ) -> None:
     host.publish(7, seed)
     host.reboot()
-    shelf = host.start("elsewhere")
-    assert shelf.table.assigned == {"p": 7}
+    contents = host.start("elsewhere")
+    assert contents.table.assigned == {"p": 7}
     assert (host.disk / "p/7").is_dir()
 
 
 def test_what_a_crashed_store_was_writing_is_deleted(host: Host, seed: int) -> None:
     host.publish(1, seed)
-    unfinished = host.disk / f".{host.shelf.pool.owner}-p-2"
+    unfinished = host.disk / f".{host.contents.pool.owner}-p-2"
     unfinished.mkdir()
     host.crash()
     host.start()
@@ -183,22 +183,22 @@ def test_a_store_that_starts_on_a_full_disk_serves_what_was_and_says_so(
     host.publish(1, seed)
     host.crash()
     with full_disk():
-        shelf = host.start()
-        assert (host.held(), shelf.table.committed) == ([1], {"p": 1})
-        assert "File too large" in shelf.trouble
+        contents = host.start()
+        assert (host.held(), contents.table.committed) == ([1], {"p": 1})
+        assert "File too large" in contents.trouble
         with pytest.raises(OSError, match="File too large"):
-            shelf.make_room(100)
+            contents.make_room(100)
     assert capsys.readouterr().err.count("cannot be written down, so none is published") == 1
 
-    shelf.make_room(100)
+    contents.make_room(100)
 
-    assert shelf.trouble == ""
+    assert contents.trouble == ""
     assert "there is room" in capsys.readouterr().err
     host.publish(2, seed)
     host.crash()
-    with full_disk(shelf.ledger.path.stat().st_size):
+    with full_disk(contents.ledger.path.stat().st_size):
         host.start()  # room for what the next store takes over was taken beforehand
-        assert (host.held(), host.shelf.trouble) == ([1, 2], "")
+        assert (host.held(), host.contents.trouble) == ([1, 2], "")
         host.crash()
     host.start()
-    assert (host.held(), host.shelf.table.committed) == ([1, 2], {"p": 2})
+    assert (host.held(), host.contents.table.committed) == ([1, 2], {"p": 2})

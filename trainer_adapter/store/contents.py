@@ -1,4 +1,4 @@
-"""What a store finds when it starts: its ledger read, its bytes taken over, leftovers swept.
+"""What a store holds: its ledger, segments and files, taken over from the store before it.
 
 A store that crashed left its sealed segments in shared memory; its successor on the same
 directory adopts them, so that late workers can still catch up. After a restart of the whole machine
@@ -32,7 +32,7 @@ _DIGEST_BYTES = 32
 """More, of each tensor, once its bytes are known."""
 
 
-class StoreStartup:
+class StoreContents:
     """The ledger, the segments and the versions in them, consistent with one another."""
 
     def __init__(self, directory: Path, shm_dir: Path = SHM_DIR, disk: str = "") -> None:
@@ -48,19 +48,19 @@ class StoreStartup:
         self._dropped: list[VersionKey] = []
         """Versions of the ledger whose bytes are gone."""
         self.files = WeightFiles(Path(disk), self.pool.owner) if disk else None
-        predecessors = [each.owner for each in self.ledger.records if isinstance(each, Opened)]
+        former_owners = [each.owner for each in self.ledger.records if isinstance(each, Opened)]
         if self.files is not None:
-            self._tidy(self.files, predecessors)
+            self._tidy(self.files, former_owners)
         self._adopt_all()
         self.trouble = ""
-        """Why nothing can be written down; empty: it can."""
+        """Why nothing can be written to the ledger; empty: it can."""
         self._taken_over: list[Record] = [Opened(self.pool.owner), *self.table.snapshot()]
         """What the ledger does not say yet."""
         try:
             self._record()
         except OSError as error:
-            self._in_trouble(error)
-        sweep(shm_dir, dead_owners=frozenset(predecessors))
+            self._note_trouble(error)
+        sweep(shm_dir, dead_owners=frozenset(former_owners))
 
     def make_room(self, size_bytes: int = 0) -> None:
         """Be sure that so many bytes of records can be written down, before they are decided on.
@@ -72,7 +72,7 @@ class StoreStartup:
             self._record()
             self.ledger.make_room(size_bytes)
         except OSError as error:
-            self._in_trouble(error)
+            self._note_trouble(error)
             raise
         if self.trouble:
             self.trouble = ""
@@ -98,7 +98,7 @@ class StoreStartup:
             self.ledger.append(*self._taken_over, *gone)
         self._taken_over = []
 
-    def _in_trouble(self, error: OSError) -> None:
+    def _note_trouble(self, error: OSError) -> None:
         reason = f"{self.ledger.path}: {error.strerror}"
         if reason != self.trouble:
             self.trouble = reason
@@ -164,9 +164,9 @@ class StoreStartup:
         if self.files is not None and not is_last:
             self.files.remove(stored.key)
 
-    def _tidy(self, files: WeightFiles, predecessors: list[str]) -> None:
+    def _tidy(self, files: WeightFiles, former_owners: list[str]) -> None:
         """Delete what earlier processes left behind; offer what they wrote."""
-        files.sweep(predecessors)
+        files.sweep(former_owners)
         for record in self.ledger.records:
             if isinstance(record, Retired):
                 files.remove((record.policy, record.version))

@@ -30,7 +30,7 @@ CLIENT = MemberAsker(("trainer/1@store", (1, 1)))  # type: ignore[arg-type]
 PULLER = BulkAsker(b"\x01" * 16, "1")  # type: ignore[arg-type]
 
 
-class Desk:
+class StoreCoreHarness:
     """A core, a clock, and a shell that succeeds at everything."""
 
     def __init__(self, **settings: object) -> None:
