@@ -111,8 +111,8 @@ class Rendezvous:
         """Begin nothing, if it has not begun; what waits here goes on at once."""
         if self._store.check([GO]):
             return
-        self._why_not = "was told anew"
-        self.go("the workers were told anew")
+        self._why_not = "got new commands"
+        self.go("the workers got new commands")
         if self._gathering is not None:
             self._gathering.reschedule(asyncio.get_running_loop().time())
 

@@ -56,8 +56,8 @@ class _Lent:
 class CudaIpcOffering:
     """See `Offering`. Holds a second copy of the weights on the GPU, from version to version.
 
-    The copy is left alone while any worker has it open. Whoever dies has it open no more: a
-    worker that hangs keeps memory, and the next version gets new one.
+    The copy is left alone while any worker has it open. A worker that dies lets go of it; one that
+    hangs keeps its memory, and the next version gets other memory.
     """
 
     def __init__(self, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -89,13 +89,13 @@ class CudaIpcOffering:
         """Workers help themselves."""
 
     def call_off(self) -> None:
-        """Nothing to do: nobody waits for another here."""
+        """Nothing to do: no worker waits for another here."""
 
     async def close(self) -> None:
         """Nothing to do: see the class."""
 
     def forget(self) -> None:
-        """Free what nobody has open."""
+        """Free what no worker has open."""
         free = [each for each in self._lent if each.loan.recall()]
         self._lent = [each for each in self._lent if each not in free]
         for each in free:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -34,31 +34,23 @@ _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.we
 """A factor's name in a state dict; PEFT's models put the adapter's own name before `weight`."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoraConfig:
-    """What an adapter is besides its tensors."""
-
-    alpha: float
-    """As PEFT has it."""
-    use_rslora: bool = False
-    """Scaled by alpha / sqrt(rank), not by alpha / rank."""
-
-
 async def publish_adapter(
-    policy: Policy, name: str, tensors: Tensors, config: LoraConfig, options: UpdateOptions
+    policy: Policy,
+    name: str,
+    factors: Mapping[str, torch.Tensor],
+    config: Mapping[str, object],
+    options: UpdateOptions,
 ) -> PublishedLora:
     """See `WeightPublisher.publish_lora`.
 
     Args:
         policy: of the model; what its soundness knows of earlier versions is of this adapter.
         name: of the adapter.
-        tensors: as a trainer has them.
-        config: what it is besides.
+        factors: see `factors_of`.
+        config: see `config_of`.
         options: the deadline for everything, and whether factors may become all zero.
     """
-    factors = factors_of(tensors)
-    whole = config_of(factors, config.alpha, use_rslora=config.use_rslora)
-    described = torch.frombuffer(bytearray(json.dumps(whole).encode()), dtype=torch.uint8)
+    described = torch.frombuffer(bytearray(json.dumps(config).encode()), dtype=torch.uint8)
     stored = replace(policy, name=f"{policy.name}.{name}", dtype=None, offerings={})
     publication = Publication(stored, options)
     async with publication:
@@ -79,7 +71,7 @@ def factors_of(tensors: Tensors) -> dict[str, torch.Tensor]:
     for name, tensor in named_tensors(held):
         if (parts := _FACTOR.fullmatch(name)) is not None:
             found[f"{PREFIX}{parts[1]}.lora_{parts[2]}.weight"] = tensor
-    halves = {name for name in found if _other(name) not in found}
+    halves = {name for name in found if _other_factor(name) not in found}
     if not found or halves:
         what = f"one factor of a pair is missing: {min(halves)}" if halves else "no factors"
         raise SettingsError(f"this is no adapter: {what}")
@@ -119,10 +111,10 @@ def config_of(
     }
 
 
-def _other(name: str) -> str:
-    swapped = {".lora_A.": ".lora_B.", ".lora_B.": ".lora_A."}
-    mark = ".lora_A." if ".lora_A." in name else ".lora_B."
-    return name.replace(mark, swapped[mark])
+def _other_factor(name: str) -> str:
+    if ".lora_A." in name:
+        return name.replace(".lora_A.", ".lora_B.")
+    return name.replace(".lora_B.", ".lora_A.")
 
 
 async def _load(policy: Policy, name: str, publication: Publication) -> PublishedLora:
@@ -145,8 +137,8 @@ async def _load(policy: Policy, name: str, publication: Publication) -> Publishe
             return error
         return None
 
-    told = await asyncio.gather(*map(load, there))
-    problems = {at: error for at, error in zip(there, told, strict=True) if error is not None}
+    errors = await asyncio.gather(*map(load, there))
+    problems = {at: error for at, error in zip(there, errors, strict=True) if error is not None}
     if problems and len(problems) == len(there):
         raise problems[there[0]]
     loaded = tuple(at for at in there if at not in problems)

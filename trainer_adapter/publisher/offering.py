@@ -1,4 +1,4 @@
-"""What a publisher needs of whoever offers a version by another way than the store.
+"""Ways to the bytes of a version that the trainer offers beside the store.
 
     offers = await offering.prepare(layout, tensors)  # before the version is sealed
     ... seal_version with the offers, publish_version with them but without their buckets
@@ -126,9 +126,9 @@ class Offering(Protocol):
         ...
 
     def call_off(self) -> None:
-        """The workers are being told anew, and not to take it this way: begin no more. Idempotent.
+        """The workers get new commands, without this way: begin no more. Idempotent.
 
-        What has begun goes on: whoever has the bytes need not take them again.
+        What has begun goes on: a worker that has the bytes need not take them again.
         """
         ...
 
@@ -137,5 +137,5 @@ class Offering(Protocol):
         ...
 
     def forget(self) -> None:
-        """No version follows: give all memory back that nobody reads any more. Idempotent."""
+        """No version follows: give back all memory that no worker reads any more. Idempotent."""
         ...

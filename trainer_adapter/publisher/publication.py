@@ -53,6 +53,7 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import (
     DTYPE_NAMES,
     StreamedTensors,
     TensorSource,
+    published_dtype,
 )
 from rolloutbus.trainer_adapter.publisher.transfer import TransferLog, UpdateOptions
 from rolloutbus.trainer_adapter.publisher.weight_writer import (
@@ -69,7 +70,7 @@ STORE_TRIES = 3
 """Commands to the store may be repeated; so often when it is lost under way."""
 
 POLL_S = 0.05
-"""Between two looks for what nobody tells of unasked: the store's place, an update's end."""
+"""Between two looks for what is not reported unasked: the store's place, an update's end."""
 
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 TakenT = TypeVar("TakenT", Reserved, VersionRestored)
@@ -105,7 +106,7 @@ class Assigned(NamedTuple):
 
     version: int
     fleet: str
-    """Whose store it was; empty: nobody had named it yet."""
+    """The fleet of that store; empty if its name is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +148,10 @@ class Publication:
         """Whose store gave it its number, which is another version's in any other fleet."""
         self._taking: asyncio.Future[Reserved | VersionRestored] | None = None
         """The store's answer that gives it its number."""
-        self._is_over = False
-        """It is committed, or the store has been told that it never will be."""
-        self._on_commit: Callable[[], None] = _ignore_commit
-        """Then it is what the next version is compared with."""
+        self._is_settled = False
+        """It is committed, or the store was asked to decide against it."""
+        self._on_commit: Callable[[], None] = lambda: None
+        """Makes it what the next version is compared with; nothing before it is sealed."""
         self.version = 0
         """0 until it is written or restored."""
 
@@ -180,9 +181,11 @@ class Publication:
             async with asyncio.timeout(self.left_s):
                 await self._write(source)
         except TimeoutError as error:
+            latest = self.log.latest
             raise DeadlineExceeded(
-                f"the deadline passed while the weights were written: {self._where()}; "
-                "nothing was published: give a later deadline_s",
+                f"the deadline passed while the weights were written: {latest.copied_bytes} of "
+                f"{latest.size_bytes} bytes were copied, phase {latest.phase}; nothing was "
+                "published: give a later deadline_s",
                 outcome="not_started",
             ) from error
 
@@ -206,7 +209,13 @@ class Publication:
         """
         self.require_own_fleet()
         router = self._policy.client.connection.upstream.router
-        bare = [_bare(each, router) for each in self._offers]
+        # The router passes on where a group meets, and only while it is this router.
+        bare = [
+            msgspec.structs.replace(
+                each, buckets=[], router=router if each.transport == "collective" else ""
+            )
+            for each in self._offers
+        ]
         options = self._options
         command = PublishVersion(
             policy=self._policy.name,
@@ -224,10 +233,10 @@ class Publication:
         except BusError as error:
             has_moved = self._policy.client.connection.upstream.router != router
             is_known = error.outcome != "unknown" or isinstance(error, RequestCancelled)
-            told = await self._judged(error, is_sure=is_known and not has_moved)
-            if told is error:
+            judged = await self._judged(error, is_sure=is_known and not has_moved)
+            if judged is error:
                 raise
-            raise told from error
+            raise judged from error
         finally:
             for task in serving:
                 task.cancel()
@@ -238,11 +247,11 @@ class Publication:
 
     def keep(self) -> None:
         """It is committed, or in use: its bytes stay."""
-        self._is_over = True
+        self._is_settled = True
         self._on_commit()
 
     async def _take(self, expected: type[TakenT], body: msgspec.Struct) -> TakenT:
-        """Have the store make a version of it; who is cancelled meanwhile gives it back."""
+        """Have the store make a version of it; a caller cancelled meanwhile gives it back."""
 
         async def numbered() -> TakenT:
             taken = await self._ask_store(expected, body)
@@ -255,7 +264,7 @@ class Publication:
         return await asyncio.shield(taking)
 
     async def _judged(self, error: BusError, *, is_sure: bool) -> BusError:
-        """What to tell of a publication that the router has not called committed."""
+        """The error to raise for a publication that the router has not called committed."""
         is_committed = await self._settle()
         if isinstance(error, OtherFleet):
             return error  # this fleet's store knows nothing of it
@@ -275,10 +284,10 @@ class Publication:
         return unknown
 
     async def _settle(self) -> bool | None:
-        """Give its bytes back unless it is committed; whether it is, None if nobody says."""
-        if self._is_over or self._taking is None:
+        """Give its bytes back unless it is committed; whether it is, None if that is not known."""
+        if self._is_settled or self._taking is None:
             return None
-        self._is_over = True
+        self._is_settled = True
         store = self._policy.client.ref(STORE)
         try:
             async with asyncio.timeout(SETTLE_S):
@@ -291,7 +300,7 @@ class Publication:
                     self._on_commit()
                 return is_committed
         except (BusError, TimeoutError):
-            return None  # the store gives it up by itself, once it is told that we are gone
+            return None  # the store gives it up by itself, once the router reports that we are gone
         finally:
             self._policy.writer.tidy()
 
@@ -324,20 +333,17 @@ class Publication:
             self._policy.client.connection.abort([self._rid])
         return bool(self._rid)
 
-    def _where(self) -> str:
-        """How far the writing has come."""
-        latest = self.log.latest
-        copied = f"{latest.copied_bytes} of {latest.size_bytes} bytes were copied"
-        return f"{copied}, phase {latest.phase}"
-
     async def _write(self, source: TensorSource) -> None:
         policy = self._policy
         if isinstance(source, StreamedTensors) and not source.has_layout:
             self.log.enter("copying")
-            watch = CopyWatch(_ignore_copied)
+            watch = CopyWatch()
             work = partial(source.held_copies, policy.dtype, watch.require_wanted)
             source = await in_thread(work, watch.stop)
-        layout = _layout(source, policy.dtype)
+        layout = lay_out(
+            (each.name, DTYPE_NAMES[published_dtype(each.dtype, policy.dtype)], each.shape)
+            for each in source.tensors
+        )
         self.log.enter("copying", size_bytes=total_bytes(layout))
         body = ReserveVersion(policy=policy.name, tensors=layout)
         reserved = await self._take(Reserved, body)
@@ -413,33 +419,8 @@ class Publication:
                 n_tries += 1
 
 
-def _layout(source: TensorSource, dtype: torch.dtype | None) -> list[Tensor]:
-    return lay_out(
-        (
-            each.name,
-            DTYPE_NAMES[dtype if dtype and each.dtype.is_floating_point else each.dtype],
-            each.shape,
-        )
-        for each in source.tensors
-    )
-
-
-def _bare(offer: Offer, router: str) -> Offer:
-    """As the router is told of it."""
-    router = router if offer.transport == "collective" else ""
-    return msgspec.structs.replace(offer, buckets=[], router=router)
-
-
-def _ignore_commit() -> None:
-    """Nothing is sealed yet."""
-
-
-def _ignore_copied(_n_bytes: int) -> None:
-    """The copy that counts comes after it."""
-
-
 async def outcome_of(policy: Policy, asked: Assigned, deadline_s: float) -> UpdateOutcome:
-    """What became of a version, once nobody is publishing it any more; see `WeightPublisher`."""
+    """What became of a version, as soon as its publication has ended; see `WeightPublisher`."""
     client = policy.client
     key = (policy.name, asked.version)
     while True:

@@ -22,7 +22,7 @@ from rolloutbus.bus.wire.errors import (
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
-from rolloutbus.trainer_adapter.publisher.lora import LoraConfig, publish_adapter
+from rolloutbus.trainer_adapter.publisher.lora import config_of, factors_of, publish_adapter
 from rolloutbus.trainer_adapter.publisher.offering import Offering
 from rolloutbus.trainer_adapter.publisher.publication import (
     Assigned,
@@ -63,7 +63,7 @@ _CLIENT = "a RolloutClient, of connect(); SyncWeightPublisher takes one of conne
 
 
 def give_up_sources(arguments: Iterable[object]) -> None:
-    """Tell those who wait for the sources among the arguments of a call that it was refused."""
+    """Let the ranks go that wait for a source of a refused call."""
     for each in arguments:
         if isinstance(each, HeldTensors | StreamedTensors | ShardedSource):
             each.give_up()
@@ -272,9 +272,10 @@ class WeightPublisher:
         soundness = self._adapters.setdefault(name, Soundness(self._check))
         async with self._turn:
             policy = replace(self._policy, soundness=soundness)
-            config = LoraConfig(alpha, use_rslora=use_rslora)
+            factors = factors_of(tensors)
+            config = config_of(factors, alpha, use_rslora=use_rslora)
             options = UpdateOptions(allow_zeros=allow_zeros, deadline_s=deadline_s)
-            return await publish_adapter(policy, name, tensors, config, options)
+            return await publish_adapter(policy, name, factors, config, options)
 
     async def restore(self, version: int, **options: Unpack[RestoreOptions]) -> Published:
         """Go back: publish a new version with the content of an old one that the store keeps.
@@ -302,8 +303,8 @@ class WeightPublisher:
         Raises:
             Refused: `version_unavailable`: there was no such version, or it is too old to tell.
             OtherFleet: it is a version of the fleet that was at the address before.
-            RequestError, PeerLost: nobody knows it yet: ask again when the store is back.
-            DeadlineExceeded: so, too.
+            RequestError, PeerLost: the answer is not known yet: ask again when the store is back.
+            DeadlineExceeded: the same.
         """
         try:
             async with asyncio.timeout(deadline_s), self._turn:
@@ -313,7 +314,9 @@ class WeightPublisher:
                 asked = Assigned(version, "") if version else self._policy.latest[-1]
                 return await outcome_of(self._policy, asked, deadline_s)
         except TimeoutError as error:
-            raise DeadlineExceeded(f"nobody knows it after {deadline_s:g} s") from error
+            raise DeadlineExceeded(
+                f"no answer within {deadline_s:g} s: ask again when the store is back"
+            ) from error
 
     @asynccontextmanager
     async def begin(self, **options: Unpack[PublishOptions]) -> AsyncGenerator[PublisherUpdate]:

@@ -14,7 +14,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 import torch
@@ -28,11 +28,12 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import (
     DTYPE_NAMES,
     TORCH_DTYPES,
     Rename,
+    Sharded,
     SourceTensor,
     Tensors,
     are_held,
-    distinct_tensors,
     is_sharded,
+    named_tensors,
     published_dtype,
 )
 
@@ -42,7 +43,7 @@ Merge = Callable[[str, Sequence[torch.Tensor]], torch.Tensor]
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of one rank, as the others are told."""
+    """One tensor of one rank, as it is sent to the others."""
 
     name: str
     dtype: str
@@ -132,18 +133,6 @@ ROOT = 0
 _BUCKET, _END, _GIVEN_UP = 1, 2, 3
 
 
-class _Shard(Protocol):
-    """What is used of a DTensor."""
-
-    device_mesh: "_Mesh"
-
-    def full_tensor(self) -> torch.Tensor: ...
-
-
-class _Mesh(Protocol):
-    mesh: torch.Tensor
-
-
 @strict()
 class ShardedSource:
     """What the ranks of a group hold together, as one list of tensors.
@@ -185,7 +174,7 @@ class ShardedSource:
                 "a ShardedSource remembers its tensors: give it the module, a dict or a list, not "
                 "an iterator, whose tensors may be gone when the next one is asked for"
             )
-        self._named = dict(distinct_tensors(tensors, rename))
+        self._named = dict(named_tensors(tensors, rename, may_be_empty=True))
         self._group = group
         self._merge = merge
         self._dtype = dtype
@@ -214,7 +203,7 @@ class ShardedSource:
         if self._rank == ROOT:
             raise LocalProtocolError("rank 0 publishes; the others assist")
         waiting = iter(self._buckets)
-        while (word := self._hear()) == _BUCKET:
+        while (word := self._receive_word()) == _BUCKET:
             self._gather(next(waiting))
         if word == _GIVEN_UP:
             problem = Problem("cancelled", "rank 0 gave the publication up", "not_started")
@@ -226,10 +215,10 @@ class ShardedSource:
             raise LocalProtocolError("only rank 0 publishes; the others assist")
         with self._lock:
             for bucket in self._buckets:
-                self._say(_BUCKET)
+                self._send_word(_BUCKET)
                 yield self._gather(bucket)
             self._n_settled += 1
-            self._say(_END)
+            self._send_word(_END)
 
     def give_up(self) -> None:
         """Rank 0: let the others go, if they still wait for buckets of this version."""
@@ -239,7 +228,7 @@ class ShardedSource:
                 self._n_settled += 1
                 # Where a rank is gone the others find out by themselves.
                 with contextlib.suppress(PeerLost):
-                    self._say(_GIVEN_UP)
+                    self._send_word(_GIVEN_UP)
 
     @torch.no_grad()
     def _gather(self, bucket: Sequence[Gathered]) -> list[torch.Tensor]:
@@ -280,19 +269,19 @@ class ShardedSource:
         tensor = self._named.get(each.name)
         if tensor is None or not (is_sharded(tensor) or self._rank in each.owners):
             return None
-        tensor = tensor.to(published_dtype(tensor, self._dtype))
-        return cast("_Shard", tensor).full_tensor() if is_sharded(tensor) else tensor
+        tensor = tensor.to(published_dtype(tensor.dtype, self._dtype))
+        return cast("Sharded", tensor).full_tensor() if is_sharded(tensor) else tensor
 
     def _holding(self, name: str, tensor: torch.Tensor) -> Holding:
-        dtype = DTYPE_NAMES[published_dtype(tensor, self._dtype)]
+        dtype = DTYPE_NAMES[published_dtype(tensor.dtype, self._dtype)]
         return Holding(name, dtype, tuple(tensor.shape), leads=_leads(tensor))
 
-    def _say(self, word: int) -> None:
+    def _send_word(self, word: int) -> None:
         with _others_present():
-            said = torch.tensor([word], device=self._device)
-            dist.broadcast(said, group=self._group, group_src=ROOT)
+            sent = torch.tensor([word], device=self._device)
+            dist.broadcast(sent, group=self._group, group_src=ROOT)
 
-    def _hear(self) -> int:
+    def _receive_word(self) -> int:
         word = torch.zeros(1, dtype=torch.int64, device=self._device)
         with _others_present():
             dist.broadcast(word, group=self._group, group_src=ROOT)
@@ -314,7 +303,7 @@ def _leads(tensor: torch.Tensor) -> bool:
     """Whether this rank speaks for those that gather the tensor with it."""
     if not is_sharded(tensor):
         return True
-    return dist.get_rank() == int(cast("_Shard", tensor).device_mesh.mesh.flatten()[0])
+    return dist.get_rank() == int(cast("Sharded", tensor).device_mesh.mesh.flatten()[0])
 
 
 def _device_of(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> torch.device:

@@ -34,36 +34,32 @@ _PLAIN_ITEMS: tuple[object, ...] = tuple(vars(kind)["items"] for kind in (dict, 
 _DICT_ITEMS = type(dict[str, torch.Tensor]().items())
 
 
-class _Sharded(Protocol):
-    """What is used of a DTensor."""
+class Mesh(Protocol):
+    """The ranks that hold parts of a tensor."""
 
-    def to_local(self) -> torch.Tensor: ...
+    mesh: torch.Tensor
 
 
-def named_tensors(tensors: Tensors, rename: Rename | None = None) -> list[tuple[str, torch.Tensor]]:
+class Sharded(Protocol):
+    """The members of a DTensor that are used here."""
+
+    device_mesh: Mesh
+    full_tensor: Callable[[], torch.Tensor]
+    to_local: Callable[[], torch.Tensor]
+
+
+def named_tensors(
+    tensors: Tensors, rename: Rename | None = None, *, may_be_empty: bool = False
+) -> list[tuple[str, torch.Tensor]]:
     """(name, tensor) of every distinct tensor; of tied ones the first name stays.
 
-    They are told apart by their memory, so all of them have to exist at once: see `are_held`. In a
-    list of pairs only parameters may be tied: of other tensors there, a buffer used again looks the
-    same.
+    Tensors are distinguished by their memory, so all of them have to exist at once: see `are_held`.
+    In a list of pairs only parameters may be tied: of other tensors there, a buffer used again
+    looks the same.
 
     Raises:
         SettingsError: there is none, one has a dtype that cannot be published, two different
             ones have the same name, or two in a list are one buffer.
-    """
-    distinct = distinct_tensors(tensors, rename)
-    if not distinct:
-        raise SettingsError("there are no tensors to publish")
-    return distinct
-
-
-def distinct_tensors(
-    tensors: Tensors, rename: Rename | None = None
-) -> list[tuple[str, torch.Tensor]]:
-    """The same, but there may be none.
-
-    Raises:
-        SettingsError: as `named_tensors`.
     """
     found: dict[object, tuple[str, torch.Tensor]] = {}
     names: set[str] = set()
@@ -72,21 +68,19 @@ def distinct_tensors(
         storage = _storage_of(name, tensor)
         if storage in found:
             if isinstance(tensors, list | tuple) and not isinstance(tensor, torch.nn.Parameter):
-                raise _one_buffer(found[storage][0], name)
+                raise SettingsError(
+                    f"tensors {found[storage][0]!r} and {name!r} of a list lie in the same memory: "
+                    "clone each, or give an iterator, if a buffer is used again; if they are tied, "
+                    f"publish the module or its state dict, or leave {name!r} out of the list"
+                )
             continue
         if name in names:
             raise SettingsError(f"two different tensors have the name {name!r}")
         names.add(name)
         found[storage] = (name, tensor.detach())
+    if not found and not may_be_empty:
+        raise SettingsError("there are no tensors to publish")
     return list(found.values())
-
-
-def _one_buffer(first: str, second: str) -> SettingsError:
-    return SettingsError(
-        f"tensors {first!r} and {second!r} of a list lie in the same memory: clone each, or give "
-        "an iterator, if a buffer is used again; if they are tied, publish the module or its state "
-        f"dict, or leave {second!r} out of the list"
-    )
 
 
 def are_held(tensors: Tensors) -> bool:
@@ -138,28 +132,20 @@ def _pairs(tensors: Tensors) -> Pairs:
     return tensors
 
 
-def published_dtype(tensor: torch.Tensor, wanted: torch.dtype | None) -> torch.dtype:
-    """What the tensor is published as: `wanted` applies to floating-point tensors only."""
-    return wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
-
-
-PAIR = len(("name", "tensor"))
+def published_dtype(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    """What such a tensor is published as: `wanted` applies to floating-point types only."""
+    return wanted if wanted is not None and dtype.is_floating_point else dtype
 
 
 def _checked(pair: object) -> tuple[str, torch.Tensor]:
-    """A pair, of whatever an iterator gives.
-
-    Raises:
-        SettingsError: it is none.
-    """
-    kind = type(pair).__name__
-    is_pair = isinstance(pair, tuple | list) and len(cast("Sequence[object]", pair)) == PAIR
-    name, tensor = cast("Sequence[object]", pair) if is_pair else (None, None)
-    if isinstance(name, str) and isinstance(tensor, torch.Tensor):
-        return name, tensor
-    what = f"a value of type {kind} where (name, tensor) belongs"
-    if isinstance(name, str):
-        what = f"{name!r} is no tensor"
+    """A pair that an iterator gave; raises SettingsError if it is none."""
+    match pair:
+        case (str(name), torch.Tensor() as tensor):
+            return name, tensor
+        case (str(name), object()):
+            what = f"{name!r} is no tensor"
+        case _:
+            what = f"a value of type {type(pair).__name__} where (name, tensor) belongs"
     raise SettingsError(f"a module, a state dict or (name, tensor) pairs are published: {what}")
 
 
@@ -194,7 +180,7 @@ def require_whole(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 def _storage_of(name: str, tensor: torch.Tensor) -> object:
     """The same for tied tensors, different for all others."""
     if is_sharded(tensor):
-        part = cast("_Sharded", tensor).to_local()
+        part = cast("Sharded", tensor).to_local()
         # A rank may hold nothing of it: then only the object tells it from others.
         return (id(tensor),) if part.numel() == 0 else (*_place_of(part), tensor.shape)
     if tensor.numel() == 0 or tensor.device.type == "meta":
@@ -266,7 +252,7 @@ class HeldTensors:
         yield self.held
 
     def give_up(self) -> None:
-        """Nobody else waits."""
+        """Nothing to do: no other rank waits."""
 
 
 class StreamedTensors:
@@ -276,7 +262,7 @@ class StreamedTensors:
     for them before the last one is known: `held_copies` first makes copies on this host.
 
     Every name is published, also where several tensors lay in the same memory: a reused buffer
-    cannot be told from a tied tensor.
+    looks like a tied tensor.
     """
 
     def __init__(
@@ -339,7 +325,7 @@ class StreamedTensors:
                 if name in copies:
                     raise SettingsError(f"two different tensors have the name {name!r}")
                 before_each()
-                copy = torch.empty(tensor.shape, dtype=published_dtype(tensor, dtype))
+                copy = torch.empty(tensor.shape, dtype=published_dtype(tensor.dtype, dtype))
                 copies[name] = copy.copy_(tensor)
         return HeldTensors(copies)
 

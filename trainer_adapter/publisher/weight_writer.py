@@ -164,7 +164,7 @@ class Soundness:
         }
 
     def restored(self) -> None:
-        """The last version is an older one now, whose values nobody here remembers."""
+        """The last version is an older one now, whose values are not remembered here."""
         self._nonzero = set()
 
 
@@ -179,9 +179,9 @@ T = TypeVar("T")
 
 
 class CopyWatch:
-    """Tells of a copy under way, and can stop it."""
+    """Reports how far a copy has come, and can stop it."""
 
-    def __init__(self, on_copied: Callable[[int], None]) -> None:
+    def __init__(self, on_copied: Callable[[int], None] = lambda _: None) -> None:
         """`on_copied` gets the bytes copied so far, in the threads that copy."""
         self._on_copied = on_copied
         self._lock = threading.Lock()
@@ -196,7 +196,7 @@ class CopyWatch:
         """Another tensor is about to be copied.
 
         Raises:
-            ActorStopped: nobody wants it any more.
+            ActorStopped: `stop` was called.
         """
         if self._is_stopped:
             raise ActorStopped("the copy was stopped")

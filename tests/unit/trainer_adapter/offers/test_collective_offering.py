@@ -53,8 +53,8 @@ async def test_a_rank_that_waits_for_others_is_let_go_when_the_offer_is_called_o
         offering.call_off()
         await asyncio.to_thread(rank.wait, [GO], wait)
         await serving
-    assert rank.get(GO) == b"the workers were told anew"
-    assert offering.problem.endswith("was told anew")
+    assert rank.get(GO) == b"the workers got new commands"
+    assert offering.problem.endswith("got new commands")
     await offering.close()
 
 
