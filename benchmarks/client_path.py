@@ -1,4 +1,4 @@
-"""How many rollouts per second pass the whole bus: client, router, worker actor, engine host.
+"""Measures how many rollouts per second pass the whole bus: client, router, worker, host.
 
 The engine is the fake one, which costs nothing per token, so that only the bus is measured. A
 closed loop of 1, 64 and 256 callers; every rollout is checked to hold all its tokens.

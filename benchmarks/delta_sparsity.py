@@ -89,7 +89,7 @@ def _version(learner: Learner, name: str) -> Version:
 
 
 def compare(old: Version, new: Version, changes: Changes) -> None:
-    """Encode one step."""
+    """Encode the delta of one step."""
     began = time.perf_counter()
     delta = encode(old.content, old.tensors, new.content, new.tensors)
     took_s = time.perf_counter() - began
@@ -133,7 +133,7 @@ def batches(model: LlamaForCausalLM, rng: Random, n: int) -> Iterator[Batch]:
 
 
 def measure(learning_rate: float, steps: int, seed: int) -> dict[str, Changes]:
-    """By dtype."""
+    """Changes of all steps with one learning rate, by dtype."""
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as directory:
         build_tiny_model(Path(directory), seed)

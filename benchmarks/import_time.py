@@ -1,4 +1,4 @@
-"""CPU time of our imports and of the command line, against what every client needs anyway.
+"""Measures the CPU time of imports and of the command line, beside what every client needs.
 
     python -m benchmarks.import_time [--rounds 11]
 
@@ -42,8 +42,8 @@ def main() -> None:
         for name, arguments in ROWS.items():
             seconds[name].append(cpu_s(arguments))
     medians = {name: statistics.median(spent) for name, spent in seconds.items()}
-    told = {name: [round(s, 3), round(s / medians[BASE], 2)] for name, s in medians.items()}
-    print(json.dumps(told, indent=2))
+    shown = {name: [round(s, 3), round(s / medians[BASE], 2)] for name, s in medians.items()}
+    print(json.dumps(shown, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Many honest peers in one process: members that answer at once, clients that only live.
+"""Many peers in one process: members that answer at once, clients that only stay connected.
 
 Real hellos, heartbeats and leases over real sockets, but no engine and no process each. Prints one
 JSON line when all have been welcomed, and lives until it is killed.
@@ -63,7 +63,7 @@ class LightMember:
 
 
 class LightClient:
-    """A client's link, with its heartbeats, its judgement of silence and its fresh connections."""
+    """The link of one client: it sends heartbeats, notices silence and connects again."""
 
     def __init__(self, endpoint: str, name: str, leases: LeaseSettings) -> None:
         self._endpoint = endpoint
@@ -109,7 +109,7 @@ class LightClient:
 
 
 async def serve(kind: str, endpoint: str, first: int, count: int, heartbeat_s: float) -> None:
-    """All peers at once; until the process is ended."""
+    """Run all peers until the process is ended."""
     begun_at = time.perf_counter()
     peer_type = LightMember if kind == "members" else LightClient
     leases = LeaseSettings(heartbeat_s=heartbeat_s)

@@ -1,4 +1,4 @@
-"""The load: keeps a fixed number of requests in flight per client, checks each is answered once.
+"""Clients that keep a fixed number of requests open, and check that each is answered once.
 
 One request is one call; what leaves in one frame is the port's business. The two kinds of client
 differ only in what a message is.
@@ -44,7 +44,7 @@ class BusClient:
     """A client of the router: hello, heartbeats, `generate`, and an ack for every ending."""
 
     def __init__(self, endpoint: str, name: str, dialer: Dialer | None = None) -> None:
-        self.on_reply: OnReply = _nobody
+        self.on_reply: OnReply = _ignore
         self._prefix = f"{name}/"
         self._place = Placement("default", cost=100)
         self._n_heartbeats = 0
@@ -84,7 +84,7 @@ class PlainClient:
     """A client of the C proxy: 200 bytes there, 200 bytes back."""
 
     def __init__(self, endpoint: str) -> None:
-        self.on_reply: OnReply = _nobody
+        self.on_reply: OnReply = _ignore
         socket = new_socket(zmq.DEALER)
         socket.connect(endpoint)
         self._recv, self._send = socket.recv, socket.send
@@ -108,7 +108,7 @@ class PlainClient:
 
 
 class Load:
-    """Closed loop over some clients: each answered request is followed by the next one."""
+    """Some clients in a closed loop: each answered request is followed by the next one."""
 
     def __init__(self, clients: list[Client], window: int) -> None:
         self._clients = clients
@@ -141,7 +141,7 @@ class Load:
 
     @property
     def n_lost(self) -> int:
-        """Requests that nobody answered."""
+        """Requests that got no answer."""
         return len(self._open)
 
     def _answering(self, client: Client) -> OnReply:
@@ -166,5 +166,5 @@ class Load:
         client.ask(self._next)
 
 
-def _nobody(_number: int) -> None:
-    """Nothing was asked yet."""
+def _ignore(_number: int) -> None:
+    """Replies before the first request do not count."""

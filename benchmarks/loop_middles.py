@@ -1,4 +1,4 @@
-"""The two processes under comparison: the router with all its features, and libzmq's C proxy.
+"""The two processes that are compared: the router with all features, and libzmq's C proxy.
 
 Each prints its endpoints as JSON, then its usage so far for every line it reads; it leaves at the
 end of its input.

@@ -26,7 +26,7 @@ from rolloutbus.bus.wire.messages.membership import WorkerFacts
 
 BODY_BYTES = 200
 BODY = msgspec.Raw(msgspec.msgpack.encode(bytes(BODY_BYTES - 2)))
-"""200 bytes of MessagePack; nobody on the way looks inside."""
+"""200 bytes of MessagePack; no process on the way looks inside."""
 SLOTS = 256
 TICK_S = 0.1
 

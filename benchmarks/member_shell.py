@@ -1,4 +1,4 @@
-"""The shell of a benchmark's own member: it joins, sends heartbeats, does what its core wants."""
+"""A member for benchmarks: it joins, sends heartbeats, and does what its core asks for."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ TICK_S = 0.1
 
 
 class MemberShell:
-    """Of one member; lives until its process ends."""
+    """The connection and the time of one member; lives until its process ends."""
 
     def __init__(
         self, endpoint: str, core: MemberCore, carry_out: Callable[[MemberEffect], None]
@@ -36,7 +36,7 @@ class MemberShell:
         self._tick()
 
     def heartbeat(self) -> None:
-        """Tell at once how the member is."""
+        """Send a heartbeat now."""
         self._apply(self._core.heartbeat(self._clock.now()))
 
     def finished(self, key: AttemptKey, result: msgspec.Struct) -> None:

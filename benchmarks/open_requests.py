@@ -14,7 +14,7 @@ SAMPLING = SamplingParams(max_new_tokens=256, ignore_eos=True)
 async def open_requests(
     client: RolloutClient, n_open: int, deadline_s: float
 ) -> AsyncGenerator[None]:
-    """Keep so many open until the block ends; each has `deadline_s` seconds."""
+    """Keep `n` requests open until the block ends; each has `deadline_s` seconds."""
 
     async def lane() -> None:
         while True:

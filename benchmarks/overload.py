@@ -1,4 +1,4 @@
-"""What the bus delivers when it is asked for more than it can do.
+"""Measures what the bus delivers when clients ask for more than it can do.
 
 An open loop offers 1, 2, 5 and 10 times the capacity of a small fleet of fake engines. Useful is
 what ends well before its deadline; everything else should be turned away at once. Afterwards the
@@ -117,7 +117,7 @@ def _recovery_s(seen: Seen) -> float:
 
 
 def _percentile_ms(values: list[float], share: float) -> float | None:
-    """None if there are no values."""
+    """The percentile in milliseconds; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""How much longer a pause of the whole fleet takes than a word with one worker.
+"""Measures how much longer a pause of the fleet takes than a command to one worker.
 
 One client, one router, light workers in a few processes: what is measured is the fan-out, not an
 engine. Round trips to one worker and pauses of the fleet take turns, so noise hits both.

@@ -1,4 +1,4 @@
-"""What thousands of peers cost a router: how long their hellos take, and what it holds afterwards.
+"""Measures what thousands of peers cost a router: time of their hellos, memory afterwards.
 
 All peers of a case say hello at the same moment, as after a restart of the router; then they only
 heartbeat. Each link's queues in libzmq are rings that are touched for the first time message by

@@ -1,4 +1,4 @@
-"""What it is worth that requests go where the beginning of their prompt is cached.
+"""Measures the gain when requests go where the beginning of their prompt is cached.
 
 Several long documents, each asked about many times in random order; the caches of all workers
 together hold them all, that of one worker does not. Two fleets of real engines take turns with the

@@ -1,4 +1,4 @@
-"""What a recorder costs the bus, whether it hears everything, and what memory it takes.
+"""Measures what a recorder costs the bus, what it misses, and how much memory it takes.
 
 16 fake workers give 200,000 tokens a second, each token streamed; their router has a tap. A client
 keeps a fixed number of requests open and reads all streams. With and without `rolloutbus record` in
@@ -141,7 +141,7 @@ class Fleet:
         await self._stack.aclose()
 
     def rss_mib(self) -> dict[str, float]:
-        """Of the router, and of the largest process of workers."""
+        """Resident MiB of the router, and of the largest process of workers."""
         return {
             name: max(usage_of(pid)["rss_mib"] for pid in pids) for name, pids in self.pids.items()
         }
@@ -173,9 +173,9 @@ async def _recorded(load: Load, frontend: str, out: Path, seconds: float) -> dic
         cpu_s = usage_of(child.pid)["cpu_s"] - cpu_before_s
         watching.cancel()
         child.send_signal(signal.SIGINT)
-        told, _ = await child.communicate()
+        printed, _ = await child.communicate()
     cores = round(cpu_s / seconds, 2)
-    return {**json.loads(told), "per_s": per_s, "rss_mib": rss_mib, "cores": cores}
+    return {**json.loads(printed), "per_s": per_s, "rss_mib": rss_mib, "cores": cores}
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:

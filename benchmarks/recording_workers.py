@@ -1,4 +1,4 @@
-"""Fake workers of the recording benchmark: real members and publishers, tokens out of a hat.
+"""Fake workers of the recording benchmark: real members and publishers of random tokens.
 
 Each request gets a token per step, in columns as of a real engine's step, and a result at its end.
 Real engines cost more: these leave the machine to the bus, so that it can carry what is asked.
@@ -146,7 +146,7 @@ class FakeWorker:
 
 
 async def serve(endpoint: str, first: int, count: int, step_ms: float) -> None:
-    """All workers at once; until the process is ended. Says so when all are welcome."""
+    """Run all workers until the process is ended; prints a line when all are welcome."""
     workers = [FakeWorker(endpoint, f"w{first + i}", step_ms / 1000) for i in range(count)]
     for each in workers:
         await each.welcomed.wait()

@@ -2,9 +2,9 @@
 
 Two network namespaces, joined by a pair of virtual Ethernet devices, are the two hosts: router,
 store and trainer on one, the weight receivers of four workers, with their relays, on the other.
-The router's own plan says who pulls from whom; all links have keys. What the kernel counts on the
-trainer's device is compared with the size of the model, and with every worker pulling from the
-store. Needs root, and a kernel that permits namespaces.
+The router's own plan says which worker pulls from which; all links have keys. What the kernel
+counts on the trainer's device is compared with the size of the model, and with every worker pulling
+from the store. Needs root, and a kernel that permits namespaces.
 
     python benchmarks/relay_tree.py --json
 """
@@ -88,13 +88,13 @@ class Process:
         )
 
     def tell(self, line: str) -> None:
-        """One line."""
+        """Send one line."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def hear(self) -> dict[str, Any]:
-        """Its next line."""
+        """Return its next line."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -102,12 +102,12 @@ class Process:
         return json.loads(line)
 
     def ask(self, line: str) -> dict[str, Any]:
-        """A line, and the answer."""
+        """Send a line and return the answer."""
         self.tell(line)
         return self.hear()
 
     def end(self) -> None:
-        """Now."""
+        """Kill the process."""
         self._process.terminate()
         self._process.communicate()
 
@@ -143,7 +143,7 @@ class Scene:
         self.trainer.hear()
 
     def sources(self, version: int) -> dict[str, Sequence[str]]:
-        """Whom each worker asks before the store, as the router plans it."""
+        """The source that each worker asks before the store, as the router plans it."""
         targets = [Target(name, facts) for name, facts in self.facts.items()]
         store = StoreFacts(self.bulk, host="trainer's")
         ways = plan_ways(targets, store, PublishVersion("default", version))
@@ -176,7 +176,7 @@ def _told(settings: msgspec.Struct) -> tuple[str, str]:
 
 
 def _facts(bulk: str) -> WorkerFacts:
-    """Of a worker that is on another host than the store."""
+    """The facts of a worker that is on another host than the store."""
     return WorkerFacts("default", "", 1, 1, 1, "fake", [], host="workers'", bulk=bulk)
 
 

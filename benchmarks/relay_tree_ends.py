@@ -1,6 +1,6 @@
 """The processes of `benchmarks.relay_tree`: the trainer on one host, the receivers on the other.
 
-Each is told what to do by lines of JSON on standard input, and answers with one line each.
+Each gets commands as lines of JSON on standard input, and answers each with one line.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ async def run_trainer(router: str, keys: str, link: str, n_mib: int) -> None:
     writer = SegmentWriter()
     async with RolloutClient(settings) as client:
         _say(ready=True)
-        async for told in _lines():
-            if told == "seal":
+        async for line in _lines():
+            if line == "seal":
                 _say(version=await _seal(client, writer, n_mib))
             else:
                 _say(sent=_sent(device))
@@ -88,8 +88,8 @@ async def run_receiver(name: str, keys: str, address: str, n_mib: int) -> None:
     async with open_relay(f"tcp://{address}:0", security) as relay:
         receiver = WeightReceiver(specs, ways_of_this_host(relay, dialer), dialer, relay)
         _say(bulk=relay.bulk)
-        async for told in _lines():
-            ask = msgspec.json.decode(told, type=PrepareUpdate)
+        async for line in _lines():
+            ask = msgspec.json.decode(line, type=PrepareUpdate)
             began = time.monotonic()
             try:
                 prepared = await receiver.prepare(ask, timeout_s=DEADLINE_S)

@@ -160,7 +160,7 @@ async def _measure(router: Side, proxy: Side, options: argparse.Namespace) -> di
     for case, (n_clients, window) in cases.items():
         for side in (router, proxy):
             side.add_load(case, n_clients, window)
-    # Workers are still joining; nobody is measured before everything has run once.
+    # Workers are still joining; nothing is measured before everything has run once.
     await asyncio.sleep(1.5)
     for case in cases:
         for side in (router, proxy):

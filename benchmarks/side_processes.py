@@ -72,7 +72,7 @@ def machine() -> dict[str, float | int | None]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, where the benchmarks themselves are found too."""
+    """Our environment, with the path of the benchmarks."""
     root = str(Path(__file__).resolve().parent.parent)
     found = environment()
     paths = [root, *filter(None, [found.get("PYTHONPATH")])]

@@ -1,4 +1,4 @@
-"""What a streamed token costs when an engine step is one message, and when it is one per request.
+"""Measures the cost of a streamed token: one message per engine step against one per request.
 
 Both ways are the shipped code from the worker's step to the subscriber's rows: batcher, codec, PUB
 and SUB sockets over loopback TCP. In the one all requests belong to one subscriber, so a step is

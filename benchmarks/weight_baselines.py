@@ -1,4 +1,4 @@
-"""What weights are measured against: a copy within memory, and a bare gloo broadcast."""
+"""Two baselines for weight updates: a copy within memory, and a bare gloo broadcast."""
 
 # pyright: reportUnknownMemberType=false
 # The stubs of torch.distributed leave parameters untyped.
@@ -58,7 +58,7 @@ class GlooBroadcast:
         dist.destroy_process_group()
 
     def seconds(self) -> float:
-        """Of one broadcast of the whole model, in buckets."""
+        """Seconds of one broadcast of the whole model, in buckets."""
         for each in self._receivers:
             assert each.stdin is not None
             each.stdin.write("again\n")

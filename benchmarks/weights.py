@@ -36,7 +36,7 @@ OPEN_PER_WORKER = 2
 
 
 class Way:
-    """What was measured of one transport."""
+    """Measurements of one transport."""
 
     def __init__(self) -> None:
         self.write_s: list[float] = []

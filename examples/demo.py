@@ -42,7 +42,7 @@ SETTLE_S = 0.25
 
 
 class KillDrill:
-    """What was done to whom.
+    """The kill of one worker: which, when, and in the middle of how many rollouts.
 
     What is seen here is late, so the victim is first frozen for a closer look: what a frozen
     worker has not finished it never will.

@@ -72,9 +72,9 @@ class DemoSummary:
     rollouts_finished: int
     lost: int
     witnessed: int
-    """Rollouts whose ending a stranger saw, who listens to the workers and not to the client."""
+    """Rollouts whose ending an observer saw, which listens to the workers and not to the client."""
     duplicated: int
-    """Rollouts whose ending that stranger saw again."""
+    """Rollouts whose ending that observer saw again."""
     resumed: int
     """Rollouts that went on elsewhere, tokens kept, after their worker was killed."""
     dropped: int
@@ -82,7 +82,7 @@ class DemoSummary:
     killed: str
     """Name of the worker that was killed on purpose."""
     killed_at_step: int
-    """0: nobody was."""
+    """0: no worker was."""
     killed_mid_generation: int
     """Rollouts that it was in the middle of."""
     max_staleness: int
@@ -256,9 +256,12 @@ def _summary_rows(summary: DemoSummary) -> list[tuple[str, str]]:
         ("stall per update, median", f"{summary.stall_ms_p50:.1f} ms"),
         ("rollouts", f"{summary.rollouts_finished} of {summary.rollouts_requested} finished"),
         ("  lost", f"{summary.lost}"),
-        ("  sampled twice", f"{summary.duplicated} of {summary.witnessed} that a stranger saw end"),
         (
-            f"  resumed after killing {summary.killed or 'nobody'}",
+            "  sampled twice",
+            f"{summary.duplicated} of {summary.witnessed} observed endings",
+        ),
+        (
+            f"  resumed after killing {summary.killed or 'no worker'}",
             f"{summary.resumed} ({summary.killed_mid_generation} were in mid-generation)",
         ),
         ("trained tokens at least one update old", f"{summary.stale_token_share:.0%}"),

@@ -72,7 +72,7 @@ def write_shape(folder: Path, shape: str) -> None:
 
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, object]:
-    """For both engines."""
+    """Arguments of both engines."""
     n_tokens = (options.prompt_tokens + options.new_tokens) * options.requests
     arguments: dict[str, object] = {
         "load_format": "dummy",
@@ -109,7 +109,7 @@ class Child:
         )
 
     def ask(self, question: object) -> Any:  # noqa: ANN401 - JSON
-        """Say something and wait for the answer."""
+        """Send one line and wait for the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")

@@ -13,15 +13,15 @@ from rolloutbus.events import Demoted, Tokens
 
 
 async def count(events: rolloutbus.types.Subscriber, n_wanted: int) -> tuple[int, int]:
-    """Tokens and pieces told, once there are `n_wanted` tokens."""
+    """Numbers of tokens and of pieces received, once there are `n_wanted` tokens."""
     n_tokens = n_pieces = 0
     while n_tokens < n_wanted:
         match await anext(events):
             case Tokens(tokens=tokens):
                 n_tokens += len(tokens)
                 n_pieces += 1
-            case Demoted() as told:
-                raise RuntimeError(f"the watcher is too slow: {told}")
+            case Demoted() as event:
+                raise RuntimeError(f"the watcher is too slow: {event}")
             case _:
                 pass
     return n_tokens, n_pieces

@@ -154,7 +154,7 @@ class StoreCore:
         return self._copies.written(at)
 
     def tick(self, now: float) -> list[StoreEffect]:
-        """Give up reservations that nobody uses; retire what was kept only for its pullers."""
+        """Give up reservations that are not used; retire what was kept only for its pullers."""
         effects = self._deltas.tick(now)
         for stored in list(self._table.by_key.values()):
             has_lapsed = now - stored.used_at > self._settings.reservation_s
@@ -258,7 +258,7 @@ class StoreCore:
         )
 
     def _drop_withdrawn(self, stored: StoredVersion, now: float) -> list[StoreEffect]:
-        """Give its bytes back, as soon as nobody reads them."""
+        """Give its bytes back, as soon as no reader has them."""
         return [] if stored.is_in_use(now) else self._drop(stored)
 
     def _drop(self, stored: StoredVersion) -> list[StoreEffect]:

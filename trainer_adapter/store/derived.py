@@ -73,7 +73,7 @@ class DiskCopies:
 MAX_IN_THE_MAKING = 2
 """Each keeps a core busy, and takes memory that grows to at most the size of its version."""
 IDLE_S = 30.0
-"""A delta that nobody asked for so long is forgotten."""
+"""A delta that was not asked for so long is forgotten."""
 
 
 @dataclass(slots=True)
@@ -153,16 +153,16 @@ class DeltaTable:
         return [SendDeltaChunk(asker, key, ask.offset, ask.size_bytes)]
 
     def tick(self, now: float) -> list[StoreEffect]:
-        """Forget what nobody asks for."""
+        """Forget deltas that have been idle for long."""
         idle = [k for k, made in self._by_key.items() if now - made.used_at > IDLE_S]
         return self._forget(idle)
 
     def version_gone(self, version: VersionKey) -> list[StoreEffect]:
-        """Nobody can be brought to this version any more."""
+        """No worker can be brought to this version any more."""
         return self._forget([key for key in self._by_key if key[:2] == version])
 
     def _make_room(self, new: DeltaKey, limit_bytes: int) -> list[StoreEffect]:
-        """Forget those that nobody asked for longest, for a new one."""
+        """Forget those that have been idle longest, for a new one."""
         effects: list[StoreEffect] = []
         held = {key: made for key, made in self._by_key.items() if made.size_bytes}
         by_use = iter(sorted(held.keys() - {new}, key=lambda key: held[key].used_at))

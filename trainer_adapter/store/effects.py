@@ -94,7 +94,7 @@ class SendDeltaChunk(NamedTuple):
 
 
 class ForgetDelta(NamedTuple):
-    """Nobody asks for its bytes any more."""
+    """Its bytes are not asked for any more."""
 
     key: DeltaKey
 

@@ -79,7 +79,7 @@ class WeightFiles:
     def remove(self, key: VersionKey) -> None:
         """Delete a version, if it is there."""
         target = self._root / place_of(key)
-        # Renamed first: whoever sees the version's directory sees all of it.
+        # Renamed first: a reader that sees the version's directory sees all of it.
         doomed = self._root / f".{self._owner}-gone"
         try:
             target.rename(doomed)

@@ -52,7 +52,7 @@ class Ledger:
         """Write records; returns when they would survive a power cut.
 
         Raises:
-            OSError: none of them is there; or nobody knows, until the ledger is read again.
+            OSError: none of them is there; or it is not known, until the ledger is read again.
         """
         content = b"".join(map(_line, records))
         try:

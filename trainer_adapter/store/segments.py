@@ -26,7 +26,7 @@ HEADROOM_BYTES = 64 * 1024 * 1024
 SPARE_SEGMENTS = 2
 """Free segments kept for reuse; more go back to the system."""
 SWEEP_AGE_S = 60.0
-"""A store's lock file this old, and not locked, belongs to a store that nobody will restart."""
+"""A store's lock file this old, and not locked, belongs to a store that will not be restarted."""
 
 
 class StoreFull(OSError):
@@ -53,7 +53,7 @@ class SegmentPool:
         self._free: list[_Segment] = []
 
     def take(self, size_bytes: int) -> str:
-        """Name of a segment to be written, of at least `size_bytes`; nobody can pin it yet.
+        """Name of a segment to be written, of at least `size_bytes`; no reader can pin it yet.
 
         Raises:
             StoreFull: there is no room.

@@ -1,4 +1,4 @@
-"""What a weight store is told when it starts."""
+"""The settings of a weight store."""
 
 import msgspec
 
@@ -22,7 +22,7 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_sealed: int = 2
     """Versions sealed but not (yet) committed that are kept, of each policy."""
     reservation_s: float = 300.0
-    """A reserved version that nobody writes or seals for so long is given up."""
+    """A reserved version that is not written or sealed for so long is given up."""
     pull_grace_s: float = 6.0
     """A version is kept for so long after its last chunk was asked for; a puller that got no
     answer asks again after 5 s. Readers of a mapped segment hold it by themselves."""

@@ -60,7 +60,7 @@ class Retired(msgspec.Struct, frozen=True, tag="retired"):
 
 
 class Intended(msgspec.Struct, frozen=True, tag="intended"):
-    """What the fleet is to be, as the router told last: its identity, and who is paused."""
+    """What the fleet is to be, as the router reported last: its identity, and who is paused."""
 
     intent: Intent
 
@@ -82,7 +82,7 @@ class BulkAsker(NamedTuple):
 
 
 Asker = MemberAsker | BulkAsker
-"""Whoever waits for an answer."""
+"""The sender of a command, which waits for the answer."""
 
 
 VersionState = Literal[
@@ -214,7 +214,7 @@ class VersionTable:
         self.adapters: dict[str, int] = {}
         """`<policy>.<adapter>` -> version that all workers are to have."""
         self.intent: Intent | None = None
-        """What the fleet is to be, as a router told last."""
+        """What the fleet is to be, as a router reported last."""
         self.history: dict[str, list[int]] = {}
         """Versions of each policy that have been committed, the latest last; not of adapters."""
 
