@@ -13,6 +13,11 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="run with the seed of an earlier run")
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="run every case of the tests that are marked `sampled`, and long loops in full",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,8 +34,36 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - xdist's class is
     node.workerinput["seed"] = node.config.option.seed
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"seed: {config.option.seed} (--seed {config.option.seed} repeats this run)"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    cases = "all cases" if config.option.exhaustive else "a sample of cases, drawn from the seed"
+    return [
+        f"seed: {config.option.seed} (--seed {config.option.seed} repeats this run)",
+        f"tests marked `sampled` run {cases}",
+    ]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases of `sampled` tests that the seed did not draw."""
+    if config.option.exhaustive:
+        return
+    cases: dict[tuple[str, int], list[str]] = {}
+    for item in items:
+        if marker := item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            cases.setdefault((test, marker.args[0]), []).append(item.nodeid)
+    left_out: set[str] = set()
+    for (test, n), known in cases.items():
+        drawn = random.Random(f"{config.option.seed}/{test}").sample(known, min(n, len(known)))
+        left_out.update(set(known).difference(drawn))
+    if left_out:
+        config.hook.pytest_deselected(items=[each for each in items if each.nodeid in left_out])
+        items[:] = [each for each in items if each.nodeid not in left_out]
+
+
+@pytest.fixture
+def is_exhaustive(request: pytest.FixtureRequest) -> bool:
+    """Whether tests with a long loop run it in full (`make nightly`)."""
+    return bool(request.config.option.exhaustive)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import zmq
 
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, pack, unpack
+from rolloutbus.bus.wire.commands import sent_by
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.membership import Hello
@@ -19,23 +20,9 @@ BURST = 40
 """Messages on one connection: the tenth malformed one ends its welcome, the rest is ignored."""
 LINGER_MS = 2000
 VICTIMS = ["echo", "w0", "store", "nobody"]
-PRIVILEGED = frozenset(
-    {
-        "pause",
-        "resume",
-        "sleep",
-        "wake_up",
-        "flush_cache",
-        "shutdown",
-        "load_lora",
-        "unload_lora",
-        "save_weights",
-        "reserve_version",
-        "seal_version",
-        "publish_version",
-        "rejected",
-    }
-)
+READING = frozenset({"server_info", "get_load", "check_weights", "get_weights"})
+"""Commands of trainers that change nothing."""
+PRIVILEGED = sent_by("admin") - sent_by("client") - READING | {"rejected"}
 """Without keys everybody is an operator or a member: who says these is obeyed. With keys the
 intruder says them all the same."""
 
