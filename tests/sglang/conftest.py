@@ -14,6 +14,7 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.errors import ProcessFailed
+from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.sglang.fleets import fleet_of, worker_environment
 from tests.sglang.models import save_model
@@ -32,8 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.sglang)
+            item.add_marker(pytest.mark.xdist_group(_fleet_of(item)))
             if missing:
                 item.add_marker(pytest.mark.skip("sglang is not installed: make test-sglang"))
+
+
+def _fleet_of(item: pytest.Item) -> str:
+    """Tests of the session's fleets run in one process, those of a module's own in another."""
+    assert isinstance(item, pytest.Function)
+    shared = {"fleet", "client", "operated"}.difference(vars(item.module))
+    return "shared" if shared.intersection(item.fixturenames) else item.path.stem
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,10 +75,11 @@ def reference(llama: Path) -> SameWeights:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def fleet(llama: Path) -> AsyncIterator[Fleet]:
-    """One worker with the Llama, for every test that leaves it as it was: unpaused, its weights
-    those of the Llama, of whatever version."""
+    """One worker with the Llama and a tap, for every test that leaves it as it was: unpaused, its
+    weights those of the Llama, of whatever version."""
+    options: UpOptions = {**fleet_of(llama, **KEEPING), "tap": True}
     try:
-        async with rolloutbus.up(**fleet_of(llama, **KEEPING)) as running:
+        async with rolloutbus.up(**options) as running:
             yield running
     except ProcessFailed as failed:
         failed.add_note(failed.log)

@@ -6,27 +6,21 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from rolloutbus import SamplingParams
+from rolloutbus import Fleet, SamplingParams
 from rolloutbus.cli.regenerate import Regeneration, regenerate
-from rolloutbus.launcher.settings import UpOptions
 from tests.sglang.conftest import DEADLINE_S
-from tests.sglang.fleets import fleet_of
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
 TOLERANCE = 1e-3
 N_TOKENS = 20
 
 
 async def test_recorded_tokens_get_the_recorded_logprobs_from_the_same_weights(
-    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = SamplingParams(max_new_tokens=N_TOKENS, ignore_eos=True)
-    options: UpOptions = {**fleet_of(llama), "tap": True}
-    async with (
-        rolloutbus.up(**options) as fleet,
-        rolloutbus.connect(fleet.address, name="trainer") as client,
-    ):
+    async with rolloutbus.connect(fleet.address, name="trainer") as client:
         async with rolloutbus.record(fleet.address, tmp_path / "j") as recorder:
             await recorder.caught_up(DEADLINE_S)
             for i in range(4):

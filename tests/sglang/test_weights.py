@@ -1,6 +1,7 @@
 """Weights on the real SGLang: each token is of the version that it says, however that one came."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ PROMPTS = [[(3 + n) % VOCAB_SIZE for n in range(length)] for length in (4, 30, 5
 GREEDY = SamplingParams(max_new_tokens=16, temperature=0.0, ignore_eos=True)
 SAMPLING = SamplingParams(max_new_tokens=N_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
 LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
+KINDS = ["llama", "qwen2"]
 TRANSPORTS: tuple[Transport, ...] = ("shm", "tcp", "disk", "delta", "collective")
 MODES: tuple[InFlight, ...] = ("keep", "retract", "abort", "finish_old")
 
@@ -63,7 +65,14 @@ class Trainer:
         return published
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["llama", "qwen2"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Both models; one that the seed draws in a sample."""
+    options = metafunc.config.option
+    kinds = KINDS if options.exhaustive else [random.Random(options.seed).choice(KINDS)]
+    metafunc.parametrize("trainer", kinds, indirect=True, scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def trainer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Trainer]:

@@ -11,6 +11,7 @@ from tests.drills.simulation.watch import UpdatePhase
 
 @pytest.mark.simulation
 @pytest.mark.timeout(120)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("transport", "mode"), WAYS)
 def test_any_death_in_any_phase_breaks_nothing(transport: Transport, mode: UpdateMode) -> None:
     runs = run_update_faults(transport, mode)
