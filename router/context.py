@@ -68,6 +68,7 @@ class Context:
     wants_marks: bool = False
     """Workers tell of their caches: clients are to say how their prompts begin."""
     _n_attempts: int = 0
+    _n_names: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         silence_s = self.settings.leases.silence_s
@@ -80,6 +81,11 @@ class Context:
         """A number no attempt had before."""
         self._n_attempts += 1
         return (self.router_epoch, self._n_attempts)
+
+    def next_name(self, what: str) -> str:
+        """An id for a command of the router's own; no router gave it to another one before."""
+        self._n_names[what] = n = self._n_names.get(what, 0) + 1
+        return f"{what}-{self.instance[:8]}-{n}"
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter."""

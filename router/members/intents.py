@@ -46,7 +46,6 @@ class Intents:
         self._has_predecessor = False
         self._under_way: dict[str, str] = {}
         """Worker -> rid of the command that it was sent to do what it has not done."""
-        self._n_sent = 0
 
     def problem_of(self, hello: Hello) -> str:
         """Why a store cannot be this fleet's; empty if it can."""
@@ -164,8 +163,7 @@ class Intents:
             return  # it is held here, and cannot be held there
         if self._fleet.is_asked(worker, ("pause", "resume")):
             return
-        self._n_sent += 1
-        rid = f"intent-{self._context.instance[:8]}-{self._n_sent}"
+        rid = self._context.next_name("intent")
         self._under_way[worker.name] = rid
         body = pack(Pause(wanted)) if wanted else pack(Resume())
         self._context.count("intents_brought")

@@ -9,8 +9,9 @@ from functools import partial
 
 from msgspec import Raw
 
-from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
 from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
@@ -28,9 +29,9 @@ OnResult = Callable[[MemberRecord, WorkerOutcome, float], None]
 OnCommandResult = Callable[[Entry, MemberRecord, WorkerOutcome, float], None]
 """(command, member, how it ended there, now)."""
 
-DONE_KEPT_S = 60.0
-"""A finished command is remembered this long, in case its client asks again."""
-DONE_KEPT = 10_000
+KEPT_S = 60.0
+"""An answer is remembered this long, in case its client asks again."""
+KEPT_MAX = 10_000
 """More than that are not remembered; the oldest go first."""
 MAX_SHARES = 100_000
 """Shares of commands under way; clients name their deadlines, and members may take their time."""
@@ -68,6 +69,29 @@ class _Part:
     sent_at: float = 0.0
 
 
+class Answers:
+    """The latest answers to commands, by rid."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[float, Entry]] = {}
+
+    def get(self, rid: str) -> Entry | None:
+        """The answer to this command, if it is remembered."""
+        kept = self._kept.get(rid)
+        return None if kept is None else kept[1]
+
+    def keep(self, answer: Entry, now: float) -> None:
+        """Remember an answer."""
+        self._kept[answer.rid] = now + KEPT_S, answer
+        if len(self._kept) > KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+
+    def tick(self, now: float) -> None:
+        """Forget the old ones."""
+        while self._kept and next(iter(self._kept.values()))[0] <= now:
+            del self._kept[next(iter(self._kept))]
+
+
 class MemberCommands:
     """All member commands under way."""
 
@@ -76,7 +100,7 @@ class MemberCommands:
         self._on_silent = on_silent
         self._commands: dict[str, MemberCommand] = {}
         self._parts: dict[str, _Part] = {}
-        self._done: dict[str, tuple[float, Entry]] = {}
+        self._done = Answers()
         self._watchers: dict[str, OnCommandResult] = {}
 
     def watch(self, kind: str, on_result: OnCommandResult) -> None:
@@ -102,7 +126,7 @@ class MemberCommands:
         """
         done = self._done.get(rid)
         if done is not None:
-            self._context.to_client(client, done[1])
+            self._context.to_client(client, done)
         return done is not None or rid in self._commands
 
     def ask(
@@ -126,9 +150,7 @@ class MemberCommands:
                 problem = Problem("internal", why, "failed")
                 reply = Entry("failed", entry.rid, body=pack(problem))
             if entry.kind != "repair":  # large, and may as well be asked for anew
-                self._done[entry.rid] = (at + DONE_KEPT_S, reply)
-            if len(self._done) > DONE_KEPT:
-                del self._done[next(iter(self._done))]
+                self._done.keep(reply, at)
             self._context.to_client(client, reply)
 
         deadline_at = now + entry.deadline_ms / 1000
@@ -192,8 +214,7 @@ class MemberCommands:
                 part.n_sent += 1
                 part.resend_at = now + self._context.settings.leases.resend_after(part.n_sent)
                 self._context.out.send(member.peer, part.entry)
-        while self._done and next(iter(self._done.values()))[0] <= now:
-            del self._done[next(iter(self._done))]
+        self._done.tick(now)
 
     def _send_first(self, command: MemberCommand, member: MemberRecord, now: float) -> None:
         sub_rid = f"{command.rid}@{member.name}"
@@ -253,8 +274,18 @@ def is_share(rid: str) -> bool:
     return "@" in rid
 
 
-def problem_of(outcome: WorkerOutcome, body: object) -> str:
-    """Why a member did not finish, in a few words."""
+def result_of(kind: str, outcome: WorkerOutcome) -> object:
+    """The typed body of a member's ending of such a command; None if it cannot be read."""
+    entry = Entry(outcome.kind, body=outcome.body)
+    try:
+        return unpack_result(kind, entry) if outcome.kind == "finished" else unpack(entry)
+    except RemoteProtocolError:
+        return None
+
+
+def problem_of(kind: str, outcome: WorkerOutcome) -> str:
+    """Why a member did not finish such a command, in a few words."""
+    body = result_of(kind, outcome)
     if isinstance(body, Problem):
         return f"{body.code}: {body.message}"[:MAX_SENTENCE_CHARS]
     return outcome.kind

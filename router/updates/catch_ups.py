@@ -6,15 +6,19 @@ Spec: docs/protocol.md, "Weights", 3.
 
 from functools import partial
 
-from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.control import WorkerOutcome
 from rolloutbus.bus.wire.messages.engine import Adapters as LoadedAdapters
 from rolloutbus.bus.wire.messages.engine import LoadLora, UnloadLora
 from rolloutbus.bus.wire.messages.weights import RecordCommit
 from rolloutbus.router.context import Context, lacking, store_facts
-from rolloutbus.router.members.member_commands import MemberCommand, MemberCommands, Results
+from rolloutbus.router.members.member_commands import (
+    MemberCommand,
+    MemberCommands,
+    Results,
+    result_of,
+)
 from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.updates.commit_record import CommitRecord, Decision
 from rolloutbus.router.updates.updates import TAKES_UPDATES, Updates
@@ -26,6 +30,10 @@ RETRY_ADAPTER_S = 30.0
 """Before an adapter that could not be loaded is tried there again."""
 ABLE = frozenset({"ready", "paused"})
 """Heartbeat states in which a worker can load one."""
+CATCH_UP_S = 120.0
+"""A single worker gets this long to pull and swap."""
+RETRY_S = 2.0
+"""Before a worker that failed to catch up is tried again."""
 
 
 class AdapterReloads:
@@ -35,9 +43,8 @@ class AdapterReloads:
         self._context = context
         self._fleet = fleet
         self._records = CommitRecord(context, fleet)
-        self._n = 0
-        fleet.watch("load_lora", self._loaded)
-        fleet.watch("unload_lora", self._unloaded)
+        fleet.watch("load_lora", self._changed)
+        fleet.watch("unload_lora", self._changed)
 
     def tick(self, now: float) -> None:
         """Load what is missing, one adapter of a worker at a time."""
@@ -68,35 +75,31 @@ class AdapterReloads:
                 self._context.eligibility.unblock(worker, Reason.ADAPTERS)
 
         self._context.count("adapters_brought")
-        command = MemberCommand(self._next_rid(), "load_lora", pack(body), until, done)
+        rid = self._context.next_name("adapters")
+        command = MemberCommand(rid, "load_lora", pack(body), until, done)
         self._fleet.start(command, [worker], now)
 
-    def _loaded(
+    def _changed(
         self, command: Entry, worker: MemberRecord, outcome: WorkerOutcome, now: float
     ) -> None:
-        """A client had a worker load one; what came out of the store is for all."""
-        body = unpack(command)
-        if not _take(worker, command.kind, outcome) or not isinstance(body, LoadLora) or body.path:
+        """A client had a worker load or drop one; what came out of the store is for all."""
+        if not _take(worker, command.kind, outcome):
             return
-        policy = f"{worker.policy}.{body.name}"
-        if body.version > self._context.adapters.get(policy, 0):
-            self._context.adapters[policy] = body.version
-            self._record(policy, body.version, now)
-
-    def _unloaded(
-        self, command: Entry, worker: MemberRecord, outcome: WorkerOutcome, now: float
-    ) -> None:
-        body = unpack(command)
-        if not _take(worker, command.kind, outcome) or not isinstance(body, UnloadLora):
-            return
-        policy = f"{worker.policy}.{body.name}"
-        if self._context.adapters.pop(policy, 0):
-            self._record(policy, 0, now)
+        body, adapters = unpack(command), self._context.adapters
+        if isinstance(body, LoadLora) and not body.path:
+            policy = f"{worker.policy}.{body.name}"
+            if body.version > adapters.get(policy, 0):
+                adapters[policy] = body.version
+                self._record(policy, body.version, now)
+        elif isinstance(body, UnloadLora):
+            policy = f"{worker.policy}.{body.name}"
+            if adapters.pop(policy, 0):
+                self._record(policy, 0, now)
 
     def _record(self, policy: str, version: int, now: float) -> None:
         body = RecordCommit(policy, version, is_adapter=True)
-        written = partial(self._written, body)
-        decision = Decision(self._next_rid(), body, now + RECORD_S, _ignore, written)
+        rid = self._context.next_name("adapters")
+        decision = Decision(rid, body, now + RECORD_S, partial(self._written, body))
         self._records.write(decision, now)
 
     def _written(self, body: RecordCommit, is_so: bool | None, _now: float) -> None:  # noqa: FBT001 - of OnWritten
@@ -106,32 +109,13 @@ class AdapterReloads:
         if not is_wanted and not (is_so and body.version):
             adapters.pop(body.policy, None)
 
-    def _next_rid(self) -> str:
-        self._n += 1
-        return f"adapters-{self._context.instance[:8]}-{self._n}"
-
 
 def _take(worker: MemberRecord, kind: str, outcome: WorkerOutcome) -> bool:
-    """Note what a worker has now. False: it could not do what it was told."""
-    if outcome.kind != "finished":
-        return False
-    try:
-        result = unpack_result(kind, Entry(outcome.kind, body=outcome.body))
-    except RemoteProtocolError:
-        return False
+    """Note what a worker has now. False: it could not do what it was asked."""
+    result = result_of(kind, outcome)
     if isinstance(result, LoadedAdapters):
         worker.adapters = dict(result.adapters)
     return isinstance(result, LoadedAdapters)
-
-
-def _ignore() -> None:
-    """It makes no difference whether the store was asked."""
-
-
-CATCH_UP_S = 120.0
-"""A single worker gets this long to pull and swap."""
-RETRY_S = 2.0
-"""Before a worker that failed to catch up is tried again."""
 
 
 class CatchUps:

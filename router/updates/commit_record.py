@@ -6,12 +6,15 @@ Spec: docs/protocol.md, "Weights", 2 and 3.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rolloutbus.bus.wire.codec import pack, unpack_result
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.control import WorkerOutcome
+from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.messages.weights import RecordCommit, Settled, SettleVersion
 from rolloutbus.router.context import Context, Waves
-from rolloutbus.router.members.member_commands import MemberCommand, MemberCommands, Results
+from rolloutbus.router.members.member_commands import (
+    MemberCommand,
+    MemberCommands,
+    Results,
+    result_of,
+)
 from rolloutbus.router.members.records import MemberRecord
 
 OnWritten = Callable[[bool | None, float], None]
@@ -28,9 +31,9 @@ class Decision(NamedTuple):
     """Of the member command; names the step."""
     body: RecordCommit
     deadline_at: float
-    on_asked: Callable[[], None]
-    """The store may have written it from now on; maybe more than once."""
     on_written: OnWritten
+    on_asked: Callable[[], None] = lambda: None
+    """The store may have written it from now on; maybe more than once."""
 
 
 class CommitRecord:
@@ -104,7 +107,8 @@ class CommitRecord:
             if silent:
                 return  # it is asked again
             del self._doubts[rid]
-            is_committed = any(_is_committed(each) for each in results.values())
+            found = [result_of("settle_version", each) for each in results.values()]
+            is_committed = any(isinstance(each, Settled) and each.is_committed for each in found)
             if is_committed and body.floor:
                 self._context.in_waves[body.policy] = Waves(body.version, body.floor)
             elif is_committed:
@@ -113,10 +117,3 @@ class CommitRecord:
         packed = pack(SettleVersion(body.policy, body.version))
         command = MemberCommand(f"{rid}.s", "settle_version", packed, now + SETTLE_S, done)
         self._fleet.start(command, [store], now)
-
-
-def _is_committed(outcome: WorkerOutcome) -> bool:
-    if outcome.kind != "finished":
-        return False
-    settled = unpack_result("settle_version", Entry(outcome.kind, body=outcome.body))
-    return isinstance(settled, Settled) and settled.is_committed

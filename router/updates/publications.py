@@ -6,9 +6,8 @@ Spec: docs/protocol.md, "Weights".
 
 from collections.abc import Iterable
 
-from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
-from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.control import WorkerOutcome
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -25,7 +24,13 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.router.context import Context, is_recorded, refusal
-from rolloutbus.router.members.member_commands import MemberCommand, MemberCommands, Results
+from rolloutbus.router.members.member_commands import (
+    Answers,
+    MemberCommand,
+    MemberCommands,
+    Results,
+    result_of,
+)
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.updates.record import COUNTS_ALL, RULES, UpdateRecord, Watcher, n_needed
 from rolloutbus.router.updates.transport_plan import without_groups
@@ -38,9 +43,6 @@ RETRY_S = 0.5
 """Before a publication is tried again whose workers were all lost on the way."""
 MAX_OPEN = 100
 """Publications under way; policies are named by clients."""
-ANSWER_KEPT = 10_000
-ANSWER_KEPT_S = 60.0
-"""An answer is remembered this long, in case its client asks again."""
 
 
 class _Publication:
@@ -68,14 +70,14 @@ class Publications:
         self._context = context
         self._updates = updates
         self._open: dict[str, _Publication] = {}
-        self._answered: dict[str, tuple[float, Entry]] = {}
+        self._answered = Answers()
 
     def publish(self, client: str, entry: Entry, body: PublishVersion, now: float) -> None:
         """A trainer's `publish_version`, for the first time or again."""
         context = self._context
         answered = self._answered.get(entry.rid)
         if answered is not None:
-            context.to_client(client, answered[1])
+            context.to_client(client, answered)
             return
         under_way = self._open.get(entry.rid)
         if under_way is not None:
@@ -114,8 +116,7 @@ class Publications:
         for publication in list(self._open.values()):
             if publication.update is None and publication.try_at <= now:
                 self._try(publication, now)
-        while self._answered and next(iter(self._answered.values()))[0] <= now:
-            del self._answered[next(iter(self._answered))]
+        self._answered.tick(now)
 
     def _problem_of(self, body: PublishVersion) -> Problem | None:
         if n_needed(body.require, 1) is None:
@@ -257,9 +258,7 @@ class Publications:
     ) -> None:
         raw = NO_BODY if body is None else pack(body)
         answer = Entry(kind, publication.rid, body=raw)
-        self._answered[publication.rid] = (now + ANSWER_KEPT_S, answer)
-        if len(self._answered) > ANSWER_KEPT:
-            del self._answered[next(iter(self._answered))]
+        self._answered.keep(answer, now)
         del self._open[publication.rid]
         self._context.to_client(publication.client, answer)
 
@@ -311,7 +310,6 @@ class Reservations:
         self._by_client: dict[str, list[Key]] = {}
         self._abandoned: dict[Key, None] = {}
         """Whose client is gone."""
-        self._n_asked = 0
         for kind in ("reserve_version", "restore_version", "settle_version"):
             fleet.watch(kind, self._heard)
 
@@ -336,9 +334,8 @@ class Reservations:
             if silent:
                 self._abandoned[key] = None
 
-        self._n_asked += 1
         self._context.count("versions_given_back")
-        rid = f"settle-{self._context.instance[:8]}-{self._n_asked}"
+        rid = self._context.next_name("settle")
         body = pack(SettleVersion(*key))
         command = MemberCommand(rid, "settle_version", body, now + SETTLE_S, done)
         self._fleet.start(command, [store], now)
@@ -348,26 +345,15 @@ class Reservations:
     ) -> None:
         """The store has answered a client."""
         client = command.rid.rpartition("/")[0]
-        try:
-            asked = unpack(command)
-            found = unpack_result(command.kind, Entry(outcome.kind, body=outcome.body))
-        except RemoteProtocolError:
-            return
-        if outcome.kind != "finished":
-            return
-        match asked, found:
-            case (ReserveVersion(policy=policy) | RestoreVersion(policy=policy), _) if isinstance(
-                found, Reserved | VersionRestored
-            ):
-                if self._context.clients.named(client) is None:
-                    self._abandoned[(policy, found.version)] = None
-                    return
-                mine = self._by_client.setdefault(client, [])
-                mine.append((policy, found.version))
-                del mine[:-MAX_PER_CLIENT]
-            case (SettleVersion(policy=policy, version=version), _):
-                mine = self._by_client.get(client, [])
-                if (policy, version) in mine:
-                    mine.remove((policy, version))
-            case _:
-                pass
+        asked, found = unpack(command), result_of(command.kind, outcome)
+        mine = self._by_client.get(client, [])
+        if isinstance(asked, SettleVersion) and outcome.kind == "finished" and found is not None:
+            if (asked.policy, asked.version) in mine:
+                mine.remove((asked.policy, asked.version))
+        elif isinstance(asked, ReserveVersion | RestoreVersion) and isinstance(
+            found, Reserved | VersionRestored
+        ):
+            if self._context.clients.named(client) is None:
+                self._abandoned[asked.policy, found.version] = None
+            else:
+                self._by_client[client] = [*mine, (asked.policy, found.version)][-MAX_PER_CLIENT:]

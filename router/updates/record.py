@@ -73,9 +73,9 @@ SILENT = "silent"
 class Watcher(NamedTuple):
     """Who wants to know of an update."""
 
-    on_progress: "Callable[[UpdateRecord], None]"
+    on_progress: "Callable[[UpdateRecord], None]" = lambda _update: None
     """It has come further: a new state, or one more worker."""
-    on_end: "Callable[[UpdateRecord, float], None]"
+    on_end: "Callable[[UpdateRecord, float], None]" = lambda _update, _now: None
     """(update, now): it is committed or aborted; called once."""
 
 
@@ -88,8 +88,9 @@ class UpdateRecord:
     update of an earlier router."""
     body: PublishVersion
     deadline_at: float
-    watcher: Watcher
     began_at: float
+    watcher: Watcher = Watcher()  # noqa: RUF009 - it has no state
+    """Nobody for a catch-up: it shows in its worker's version."""
     is_catch_up: bool = False
     """The decision was recorded long ago: bring one worker there."""
     state: UpdateState = "preparing"

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Raw
 
-from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
-from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.limits import MAX_POLICIES
 from rolloutbus.bus.wire.messages.control import WorkerOutcome
 from rolloutbus.bus.wire.messages.membership import StoreFacts
@@ -30,6 +28,7 @@ from rolloutbus.router.members.member_commands import (
     MemberCommands,
     Results,
     problem_of,
+    result_of,
 )
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.updates.commit_record import CommitRecord, Decision
@@ -108,13 +107,12 @@ class Updates:
         self._open: dict[str, UpdateRecord] = {}
         """By name."""
         self._records = CommitRecord(context, fleet)
-        self._n = 0
 
     def start(
         self, body: PublishVersion, deadline_at: float, watcher: Watcher, now: float
     ) -> UpdateRecord:
         """Bring a sealed version to every worker of its policy."""
-        update = UpdateRecord(self._name(), body, deadline_at, watcher, now)
+        update = UpdateRecord(self._context.next_name("update"), body, deadline_at, now, watcher)
         # By an earlier router: there is no way back, whatever workers say to this one.
         update.is_decided = is_recorded(self._context, body.policy, body.version)
         update.absent = self._context.expected.missing(body.policy)
@@ -127,15 +125,15 @@ class Updates:
         # What is torn has nothing left to keep beside the new weights.
         mode = "overwrite" if worker.heartbeat.state == "torn" else "staged"
         body = PublishVersion(worker.policy, version, mode=mode)
-        nobody = Watcher(_ignore_progress, _ignore_end)
-        update = UpdateRecord(self._name(), body, now + timeout_s, nobody, now, is_catch_up=True)
+        name = self._context.next_name("update")
+        update = UpdateRecord(name, body, now + timeout_s, now, is_catch_up=True)
         self._prepare(update, [worker], now)
 
     def resume(self, policy: str, waves: Waves, timeout_s: float, now: float) -> None:
         """Go on with waves that an earlier router began: those who have swapped have it active."""
         body = PublishVersion(policy, waves.version, floor=waves.floor)
-        nobody = Watcher(_ignore_progress, _ignore_end)
-        update = UpdateRecord(self._name(), body, now + timeout_s, nobody, now, is_decided=True)
+        name = self._context.next_name("update")
+        update = UpdateRecord(name, body, now + timeout_s, now, is_decided=True)
         self._prepare(update, self._context.members.workers(policy), now)
 
     def call_off(self, update: UpdateRecord, now: float) -> bool:
@@ -169,10 +167,6 @@ class Updates:
                 update.bulk = facts.bulk
                 self._prepare_anew(update, now)
 
-    def _name(self) -> str:
-        self._n += 1
-        return f"update-{self._context.instance[:8]}-{self._n}"
-
     def _advance(self, update: UpdateRecord, event: str) -> None:
         update.advance(event)
         update.watcher.on_progress(update)
@@ -189,7 +183,7 @@ class Updates:
         bodies = prepare_bodies(self._context, update, targets)
 
         def one(member: MemberRecord, outcome: WorkerOutcome, _at: float) -> None:
-            prepared = _result("prepare_update", outcome)
+            prepared = result_of("prepare_update", outcome)
             if isinstance(prepared, Prepared):
                 update.prepared[member.name] = prepared
                 way = update.ways.get(member.name)
@@ -252,8 +246,8 @@ class Updates:
 
         body = update.body
         record = RecordCommit(body.policy, body.version, body.floor)
-        decision = Decision(f"{update.name}.r", record, update.deadline_at, asked, written)
-        self._records.write(decision, now)
+        rid = f"{update.name}.r"
+        self._records.write(Decision(rid, record, update.deadline_at, written, asked), now)
 
     def _commit(self, update: UpdateRecord, now: float) -> None:
         update.left = update.ready
@@ -287,17 +281,13 @@ class Updates:
     def _end_waves(self, update: UpdateRecord, now: float) -> None:
         """Nobody may hear that the version counts before a later router knows that all have it."""
 
-        def asked() -> None:
-            """It was decided long ago."""
-
         def written(_is_so: bool | None, at: float) -> None:  # noqa: FBT001 - of OnWritten
             # If it is not, the next router ends the waves once more.
             self._committed_all(update, at)
 
         record = RecordCommit(update.body.policy, update.body.version)
         until = max(update.deadline_at, now + ABORT_S)
-        decision = Decision(f"{update.name}.w", record, until, asked, written)
-        self._records.write(decision, now)
+        self._records.write(Decision(f"{update.name}.w", record, until, written), now)
 
     def _still_here(self, update: UpdateRecord, names: Iterable[str]) -> list[MemberRecord]:
         """Those of them that are on the bus; who left since it was prepared is noted."""
@@ -314,7 +304,7 @@ class Updates:
         self, update: UpdateRecord, member: MemberRecord, outcome: WorkerOutcome
     ) -> None:
         """Each worker serves with the new version as soon as it has it."""
-        committed = _result("commit_update", outcome)
+        committed = result_of("commit_update", outcome)
         if isinstance(committed, Committed):
             update.stalls_ms[member.name] = committed.stall_ms
             self._context.note_version(member, max(member.version, committed.version))
@@ -358,25 +348,8 @@ def _note_problems(update: UpdateRecord, kind: str, results: Results, silent: li
         update.problems[name] = f"{SILENT} during {kind}"
     for name, outcome in results.items():
         if outcome.kind != "finished":
-            update.problems[name] = problem_of(outcome, _result(kind, outcome))
-
-
-def _result(kind: str, outcome: WorkerOutcome) -> object:
-    """The typed body of a member's ending; None if it cannot be read."""
-    entry = Entry(outcome.kind, body=outcome.body)
-    try:
-        return unpack_result(kind, entry) if outcome.kind == "finished" else unpack(entry)
-    except RemoteProtocolError:
-        return None
+            update.problems[name] = problem_of(kind, outcome)
 
 
 def _ignore_done(_results: Results, _silent: list[str], _now: float) -> None:
     """Nobody waits for it."""
-
-
-def _ignore_progress(_update: UpdateRecord) -> None:
-    """Nobody is told."""
-
-
-def _ignore_end(_update: UpdateRecord, _now: float) -> None:
-    """A catch-up shows in the worker's version."""
