@@ -116,13 +116,12 @@ class Dispatcher:
                 or not is_sound(client, entry)
             ):
                 return at
-            request = Request(rid, name, place, "sent", rule, body)  # it never waited
+            deadline_at = now + deadline_ms / 1000
+            request = Request(rid, name, principal, place, "sent", rule, body, deadline_at)
             worker = choose(request, now)
             if worker is None:
                 return at
             attempt = context.next_attempt()
-            request.principal = principal
-            request.deadline_at = now + deadline_ms / 1000
             table.n_arrived = request.order = table.n_arrived + 1
             known[rid] = request
             table.dispatched(request, worker, attempt, now)
@@ -236,13 +235,19 @@ class Dispatcher:
         if place.cost <= 0:
             place = msgspec.structs.replace(place, cost=_cost_in(entry))
         is_parked = place.resend and self._context.is_recovering
-        state = "parked" if is_parked else "queued"
         rule = None if place.versions == "any" else self._admission.rule(place.versions)
-        request = Request(entry.rid, client.name, place, state, rule, entry.body)
-        request.principal = client.principal
-        request.deadline_at = now + entry.deadline_ms / 1000
-        self._table.n_arrived = request.order = self._table.n_arrived + 1
-        return request
+        self._table.n_arrived = order = self._table.n_arrived + 1
+        return Request(
+            entry.rid,
+            client.name,
+            client.principal,
+            place,
+            "parked" if is_parked else "queued",
+            rule,
+            entry.body,
+            now + entry.deadline_ms / 1000,
+            order,
+        )
 
     def _place_first(self, key: LaneKey, now: float) -> bool:
         request = self._table.waiting.first(key)

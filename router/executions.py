@@ -272,11 +272,9 @@ class Executions:
         self, worker: MemberRecord, rid: str, client: str, groups: dict[str, str]
     ) -> Request:
         """The record of a request that a worker names and this router has not seen."""
-        request = Request(rid, client, _place_of(worker, rid, groups), "queued")
         known = self._context.clients.named(client)
-        if known is not None:
-            request.principal = known.principal
-        return request
+        principal = client if known is None else known.principal
+        return Request(rid, client, principal, _place_of(worker, rid, groups), "queued")
 
     def _forgotten(self, worker: MemberRecord, held: set[str]) -> list[Request]:
         """Requests confirmed by this worker that it neither runs nor has an ending of."""

@@ -16,18 +16,6 @@ ANY_PRIORITY = (-MAX_PRIORITY, MAX_PRIORITY)
 class ClientRecord:
     """One client process; survives its connections."""
 
-    __slots__ = (
-        "boot",
-        "heartbeat_seq",
-        "match_rid",
-        "name",
-        "peer",
-        "principal",
-        "priorities",
-        "rid_prefix",
-        "seen_at",
-    )
-
     def __init__(
         self, name: str, boot: str, peer: Peer, now: float, principal: Principal | None = None
     ) -> None:

@@ -117,43 +117,6 @@ SHOWN = {Reason.BEHIND: "stale", Reason.PAUSED: "paused", Reason.TRIPPED: "tripp
 class MemberRecord:
     """One lease of one worker or store."""
 
-    __slots__ = (
-        "adapters",
-        "backlog",
-        "blocked_by",
-        "boot",
-        "capacity",
-        "commands",
-        "epoch",
-        "expires_at",
-        "fleet",
-        "free_index",
-        "heartbeat",
-        "heartbeat_at",
-        "hello",
-        "is_catching_up",
-        "is_foreign",
-        "kept",
-        "knows_outbox",
-        "marks",
-        "marks_expected",
-        "name",
-        "outbox",
-        "outstanding_cost",
-        "peer",
-        "policy",
-        "prefixes_seq",
-        "problem",
-        "refused_adapters",
-        "requests",
-        "retry_adapters_at",
-        "retry_pause_at",
-        "retry_update_at",
-        "role",
-        "state",
-        "version",
-    )
-
     def __init__(self, peer: Peer, hello: Hello, expires_at: float) -> None:
         self.peer = peer
         self.hello = hello
@@ -209,14 +172,9 @@ class MemberRecord:
         self.problem = ""
         """Why the last weight update failed here; empty when it did not."""
 
-    def advance(self, event: str) -> MemberState:
-        """Move along MEMBER_LIFE.
-
-        Raises:
-            LocalProtocolError: the event has no meaning in this state; nothing changed.
-        """
+    def advance(self, event: str) -> None:
+        """Take a step of MEMBER_LIFE; LocalProtocolError if the event has no meaning now."""
         self.state = next_state(MEMBER_LIFE, self.state, event, f"member {self.name}")
-        return self.state
 
     @property
     def has_whole_outbox(self) -> bool:

@@ -304,7 +304,8 @@ class Sessions:
         context.to_client(session.client, Entry("session_moved", body=body))
 
     def _end(self, session: SessionRecord, event: str) -> None:
-        session.leave(event)
+        session.advance(event)
+        session.turn = ""  # its requests are like any other's from now on
         self.places.leave(session)
         del self._sessions[session.name]
         self.is_used = bool(self._sessions)

@@ -113,11 +113,18 @@ class OrphanWatch:
 
     def _revive(self, lost: Request) -> None:
         self._context.count("detached_requeued")
-        request = Request(lost.rid, lost.client, lost.place, "queued")
-        request.principal = lost.principal
-        request.body, request.rule = lost.body, lost.rule
-        request.deadline_at, request.order = lost.deadline_at, lost.order
-        request.is_suspect = lost.is_suspect
+        request = Request(
+            lost.rid,
+            lost.client,
+            lost.principal,
+            lost.place,
+            "queued",
+            lost.rule,
+            lost.body,
+            lost.deadline_at,
+            lost.order,
+            is_suspect=lost.is_suspect,
+        )
         self._table.add(request)
         self._table.waiting.add(request)
 

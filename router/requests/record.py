@@ -1,9 +1,11 @@
-"""A request as the router sees it: its record and its life cycle.
+"""A request, and an open session, as the router sees them: their records and life cycles.
 
-A record exists from the first `generate` (or from a worker's claim after a restart) until the
-client has acknowledged its ending, or until it is declared lost; the client holds the truth.
+A request's record exists from the first `generate` (or from a worker's claim after a restart) until
+the client has acknowledged its ending, or until it is declared lost; the client holds the truth.
+Sessions that nobody opened have no record; their requests just stick to a worker.
 """
 
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from msgspec import Raw
@@ -32,53 +34,33 @@ SESSION_LIFE: dict[SessionState, dict[str, SessionState]] = {
 """state -> event -> state. `gone` leaves the table."""
 
 
+@dataclass(slots=True, eq=False)
 class SessionRecord:
     """One open session; owned by `router.placement.sessions`."""
 
-    __slots__ = (
-        "_open",
-        "client",
-        "grace_s",
-        "has_lost_worker",
-        "idle_since",
-        "lease_s",
-        "name",
-        "policy",
-        "state",
-        "turn",
-        "waits_since",
-        "worker",
-    )
+    name: str
+    client: str
+    """Who opened it."""
+    policy: str
+    state: SessionState = "held"
+    lease_s: float = 0.0
+    grace_s: float = 0.0
+    worker: str = ""
+    """Where its place is."""
+    has_lost_worker: bool = False
+    """That worker is gone and nobody could take the session yet."""
+    turn: str = ""
+    """rid of its request that goes first, if there is one."""
+    idle_since: float | None = None
+    """When grace and lease began; None until the first tick after an ending."""
+    waits_since: float | None = None
+    """When its turn found that its worker cannot take it for now."""
+    _open: set[str] = field(default_factory=set[str])
+    """rids of its requests that wait or run."""
 
-    def __init__(self, name: str, client: str, policy: str) -> None:
-        self.name = name
-        self.client = client
-        """Who opened it."""
-        self.policy = policy
-        self.state: SessionState = "held"
-        self.lease_s = 0.0
-        self.grace_s = 0.0
-        self.worker = ""
-        """Where its place is."""
-        self.has_lost_worker = False
-        """That worker is gone and nobody could take the session yet."""
-        self.turn = ""
-        """rid of its request that goes first, if there is one."""
-        self.idle_since: float | None = None
-        """When grace and lease began; None until the first tick after an ending."""
-        self.waits_since: float | None = None
-        """When its turn found that its worker cannot take it for now."""
-        self._open: set[str] = set()
-        """rids of its requests that wait or run."""
-
-    def advance(self, event: str) -> SessionState:
-        """Move along SESSION_LIFE.
-
-        Raises:
-            LocalProtocolError: the event has no meaning in this state; nothing changed.
-        """
+    def advance(self, event: str) -> None:
+        """Take a step of SESSION_LIFE; LocalProtocolError if the event has no meaning now."""
         self.state = next_state(SESSION_LIFE, self.state, event, f"session {self.name}")
-        return self.state
 
     def begin(self, rid: str) -> None:
         """A request of it came; the first one within the grace is its turn."""
@@ -88,7 +70,7 @@ class SessionRecord:
         self.advance("asked")
 
     def ended(self, rid: str) -> None:
-        """A request of it is over, or was never let in."""
+        """A request of it has ended, or was never let in."""
         self._open.discard(rid)
         if self.turn == rid:
             self.turn = ""
@@ -96,11 +78,6 @@ class SessionRecord:
         if self.state == "active" and not self._open:
             self.idle_since = None  # an ending does not know the time; the next tick does
             self.advance("ended")
-
-    def leave(self, event: str) -> None:
-        """It has no place any more; its requests are like any other's."""
-        self.advance(event)
-        self.turn = ""
 
 
 RequestState = Literal["parked", "queued", "sent", "running", "ended", "gone"]
@@ -151,82 +128,49 @@ class WaitingLine(Protocol):
 
     def discount(self, request: "Request") -> None:
         """The request leaves the lane without being served."""
-        ...
 
     def served(self, request: "Request", now: float) -> None:
         """The request leaves the lane for a worker."""
-        ...
 
     def least_run_s(self, request: "Request") -> float:
         """Seconds that the request will run at least."""
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Request:
-    """One `generate` on its way; mutable, owned by the dispatcher."""
+    """One `generate` on its way."""
 
-    __slots__ = (
-        "attempt",
-        "body",
-        "client",
-        "deadline_at",
-        "is_aborted",
-        "is_reported",
-        "is_suspect",
-        "is_waiting",
-        "lane",
-        "n_sent",
-        "order",
-        "place",
-        "principal",
-        "resend_at",
-        "rid",
-        "rule",
-        "sent_at",
-        "session",
-        "state",
-        "worker",
-    )
-
-    def __init__(
-        self,
-        rid: str,
-        client: str,
-        place: Placement,
-        state: RequestState,
-        rule: VersionRule | None = None,
-        body: Raw = NO_BODY,
-    ) -> None:
-        self.rid = rid
-        self.client = client
-        self.principal = client
-        """Whose share of the workers it takes; see `router.members.clients.ClientRecord`."""
-        self.place = place
-        self.state: RequestState = state
-        self.rule = rule
-        """What `place.versions` means; None for `any`."""
-        self.body = body
-        self.attempt: Attempt = NO_ATTEMPT
-        self.worker = ""
-        self.deadline_at = 0.0
-        self.resend_at = 0.0
-        self.sent_at = 0.0
-        """When its worker got it; 0 if that was before this router's time."""
-        self.n_sent = 0
-        self.order = 0
-        """Arrival number: first come, first served within a priority."""
-        self.is_waiting = False
-        """It is in the waiting room; parked ones are, too."""
-        self.lane: WaitingLine | None = None
-        """Where it waits for its turn, if it does."""
-        self.is_aborted = False
-        """Its client wants it stopped."""
-        self.is_suspect = False
-        """Engines died under it: it runs alone, and its body is kept as evidence."""
-        self.is_reported = False
-        """The client has been told `queued`."""
-        self.session: SessionRecord | None = None
-        """The open session that it belongs to."""
+    rid: str
+    client: str
+    principal: str
+    """Whose share of the workers it takes; see `router.members.clients.ClientRecord`."""
+    place: Placement
+    state: RequestState
+    rule: VersionRule | None = None
+    """What `place.versions` means; None for `any`."""
+    body: Raw = NO_BODY
+    deadline_at: float = 0.0
+    order: int = 0
+    """Arrival number: first come, first served within a priority."""
+    attempt: Attempt = NO_ATTEMPT
+    worker: str = ""
+    resend_at: float = 0.0
+    sent_at: float = 0.0
+    """When its worker got it; 0 if that was before this router's time."""
+    n_sent: int = 0
+    is_waiting: bool = False
+    """It is in the waiting room; parked ones are, too."""
+    lane: WaitingLine | None = None
+    """Where it waits for its turn, if it does."""
+    is_aborted: bool = False
+    """Its client wants it stopped."""
+    is_suspect: bool = False
+    """Engines died under it: it runs alone, and its body is kept as evidence."""
+    is_reported: bool = False
+    """The client has been sent `queued`."""
+    session: SessionRecord | None = None
+    """The open session that it belongs to."""
 
     def __lt__(self, other: "Request") -> bool:
         """Of two with the same order: those that were found at their workers never arrived."""
@@ -240,18 +184,11 @@ class Request:
 
     def ends_at_least(self, now: float) -> float:
         """When it would end if it were started now and ran as fast as the fastest of its kind."""
-        if self.lane is None:
-            return now
-        return now + self.lane.least_run_s(self)
+        return now if self.lane is None else now + self.lane.least_run_s(self)
 
-    def advance(self, event: str) -> RequestState:
-        """Move along REQUEST_LIFE.
-
-        Raises:
-            LocalProtocolError: the event has no meaning in this state; nothing changed.
-        """
-        # Several times for each request: the table is looked up here, and `following` raises.
+    def advance(self, event: str) -> None:
+        """Take a step of REQUEST_LIFE; LocalProtocolError if the event has no meaning now."""
+        # Several times for each request: the table is looked up here, and `next_state` raises.
         self.state = REQUEST_LIFE[self.state].get(event) or next_state(
             REQUEST_LIFE, self.state, event, f"request {self.rid}"
         )
-        return self.state

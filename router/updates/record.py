@@ -116,11 +116,7 @@ class UpdateRecord:
     """Worker -> why it is not active."""
 
     def advance(self, event: str) -> None:
-        """Move along UPDATE_LIFE.
-
-        Raises:
-            LocalProtocolError: the event has no meaning in this state; nothing changed.
-        """
+        """Take a step of UPDATE_LIFE; LocalProtocolError if the event has no meaning now."""
         self.state = next_state(UPDATE_LIFE, self.state, event, f"update {self.name}")
 
     def next_rid(self, step: str) -> str:
