@@ -274,7 +274,8 @@ class Executions:
         """The record of a request that a worker names and this router has not seen."""
         known = self._context.clients.named(client)
         principal = client if known is None else known.principal
-        return Request(rid, client, principal, _place_of(worker, rid, groups), "queued")
+        place = _place_of(worker, rid, groups)
+        return Request(rid, client, principal, place, "queued", None, NO_BODY)
 
     def _forgotten(self, worker: MemberRecord, held: set[str]) -> list[Request]:
         """Requests confirmed by this worker that it neither runs nor has an ending of."""

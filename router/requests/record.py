@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from msgspec import Raw
 
 from rolloutbus.bus.actor.effects import next_state
-from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Attempt, Placement
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Placement
 from rolloutbus.bus.wire.versions import VersionRule
 
 SessionState = Literal["held", "active", "resting", "gone"]
@@ -147,9 +147,9 @@ class Request:
     """Whose share of the workers it takes; see `router.members.clients.ClientRecord`."""
     place: Placement
     state: RequestState
-    rule: VersionRule | None = None
+    rule: VersionRule | None
     """What `place.versions` means; None for `any`."""
-    body: Raw = NO_BODY
+    body: Raw
     deadline_at: float = 0.0
     order: int = 0
     """Arrival number: first come, first served within a priority."""

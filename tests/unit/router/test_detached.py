@@ -3,7 +3,7 @@
 from typing import cast
 
 from rolloutbus.bus.wire.codec import pack, unpack_result
-from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
 from rolloutbus.bus.wire.messages.delivery import Ack
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import (
@@ -389,7 +389,7 @@ def test_result_acknowledged_while_its_worker_is_away_is_not_kept_when_it_is_bac
 def test_what_is_remembered_is_bounded_in_number_and_time() -> None:
     detached = Detached(Followers(Clients(), 1.5))
     for number in range(MAX_DETACHED + 10):
-        request = Request(f"c/{number}", "c", "c", _PLACE, "queued")
+        request = Request(f"c/{number}", "c", "c", _PLACE, "queued", None, NO_BODY)
         detached.add(request)
         detached.keep_unheard(request, "expired", Problem("deadline", "late", "not_started"))
         detached.collected(request)
@@ -405,7 +405,9 @@ def test_what_is_remembered_is_bounded_in_number_and_time() -> None:
 def test_more_than_the_bound_is_refused() -> None:
     bus = Bus()
     for number in range(MAX_DETACHED):
-        bus.core.context.detached.add(Request(f"c/{number}", "c", "c", _PLACE, "queued"))
+        bus.core.context.detached.add(
+            Request(f"c/{number}", "c", "c", _PLACE, "queued", None, NO_BODY)
+        )
     client = bus.client()
     _submit(client)
     assert client.ending() == ("refused", "busy")
