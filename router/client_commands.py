@@ -15,9 +15,7 @@ from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, Wor
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.engine import LoadLora
 from rolloutbus.bus.wire.messages.generation import Abort, Aborted
-from rolloutbus.bus.wire.messages.session import CloseSession, OpenedSession, OpenSession
-from rolloutbus.bus.wire.messages.weights import PublishVersion
-from rolloutbus.bus.wire.validation import check_name, check_rid
+from rolloutbus.bus.wire.validation import check_rid
 from rolloutbus.router.context import Context, check_deadline, refusal
 from rolloutbus.router.dispatch import Dispatcher
 from rolloutbus.router.members.clients import ClientRecord
@@ -39,8 +37,6 @@ HELD = frozenset({Reason.PAUSED, Reason.INTENT_UNKNOWN})
 """Why a worker is asked to compute nothing."""
 MAX_TOLD = 16
 """Names of workers in one sentence."""
-MAX_SESSION_S = 86_400.0
-"""A lease or a grace of a session lasts a day at most."""
 
 
 class _Awaiting(NamedTuple):
@@ -96,38 +92,6 @@ class ClientCommands:
         n_aborted = self._dispatcher.abort(client, body)
         n_aborted += self._publications.abort(client.name, body.rids, now)
         self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
-
-    def open_session(self, client: ClientRecord, entry: Entry, now: float) -> None:
-        """Give a session a place, or renew it."""
-        body = unpack_as(OpenSession, entry)
-        opened = _problem_of(body) or self._sessions.open(client.name, body, now)
-        if isinstance(opened, Problem):
-            self._context.refuse(client.name, entry.rid, opened)
-        else:
-            self._context.finish(client.name, entry.rid, pack(OpenedSession(opened)))
-
-    def close_session(self, client: ClientRecord, entry: Entry, _now: float) -> None:
-        """Free a session's place."""
-        session = unpack_as(CloseSession, entry).session
-        if self._sessions.close(client.name, session):
-            self._context.finish(client.name, entry.rid)
-            return
-        message = f"session {session[:64]!r} is not open"
-        problem = refusal("unknown_session", message, "session")
-        self._context.refuse(client.name, entry.rid, problem)
-
-    def publish(self, client: ClientRecord, entry: Entry, now: float) -> None:
-        """Bring a sealed version to the fleet."""
-        body = unpack_as(PublishVersion, entry)
-        problem = (
-            check_rid(entry.rid, client=client.name)
-            or check_deadline(entry)
-            or check_name(body.policy, field="policy")
-        )
-        if problem is not None:
-            self._context.refuse(client.name, entry.rid, problem)
-        else:
-            self._publications.publish(client.name, entry, body, now)
 
     def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Pass a command to one member or to all workers."""
@@ -243,19 +207,3 @@ class ClientCommands:
             len(worker.marks) - len(worker.marks_expected),
             {reason.value: reason.sentence for reason in sorted(worker.blocked_by)},
         )
-
-
-def _problem_of(body: OpenSession) -> Problem | None:
-    """Which limit an `open_session` breaks."""
-    problem = check_name(body.session, field="session") or check_name(body.policy, field="policy")
-    if problem is None and body.worker:
-        problem = check_name(body.worker, field="worker")
-    if problem is None and not 0 < body.lease_s <= MAX_SESSION_S:
-        problem = refusal(
-            "bad_request", f"a lease is above 0 and at most {MAX_SESSION_S:.0f} s", "lease_s"
-        )
-    if problem is None and not 0 <= body.grace_s <= MAX_SESSION_S:
-        problem = refusal(
-            "bad_request", f"a grace is at least 0 and at most {MAX_SESSION_S:.0f} s", "grace_s"
-        )
-    return problem

@@ -15,7 +15,7 @@ from rolloutbus.router.events import Outgoing
 from rolloutbus.router.members.clients import Clients
 from rolloutbus.router.members.eligibility import Eligibility
 from rolloutbus.router.members.records import ExpectedWorkers, MemberRecord, MemberTable, Reason
-from rolloutbus.router.requests.detached import Detached, Followers
+from rolloutbus.router.requests.detached import Detached
 from rolloutbus.router.settings import RouterSettings
 
 
@@ -75,7 +75,7 @@ class Context:
         self.expected = ExpectedWorkers(
             self.settings.expected_workers, self.settings.leases.lease_s
         )
-        self.detached = Detached(Followers(self.clients, silence_s))
+        self.detached = Detached(self.clients, silence_s)
 
     def next_attempt(self) -> Attempt:
         """A number no attempt had before."""
@@ -144,7 +144,7 @@ class Context:
         request = self.detached.requests.get(rid)
         if request is not None and request.client == client:
             self.detached.keep_unheard(request, kind, problem)
-            if not self.detached.followers.is_followed(request):
+            if not self.detached.is_followed(request):
                 return
         self.to_client(client, Entry(kind, rid, body=pack(problem)))
 

@@ -30,7 +30,7 @@ from rolloutbus.router.events import (
     Revoked,
     Ticked,
 )
-from rolloutbus.router.executions import Executions, Undelivered
+from rolloutbus.router.executions import Executions
 from rolloutbus.router.health.health import Health, told_reason
 from rolloutbus.router.health.suspicion import DeadLetter
 from rolloutbus.router.members.authority import Authority, Expulsion
@@ -46,7 +46,7 @@ from rolloutbus.router.placement.placement import Placer
 from rolloutbus.router.placement.prefixes import PrefixIndex
 from rolloutbus.router.placement.sessions import Sessions
 from rolloutbus.router.requests.admission_control import Admission, Backlogs, Door
-from rolloutbus.router.requests.reattachment import Reattachment, SettledDetached
+from rolloutbus.router.requests.reattachment import Reattachment
 from rolloutbus.router.requests.table import RequestTable
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.router.updates.catch_ups import CatchUps
@@ -92,8 +92,8 @@ class RouterCore:
             door,
             placer=self.placer,
         )
-        self._over = SettledDetached(self.context, self.table)
-        self._executions = Executions(self.context, self.table, self._health, self._over)
+        self._reattachment = Reattachment(self.context, self.table)
+        self._executions = Executions(self.context, self.table, self._health, self._reattachment)
         self._fleet = MemberCommands(self.context, self._health.worker_failed)
         self._updates = Updates(self.context, self._fleet)
         self._catch_ups = CatchUps(self.context, self._updates, self._fleet)
@@ -102,7 +102,6 @@ class RouterCore:
             self.context, self._intents, self._on_heartbeat, self._on_lost
         )
         self._publications = Publications(self.context, self._updates)
-        self._reattachment = Reattachment(self.context, self._executions.doubts)
         self._reservations = Reservations(self.context, self._fleet, self._publications)
         self._desk = ClientCommands(
             self.context,
@@ -116,7 +115,6 @@ class RouterCore:
         self._expulsion = Expulsion(self.context, self._membership, self._client_goodbye)
         self._offences = self._expulsion.offences
         self._authority = Authority(self.context, self._expulsion.expel)
-        self._undelivered = Undelivered(self.context, self.table)
         self._recovered_at: float | None = None
         self._from_client = self._client_handlers()
         self._from_member = self._member_handlers()
@@ -191,7 +189,7 @@ class RouterCore:
     def _returned(self, peer: Peer, entries: list[Entry], now: float) -> None:
         member = self.context.members.at(peer)
         if member is not None and member.role == "worker":
-            self._undelivered.returned(member, entries)
+            self._executions.returned(member, entries)
             self._dispatcher.dispatch_waiting(now)
 
     def _ticked(self, now: float) -> None:
@@ -230,11 +228,11 @@ class RouterCore:
             "client_beat": self._membership.client_heartbeat,
             "abort": self._desk.abort,
             "status": self._desk.report,
-            "open_session": self._desk.open_session,
-            "close_session": self._desk.close_session,
+            "open_session": self._sessions.open,
+            "close_session": self._sessions.close,
             "list_detached": self._reattachment.list_detached,
             "attach": self._reattachment.attach,
-            "publish_version": self._desk.publish,
+            "publish_version": self._publications.publish,
         }
 
     def _member_handlers(self) -> Handlers:
@@ -333,7 +331,7 @@ class RouterCore:
         body = unpack_as(Ack, entry)
         self._dispatcher.acked(client, entry, body)
         if body.over:
-            self._over.said(body.over)
+            self.table.settle(body.over)
 
     def _client_goodbye(self, client: ClientRecord) -> None:
         self._client_gone(client)

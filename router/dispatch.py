@@ -381,7 +381,7 @@ def _keep_prompt(known: Request, entry: Entry, admission: Admission, context: Co
     """A detached one that was found at its worker may have to be begun again without its client."""
     if known.state == "running" and known.body == NO_BODY and entry.place is not None:
         known.body, known.rule = entry.body, admission.rule(entry.place.versions)
-        known.deadline_at = context.detached.followers.now + entry.deadline_ms / 1000
+        known.deadline_at = context.detached.now + entry.deadline_ms / 1000
 
 
 def _unreported(requests: list[Request]) -> dict[str, list[str]]:

@@ -4,7 +4,6 @@ Spec: docs/protocol.md, "Delivery".
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement, RequestId
@@ -16,30 +15,9 @@ from rolloutbus.router.health.health import Health
 from rolloutbus.router.members.member_commands import is_share
 from rolloutbus.router.members.membership import RENEWED
 from rolloutbus.router.members.records import MemberRecord, Reason
-from rolloutbus.router.requests.reattachment import REASON, OrphanWatch, SettledDetached
+from rolloutbus.router.requests.reattachment import Reattachment
 from rolloutbus.router.requests.record import Request
-from rolloutbus.router.requests.table import RequestTable
-
-
-class Undelivered:
-    """Takes back what a worker never got, and sends it nothing new until it is heard of."""
-
-    def __init__(self, context: Context, table: RequestTable) -> None:
-        self._context = context
-        self._table = table
-
-    def returned(self, worker: MemberRecord, entries: Iterable[Entry]) -> None:
-        """None of these entries has left."""
-        table = self._table
-        self._context.eligibility.block(worker, Reason.CUT_OFF)
-        for entry in entries:
-            request = table.get(entry.rid) if entry.kind == "generate" else None
-            is_current = request is not None and request.attempt == entry.attempt
-            if request is None or not is_current or request.state != "sent" or request.n_sent > 1:
-                continue  # what was sent before may have arrived
-            self._context.count("undelivered")
-            table.requeue(request, "lost")
-
+from rolloutbus.router.requests.table import SETTLED, RequestTable
 
 REFUSED_COST = 1024
 """Tokens that a request is charged which its worker refused as wrong, beside those that it named:
@@ -51,13 +29,12 @@ class Executions:
     """The worker side of the request table."""
 
     def __init__(
-        self, context: Context, table: RequestTable, health: Health, over: SettledDetached
+        self, context: Context, table: RequestTable, health: Health, reattachment: Reattachment
     ) -> None:
         self._context = context
         self._table = table
         self._health = health
-        self._over = over
-        self.doubts = OrphanWatch(context, table)
+        self._reattachment = reattachment
 
     def accepted(self, worker: MemberRecord, body: Accepted) -> None:
         """A worker has begun these."""
@@ -83,7 +60,7 @@ class Executions:
             self._forward(worker, entry, request.client)
             return
         if request is None and entry.rid in self._context.detached.over:
-            self._table.fence(worker, [(entry.rid, entry.attempt)], REASON)
+            self._table.fence(worker, [(entry.rid, entry.attempt)], SETTLED)
             return
         if request is None:
             self._forward(worker, entry, entry.route)
@@ -98,7 +75,7 @@ class Executions:
         if request.place.outlives_client:
             if self._is_sent_again(request, worker, entry):
                 return
-            is_heard = self._context.detached.followers.is_followed(request)
+            is_heard = self._context.detached.is_followed(request)
         if entry.kind == "refused" and request.state != "ended" and not is_passing(entry):
             # Its client's mistake took a turn, perhaps for a cost that its worker found untrue.
             self._table.waiting.charge(request, REFUSED_COST)
@@ -134,11 +111,26 @@ class Executions:
             to_client.append(ending)
         return len(entries)
 
+    def returned(self, worker: MemberRecord, entries: list[Entry]) -> None:
+        """None of these entries has left: other workers get their requests at once.
+
+        A connection that is gone shows when something is sent over it, long before a lease
+        expires. Nothing new is sent to the worker until its next heartbeat.
+        """
+        self._context.eligibility.block(worker, Reason.CUT_OFF)
+        for entry in entries:
+            request = self._table.get(entry.rid) if entry.kind == "generate" else None
+            is_current = request is not None and request.attempt == entry.attempt
+            if request is None or not is_current or request.state != "sent" or request.n_sent > 1:
+                continue  # what was sent before may have arrived
+            self._context.count("undelivered")
+            self._table.requeue(request, "lost")
+
     def reconcile(self, worker: MemberRecord) -> None:
         """Compare the table with what a worker's heartbeat says it runs."""
         heartbeat = worker.heartbeat
         if heartbeat.over:
-            self._over.said(heartbeat.over)
+            self._table.settle(heartbeat.over)
         if not (
             heartbeat.running or worker.kept or worker.requests or self._context.detached.requests
         ):
@@ -183,8 +175,7 @@ class Executions:
 
     def tick(self, now: float) -> None:
         """Time passes."""
-        if len(self.doubts):
-            self.doubts.tick(now)
+        self._reattachment.tick(now)
 
     def member_lost(self, worker: MemberRecord, reason: str) -> None:
         """A lease is over: unconfirmed requests wait for another worker, the rest are `lost`."""
@@ -202,19 +193,19 @@ class Executions:
             requests = [each for each in requests if not self._kept_from_loss(each, worker)]
             for request in requests:
                 if request.place.outlives_client and request.state == "running":
-                    self.doubts.told(request)
+                    self._reattachment.reported_lost(request)
         self._table.lose(requests, worker, reason)
 
     def _kept_from_loss(self, request: Request, worker: MemberRecord) -> bool:
         context = self._context
-        if not request.place.outlives_client or context.detached.followers.can_resend(request):
+        if not request.place.outlives_client or context.detached.can_resend(request):
             return False
         if request.state == "running" and request.body != NO_BODY:
             context.count("detached_requeued")
             request.is_reported = False
             self._table.requeue(request, "requeued")
             return True
-        if context.detached.followers.is_followed(request):
+        if context.detached.is_followed(request):
             return False
         message = f"worker {worker.name} was lost, and the request or its result with it"
         self._table.unload(request)
@@ -229,7 +220,7 @@ class Executions:
         """Queue a detached request again that its worker did not do; its client cannot."""
         if request.state not in {"sent", "running"} or not _is_undone(request, entry):
             return False
-        can_resend = self._context.detached.followers.can_resend(request)
+        can_resend = self._context.detached.can_resend(request)
         if request.body == NO_BODY or can_resend:
             return False
         ack = pack(Ack([(request.rid, request.attempt)]))
@@ -252,7 +243,7 @@ class Executions:
                 table.add(request)
                 table.adopt(request, worker, attempt)
                 table.finish(request)
-        table.fence(worker, over, REASON)
+        table.fence(worker, over, SETTLED)
         missing = [
             each
             for each in context.detached.requests.values()

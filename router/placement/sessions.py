@@ -6,11 +6,18 @@ Spec: docs/protocol.md, "Sessions".
 from collections.abc import Iterable
 
 from rolloutbus.bus.backoff import Chance
-from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.session import OpenSession, SessionMoved
+from rolloutbus.bus.wire.messages.session import (
+    CloseSession,
+    OpenedSession,
+    OpenSession,
+    SessionMoved,
+)
+from rolloutbus.bus.wire.validation import check_name
 from rolloutbus.router.context import Context, refusal
+from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.placement.affinity import Affinity, may_queue_at
 from rolloutbus.router.placement.placement import Rest
@@ -86,6 +93,8 @@ def _slots(worker: MemberRecord) -> int:
 
 SESSION_LIMIT = 100_000
 """Open at once; the places at workers bound them long before, except while recovering."""
+MAX_SESSION_S = 86_400.0
+"""A lease or a grace of a session lasts a day at most."""
 RETRY_MS = 1000
 """A refused client waits between this and twice this: places are freed more slowly than slots."""
 
@@ -116,8 +125,30 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, client: str, body: OpenSession, now: float) -> str | Problem:
-        """Give a session a place, or renew it; its worker, or why it is refused."""
+    def open(self, client: ClientRecord, entry: Entry, now: float) -> None:
+        """Answer `open_session`: give a session a place, or renew it."""
+        body = unpack_as(OpenSession, entry)
+        opened = _problem_of(body) or self._opened(client.name, body, now)
+        if isinstance(opened, Problem):
+            self._context.refuse(client.name, entry.rid, opened)
+        else:
+            self._context.finish(client.name, entry.rid, pack(OpenedSession(opened)))
+
+    def close(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        """Answer `close_session`: free its place."""
+        name = unpack_as(CloseSession, entry).session
+        session = self._sessions.get(name)
+        if session is None and self._affinity.sessions.forget(name):
+            self._context.finish(client.name, entry.rid)
+        elif session is not None and session.client == client.name:
+            self._end(session, "closed")
+            self._context.finish(client.name, entry.rid)
+        else:
+            problem = refusal("unknown_session", f"session {name[:64]!r} is not open", "session")
+            self._context.refuse(client.name, entry.rid, problem)
+
+    def _opened(self, client: str, body: OpenSession, now: float) -> str | Problem:
+        """The worker of the session, or why it is refused."""
         session = self._sessions.get(body.session)
         if session is None:
             admitted = self._admit(client, body)
@@ -132,16 +163,6 @@ class Sessions:
         session.advance("opened")
         session.idle_since = now
         return session.worker
-
-    def close(self, client: str, name: str) -> bool:
-        """Free a session's place; False if this client has no such session."""
-        session = self._sessions.get(name)
-        if session is None:
-            return self._affinity.sessions.forget(name)
-        if session.client != client:
-            return False
-        self._end(session, "closed")
-        return True
 
     def client_gone(self, client: str) -> None:
         """Free the places of a client that is here no more."""
@@ -312,3 +333,19 @@ class Sessions:
         self._context.count(f"sessions_{event}")
         if event == "closed":
             self._affinity.sessions.forget(session.name)
+
+
+def _problem_of(body: OpenSession) -> Problem | None:
+    """Which limit an `open_session` breaks."""
+    problem = check_name(body.session, field="session") or check_name(body.policy, field="policy")
+    if problem is None and body.worker:
+        problem = check_name(body.worker, field="worker")
+    if problem is None and not 0 < body.lease_s <= MAX_SESSION_S:
+        problem = refusal(
+            "bad_request", f"a lease is above 0 and at most {MAX_SESSION_S:.0f} s", "lease_s"
+        )
+    if problem is None and not 0 <= body.grace_s <= MAX_SESSION_S:
+        problem = refusal(
+            "bad_request", f"a grace is at least 0 and at most {MAX_SESSION_S:.0f} s", "grace_s"
+        )
+    return problem

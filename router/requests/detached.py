@@ -20,42 +20,6 @@ class _Follower(NamedTuple):
     """It could send the request again by itself."""
 
 
-class Followers:
-    """Who waits for detached requests; a client that fell silent may have died."""
-
-    def __init__(self, clients: Clients, silence_s: float) -> None:
-        self._clients = clients
-        self._silence_s = silence_s
-        self._by_rid: dict[str, _Follower] = {}
-        self.now = 0.0
-        """Of the last tick, seconds."""
-
-    def follow(self, rid: str, peer: Peer, *, has_prompt: bool) -> None:
-        """The request was sent, or attached to, over this connection."""
-        known = self._by_rid.get(rid)
-        if known is not None and known.peer == peer:
-            has_prompt = has_prompt or known.has_prompt
-        self._by_rid[rid] = _Follower(peer, has_prompt)
-
-    def forget(self, rid: str) -> None:
-        """The request left the table."""
-        self._by_rid.pop(rid, None)
-
-    def is_followed(self, request: Request) -> bool:
-        """Whether its client waits for its ending."""
-        follower = self._by_rid.get(request.rid)
-        return follower is not None and follower.peer == self._listener(request)
-
-    def can_resend(self, request: Request) -> bool:
-        """Whether its client waits for it, and could send it again."""
-        return self.is_followed(request) and self._by_rid[request.rid].has_prompt
-
-    def _listener(self, request: Request) -> Peer | None:
-        client = self._clients.named(request.client)
-        heard_after = self.now - self._silence_s
-        return client.peer if client is not None and client.seen_at >= heard_after else None
-
-
 MAX_DETACHED = 10_000
 """Held at once, for all clients together; workers list theirs in every heartbeat."""
 UNHEARD_S = 3600.0
@@ -78,18 +42,18 @@ class Unheard(NamedTuple):
     until: float
 
 
-def in_order(requests: list[DetachedRequest]) -> list[DetachedRequest]:
-    """By the number in the rid: as they were asked for."""
-    return sorted(requests, key=lambda each: int(each.rid.rpartition("/")[2]))
-
-
 class Detached:
-    """Which requests are detached, who follows them, and what nobody has heard of them yet."""
+    """Which requests are detached, who follows them, and which endings no client has received."""
 
-    def __init__(self, followers: Followers) -> None:
-        self.followers = followers
+    def __init__(self, clients: Clients, silence_s: float) -> None:
+        """A client that was silent for `silence_s` may have died: it follows nothing."""
+        self._clients = clients
+        self._silence_s = silence_s
+        self.now = 0.0
+        """Of the last tick, seconds."""
         self.requests: dict[str, Request] = {}
         """By rid; all of them are in the request table too."""
+        self._followers: dict[str, _Follower] = {}
         self._unheard: OrderedDict[str, Unheard] = OrderedDict()
         """The oldest first."""
         self._collected = Tombstones(COLLECTED_S, MAX_DETACHED)
@@ -108,7 +72,7 @@ class Detached:
     def remove(self, request: Request) -> None:
         """It leaves the table."""
         self.requests.pop(request.rid, None)
-        self.followers.forget(request.rid)
+        self._followers.pop(request.rid, None)
 
     def collected(self, request: Request) -> None:
         """Its client has the ending."""
@@ -117,7 +81,7 @@ class Detached:
 
     def acked(self, rid: str, attempt: Attempt) -> None:
         """Its client has this ending, wherever it is kept."""
-        self._collected.put(rid, attempt, self.followers.now)
+        self._collected.put(rid, attempt, self.now)
 
     def is_collected(self, rid: str, attempt: Attempt) -> bool:
         """Whether this ending was acknowledged just now."""
@@ -126,13 +90,29 @@ class Detached:
 
     def end_for_good(self, rid: str) -> None:
         """Its client has given its caller an end of it."""
-        self.over.add(rid, self.followers.now)
+        self.over.add(rid, self.now)
         self._unheard.pop(rid, None)
 
     def follow(self, rid: str, peer: Peer, *, has_prompt: bool) -> None:
         """The request was sent, or attached to, over this connection."""
-        if rid in self.requests:
-            self.followers.follow(rid, peer, has_prompt=has_prompt)
+        if rid not in self.requests:
+            return
+        known = self._followers.get(rid)
+        if known is not None and known.peer == peer:
+            has_prompt = has_prompt or known.has_prompt
+        self._followers[rid] = _Follower(peer, has_prompt)
+
+    def is_followed(self, request: Request) -> bool:
+        """Whether its client waits for its ending."""
+        follower = self._followers.get(request.rid)
+        client = self._clients.named(request.client)
+        if follower is None or client is None or client.seen_at < self.now - self._silence_s:
+            return False
+        return follower.peer == client.peer
+
+    def can_resend(self, request: Request) -> bool:
+        """Whether its client waits for it, and could send it again."""
+        return self.is_followed(request) and self._followers[request.rid].has_prompt
 
     def unheard(self, rid: str, client: str) -> Unheard | None:
         """What this client may not have heard of its request."""
@@ -141,7 +121,7 @@ class Detached:
 
     def keep_unheard(self, request: Request, kind: str, problem: Problem) -> None:
         """The request has ended here."""
-        until = self.followers.now + UNHEARD_S
+        until = self.now + UNHEARD_S
         self._unheard[request.rid] = Unheard(
             request.client, request.place.group, kind, problem, until
         )
@@ -149,7 +129,7 @@ class Detached:
             self._unheard.popitem(last=False)
 
     def listed(self, client: str) -> list[DetachedRequest]:
-        """All that is known for a client's name, in order of rids."""
+        """All that is known for a client's name."""
         found = [
             DetachedRequest(
                 each.rid, _SHOWN.get(each.state, "waiting"), each.place.group, each.worker
@@ -157,16 +137,16 @@ class Detached:
             for each in self.requests.values()
             if each.client == client
         ]
-        found += [
+        unheard = self._unheard.items()
+        return found + [
             DetachedRequest(rid, "ended", each.group)
-            for rid, each in self._unheard.items()
+            for rid, each in unheard
             if each.client == client
         ]
-        return in_order(found)
 
     def tick(self, now: float) -> int:
         """Time passes; returns how many endings grew too old to be kept."""
-        self.followers.now = now
+        self.now = now
         self._collected.expire(now)
         self.over.expire(now)
         n_dropped = 0

@@ -11,6 +11,9 @@ from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.requests.queue import Bounds, WaitingRoom
 from rolloutbus.router.requests.record import Request
 
+SETTLED = "its client has an end of it"
+"""Why the execution of a detached request is stopped that has ended for its caller."""
+
 
 class RequestTable:
     """Requests by rid; keeps the workers' loads in step with them."""
@@ -144,6 +147,24 @@ class RequestTable:
         request.advance(event)
         request.worker, request.attempt = "", NO_ATTEMPT
         self.waiting.add(request)
+
+    def settle(self, rids: Iterable[str]) -> None:
+        """These detached requests have ended for their callers: drop them, and stop their workers.
+
+        Clients say so, and workers for clients that may be dead.
+        """
+        fenced: defaultdict[str, AttemptList] = defaultdict(list)
+        for rid in rids:
+            self._context.detached.end_for_good(rid)
+            request = self._context.detached.requests.get(rid)
+            if request is None:
+                continue
+            if request.worker:
+                fenced[request.worker].append((rid, request.attempt))
+            self.unload(request)
+            self.forget(request)
+        for name, items in fenced.items():
+            self.fence(self._context.members.named(name), items, SETTLED)
 
     def fence(self, worker: MemberRecord | None, items: AttemptList, reason: str) -> None:
         """Tell a worker that these executions are not its own any more."""

@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Weights".
 
 from collections.abc import Iterable
 
-from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.bus.wire.limits import MAX_MEMBERS, MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.control import WorkerOutcome
@@ -23,7 +23,9 @@ from rolloutbus.bus.wire.messages.weights import (
     WorkerUpdate,
 )
 from rolloutbus.bus.wire.near_names import nearest
-from rolloutbus.router.context import Context, is_recorded, refusal
+from rolloutbus.bus.wire.validation import check_name, check_rid
+from rolloutbus.router.context import Context, check_deadline, is_recorded, refusal
+from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.member_commands import (
     Answers,
     MemberCommand,
@@ -72,9 +74,18 @@ class Publications:
         self._open: dict[str, _Publication] = {}
         self._answered = Answers()
 
-    def publish(self, client: str, entry: Entry, body: PublishVersion, now: float) -> None:
-        """A trainer's `publish_version`, for the first time or again."""
-        context = self._context
+    def publish(self, publisher: ClientRecord, entry: Entry, now: float) -> None:
+        """Answer `publish_version`, for the first time or again, once it has ended."""
+        context, client = self._context, publisher.name
+        body = unpack_as(PublishVersion, entry)
+        malformed = (
+            check_rid(entry.rid, client=client)
+            or check_deadline(entry)
+            or check_name(body.policy, field="policy")
+        )
+        if malformed is not None:
+            context.refuse(client, entry.rid, malformed)
+            return
         answered = self._answered.get(entry.rid)
         if answered is not None:
             context.to_client(client, answered)

@@ -300,7 +300,7 @@ def without_requeue(process: Process) -> None:
     """A router leaves lost detached requests to clients that are gone."""
     if isinstance(process, RouterNode):
         process.core._executions._kept_from_loss = _never
-        process.core._executions.doubts.told = _nothing
+        process.core._reattachment.reported_lost = _nothing
 
 
 def without_over(process: Process) -> None:

@@ -21,7 +21,6 @@ from rolloutbus.router.requests.detached import (
     MAX_DETACHED,
     UNHEARD_S,
     Detached,
-    Followers,
 )
 from rolloutbus.router.requests.record import Request
 from tests.unit.router.harness import Bus, SimClient, SimWorker
@@ -387,7 +386,7 @@ def test_result_acknowledged_while_its_worker_is_away_is_not_kept_when_it_is_bac
 
 
 def test_what_is_remembered_is_bounded_in_number_and_time() -> None:
-    detached = Detached(Followers(Clients(), 1.5))
+    detached = Detached(Clients(), 1.5)
     for number in range(MAX_DETACHED + 10):
         request = Request(f"c/{number}", "c", "c", _PLACE, "queued", None, NO_BODY)
         detached.add(request)
