@@ -94,10 +94,10 @@ class RouterActor:
         try:
             port = RouterPort(
                 endpoints,
-                self._receive,
-                self._malformed,
+                lambda peer, entries: self._feed(Received(peer, entries)),
+                lambda peer: self._feed(Malformed(peer)),
                 self._doorways(),
-                on_undelivered=self._undelivered,
+                on_undelivered=lambda peer, entries: self._feed(Returned(peer, entries)),
             )
             self._port = port
             self._open_tap()
@@ -199,13 +199,10 @@ class RouterActor:
         self._handle(Counted(counter, n), self._clock.now())
 
     def _doorways(self) -> list[Doorway]:
-        guard = self._guard
-        if guard is None:
+        if self._guard is None:
             return []
-        return [
-            Doorway(guard, "frontend", self._receive_signed),
-            Doorway(guard, "backend", self._receive_signed),
-        ]
+        sides = ("frontend", "backend")
+        return [Doorway(self._guard, side, self._receive_signed) for side in sides]
 
     def _revoked(self, keys: frozenset[str]) -> None:
         if self._guard is None or self._port is None:
@@ -217,15 +214,6 @@ class RouterActor:
 
     def _receive_signed(self, peer: Peer, principal: Principal, entries: list[Entry]) -> None:
         self._feed(Received(peer, entries, principal))
-
-    def _malformed(self, peer: Peer) -> None:
-        self._feed(Malformed(peer))
-
-    def _undelivered(self, peer: Peer, entries: list[Entry]) -> None:
-        self._feed(Returned(peer, entries))
-
-    def _receive(self, peer: Peer, entries: list[Entry]) -> None:
-        self._feed(Received(peer, entries))
 
     def _feed(self, event: Event) -> None:
         if self._actor is not None:

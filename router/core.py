@@ -33,7 +33,7 @@ from rolloutbus.router.events import (
 from rolloutbus.router.executions import Executions
 from rolloutbus.router.health.health import Health, told_reason
 from rolloutbus.router.health.suspicion import DeadLetter
-from rolloutbus.router.members.authority import Authority, Expulsion
+from rolloutbus.router.members.authority import Authority, Offences
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
 from rolloutbus.router.members.member_commands import MemberCommands, is_share
@@ -112,9 +112,8 @@ class RouterCore:
             self._sessions,
             intents=self._intents,
         )
-        self._expulsion = Expulsion(self.context, self._membership, self._client_goodbye)
-        self._offences = self._expulsion.offences
-        self._authority = Authority(self.context, self._expulsion.expel)
+        self._offences = Offences(self.context, self._membership, self._client_goodbye)
+        self._authority = Authority(self.context, self._offences.expel)
         self._recovered_at: float | None = None
         self._from_client = self._client_handlers()
         self._from_member = self._member_handlers()
@@ -137,11 +136,11 @@ class RouterCore:
                 self._returned(peer, entries, now)
             case Malformed(peer):
                 if not self._offences.is_shunned(peer, now):
-                    self._expulsion.offended(peer, now)
+                    self._offences.offended(peer, now)
             case Revoked(peers, code):
                 for peer in peers:
                     self.context.count("revoked")
-                    self._expulsion.expel(peer, code, "the rights of this key have changed", now)
+                    self._offences.expel(peer, code, "the rights of this key have changed", now)
             case Counted(counter, n):
                 self.context.count(counter, n)
             case LettersKept():
@@ -182,7 +181,7 @@ class RouterCore:
                     sender, handlers, runs = self._sender(peer)
             except RemoteProtocolError as error:
                 self._answer_malformed(peer, entry, str(error))
-                if self._expulsion.offended(peer, now):
+                if self._offences.offended(peer, now):
                     break
         self._dispatcher.dispatch_waiting(now)
 

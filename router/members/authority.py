@@ -33,25 +33,41 @@ REMEMBERED = 10_000
 
 
 class Offences:
-    """Counts per connection, bounded, oldest first out."""
+    """Ends connections that lost their rights or break the protocol again and again.
 
-    def __init__(self) -> None:
+    A dismissed connection is its peer's to close; one that goes on is ignored instead.
+    Spec: docs/protocol.md, "Limits".
+    """
+
+    def __init__(
+        self, context: Context, membership: Membership, leave: Callable[[ClientRecord], None]
+    ) -> None:
+        """`leave` ends what a client has here."""
+        self._context = context
+        self._membership = membership
+        self._leave = leave
         self._counted: OrderedDict[Peer, tuple[int, float]] = OrderedDict()
         """connection -> (offences, when the window began)."""
         self.shunned: OrderedDict[Peer, float] = OrderedDict()
         """Dismissed connections, and when each was last heard; seldom anything but empty."""
 
-    def add(self, peer: Peer, now: float) -> bool:
-        """Count one more; True if the connection must go."""
-        n, since = self._counted.pop(peer, (0, now))
-        if now - since > WINDOW_S:
-            n, since = 0, now
-        if n + 1 < OFFENCES:
-            self._counted[peer] = (n + 1, since)
-            _trim(self._counted)
+    def expel(self, peer: Peer, code: str, why: str, now: float) -> None:
+        """End a connection, and what it held here."""
+        member = self._context.members.at(peer)
+        client = self._context.clients.at(peer)
+        self._membership.dismiss(peer, code, why)
+        if client is not None:
+            self._leave(client)
+        elif member is not None:
+            self._membership.expel(member, why, now)
+
+    def offended(self, peer: Peer, now: float) -> bool:
+        """It sent something malformed; who does so again and again is expelled. True if it was."""
+        self._context.count("malformed")
+        if not self._must_go(peer, now):
             return False
-        self.shunned[peer] = now
-        _trim(self.shunned)
+        self._context.count("offenders_dismissed")
+        self.expel(peer, "protocol", "too many malformed messages; see the protocol", now)
         return True
 
     def is_shunned(self, peer: Peer, now: float) -> bool:
@@ -69,41 +85,19 @@ class Offences:
         while self._counted and now - next(iter(self._counted.values()))[1] > WINDOW_S:
             self._counted.popitem(last=False)
 
-
-def _trim(remembered: "OrderedDict[Peer, tuple[int, float]] | OrderedDict[Peer, float]") -> None:
-    if len(remembered) > REMEMBERED:
-        remembered.popitem(last=False)
-
-
-class Expulsion:
-    """Dismisses connections with all that they have."""
-
-    def __init__(
-        self, context: Context, membership: Membership, leave: Callable[[ClientRecord], None]
-    ) -> None:
-        """`leave` ends what a client has here."""
-        self._context = context
-        self._membership = membership
-        self._leave = leave
-        self.offences = Offences()
-
-    def expel(self, peer: Peer, code: str, why: str, now: float) -> None:
-        """End a connection, and what it held here."""
-        member = self._context.members.at(peer)
-        client = self._context.clients.at(peer)
-        self._membership.dismiss(peer, code, why)
-        if client is not None:
-            self._leave(client)
-        elif member is not None:
-            self._membership.expel(member, why, now)
-
-    def offended(self, peer: Peer, now: float) -> bool:
-        """It sent something malformed; who does so again and again is expelled. True if it was."""
-        self._context.count("malformed")
-        if not self.offences.add(peer, now):
+    def _must_go(self, peer: Peer, now: float) -> bool:
+        """Count one more offence of this connection."""
+        n, since = self._counted.pop(peer, (0, now))
+        if now - since > WINDOW_S:
+            n, since = 0, now
+        if n + 1 < OFFENCES:
+            self._counted[peer] = (n + 1, since)
+            if len(self._counted) > REMEMBERED:
+                self._counted.popitem(last=False)
             return False
-        self._context.count("offenders_dismissed")
-        self.expel(peer, "protocol", "too many malformed messages; see the protocol", now)
+        self.shunned[peer] = now
+        if len(self.shunned) > REMEMBERED:
+            self.shunned.popitem(last=False)
         return True
 
 

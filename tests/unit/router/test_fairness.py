@@ -3,7 +3,7 @@
 import pytest
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.router.requests.lane import MIN_ENDED, REMEMBERED, Passes, RunPace, ServiceRate
+from rolloutbus.router.requests.lane import MIN_ENDED, REMEMBERED, Passes, RunPaces, ServiceRate
 from rolloutbus.router.settings import RouterSettings
 from tests.unit.router.harness import Bus, SimWorker
 
@@ -207,14 +207,14 @@ def test_a_turn_that_comes_too_late_to_run_as_long_as_the_others_is_given_to_the
 
 
 def test_the_pace_is_that_of_the_fastest_of_late() -> None:
-    pace = RunPace()
-    assert pace.least_s(100) == 0.0  # nothing is known
-    pace.ended(100, 1.0)
+    pace = RunPaces()
+    assert pace.least_s("p", 100) == 0.0  # nothing is known
+    pace.ended("p", 100, 1.0)
     for _ in range(MIN_ENDED - 2):
-        pace.ended(100, 2.0)
-    assert pace.least_s(100) == 0.0  # too little is known
-    pace.ended(100, 1.0)
-    assert pace.least_s(200) == pytest.approx(2.0)
+        pace.ended("p", 100, 2.0)
+    assert pace.least_s("p", 100) == 0.0  # too little is known
+    pace.ended("p", 100, 1.0)
+    assert pace.least_s("p", 200) == pytest.approx(2.0)
     for _ in range(200):
-        pace.ended(100, 4.0)
-    assert pace.least_s(100) == pytest.approx(4.0)
+        pace.ended("p", 100, 4.0)
+    assert pace.least_s("p", 100) == pytest.approx(4.0)

@@ -1,5 +1,8 @@
 """Repeated offenders are dismissed; a claim at the edge of a type is harmless."""
 
+# pyright: reportPrivateUsage=false
+# Nothing shows from outside how many connections are remembered.
+
 from typing import Any
 
 import msgspec
@@ -7,8 +10,8 @@ import pytest
 
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS, MAX_ROUTER_EPOCH
-from rolloutbus.router.events import Malformed
-from rolloutbus.router.members.authority import OFFENCES, REMEMBERED, SHUNNED_S, WINDOW_S, Offences
+from rolloutbus.router.events import Malformed, Ticked
+from rolloutbus.router.members.authority import OFFENCES, REMEMBERED, SHUNNED_S, WINDOW_S
 from tests.unit.router.harness import Bus, SimClient
 
 PEER = Peer(b"\x01" * 16)
@@ -86,15 +89,16 @@ def test_a_member_that_offends_loses_its_lease_and_its_work() -> None:
 
 
 def test_the_memory_of_offences_is_bounded() -> None:
-    offences = Offences()
+    core = Bus().core
+    offences = core._offences
     for number in range(3 * REMEMBERED):
         peer = Peer(number.to_bytes(16, "big"))
         for _ in range(OFFENCES + 1):
-            offences.add(peer, 0.0)
+            core.handle(Malformed(peer), 5000.0)
     assert len(offences.shunned) == REMEMBERED
-    offences.tick(SHUNNED_S + 1)
+    core.handle(Ticked(), 5000.0 + SHUNNED_S + 1)
     assert not offences.shunned
-    assert offences.add(PEER, SHUNNED_S + 1) is False
+    assert offences.offended(PEER, 5000.0 + SHUNNED_S + 1) is False
 
 
 def hello(**fields: Any) -> Entry:  # noqa: ANN401 - fields of Hello, right or wrong
