@@ -30,13 +30,11 @@ STORE_GRACE_S = 10.0
 """Weight commands wait so long for a store: longer than it needs to come back to a router that was
 started again."""
 MAX_AWAITING = 64
-"""Commands that wait for a store."""
 PASSED_ON = sent_by("admin") & done_by("worker", "engine", "store")
 """Commands of clients that members carry out."""
 HELD = frozenset({Reason.PAUSED, Reason.INTENT_UNKNOWN})
 """Why a worker is asked to compute nothing."""
 MAX_TOLD = 16
-"""Names of workers in one sentence."""
 
 
 class _Awaiting(NamedTuple):
@@ -70,7 +68,6 @@ class ClientCommands:
         self._sessions = sessions
         self._intents = intents
         self._awaiting: dict[str, _Awaiting] = {}
-        """By rid."""
 
     def tick(self, now: float) -> None:
         """Pass on what waited for a store, or refuse it."""

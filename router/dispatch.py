@@ -28,7 +28,6 @@ from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
 
 MOST_NAMED = 8
-"""Workers or policies that a message names."""
 
 
 class Dispatcher:

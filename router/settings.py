@@ -22,7 +22,6 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue_limit: int = 10_000
     """Requests that may wait here; more are refused with `busy`."""
     queue_bytes: int = 1 << 30
-    """Bytes of bodies that may wait here."""
     client_weights: dict[str, float] = {}
     """Shares of named clients of the queue and of the workers, when more than one waits; a
     client that is not named has 1.0."""

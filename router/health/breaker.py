@@ -21,18 +21,15 @@ BREAKER_LIFE: dict[BreakerState, dict[str, BreakerState]] = {
     # gets one request at a time, the probe
     "trying": {"failed": "open", "recovered": "closed"},
 }
-"""state -> event -> state."""
 
 
 class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When a worker is left alone, and for how long."""
 
     n_failures: int = 5
-    """Failures within `window_s` that open it."""
     window_s: float = 30.0
     open_s: float = 10.0
     n_successes: int = 2
-    """Probes in a row that close it again."""
 
 
 class Breaker:
@@ -47,7 +44,6 @@ class Breaker:
         self._failed_at: deque[float] = deque(maxlen=settings.n_failures)
         self._opened_at = 0.0
         self.failed_at = 0.0
-        """When it failed last."""
         self._n_successes = 0
         self.blamed_version: int | None = None
         """The weights that it had at the last failure, if all were due to weights."""

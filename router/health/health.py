@@ -32,7 +32,6 @@ KEPT_S = 600.0
 KEPT_MAX = 10_000
 """Breakers and dead letters remembered: peers choose the names."""
 MAX_WHY = 200
-"""Characters of a reason that `status` shows."""
 
 
 class Health:

@@ -26,7 +26,6 @@ class ClientRecord:
         self.principal = name if principal is None else principal.name
         """Whose share it takes: all names of one key have one together. Without keys, its own."""
         self.priorities = ANY_PRIORITY if principal is None else principal.priorities
-        """Lowest and highest that its requests may have."""
         self.heartbeat_seq = 0
         """The highest on this connection: a copy of an older heartbeat is no sign of life."""
         self.rid_prefix = f"{name}/"
@@ -46,7 +45,6 @@ class Clients:
         self.named: Callable[[str], ClientRecord | None] = self._by_name.get
         """The client with this name; the dict's own method, asked for each entry that leaves."""
         self.at: Callable[[Peer], ClientRecord | None] = self._by_peer.get
-        """The client on this connection."""
 
     def __iter__(self) -> Iterator[ClientRecord]:
         return iter(self._by_name.values())

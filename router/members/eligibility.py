@@ -40,7 +40,6 @@ class Eligibility:
 
     def __init__(self) -> None:
         self.free: dict[str, FreeList] = {}
-        """By policy."""
         self._eligible: dict[str, dict[str, MemberRecord]] = {}
         self.has_changed = False
         """A request that found no worker before may find one now. Set here and nowhere else;

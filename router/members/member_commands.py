@@ -20,7 +20,6 @@ from rolloutbus.router.context import Context, why_no_store
 from rolloutbus.router.members.records import MemberRecord
 
 Results = dict[str, WorkerOutcome]
-"""By member name."""
 OnDone = Callable[[Results, list[str], float], None]
 """(results, silent members, now)."""
 OnSilent = Callable[[str, float], None]
@@ -32,7 +31,6 @@ OnCommandResult = Callable[[Entry, MemberRecord, WorkerOutcome, float], None]
 KEPT_S = 60.0
 """An answer is remembered this long, in case its client asks again."""
 KEPT_MAX = 10_000
-"""More than that are not remembered; the oldest go first."""
 MAX_SHARES = 100_000
 """Shares of commands under way; clients name their deadlines, and members may take their time."""
 

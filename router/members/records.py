@@ -21,7 +21,6 @@ class _Absent(NamedTuple):
     policy: str
     why: str
     until: float
-    """When it is not expected any more, seconds."""
 
 
 class ExpectedWorkers:
@@ -244,7 +243,6 @@ class MemberTable:
         self.named: Callable[[str], MemberRecord | None] = self._by_name.get
         """The member with this name; the dict's own method, asked for each ending."""
         self.at: Callable[[Peer], MemberRecord | None] = self._by_peer.get
-        """The member on this connection."""
 
     def __iter__(self) -> Iterator[MemberRecord]:
         return iter(self._by_name.values())

@@ -17,7 +17,6 @@ class Isolation:
         self._eligibility = context.eligibility
         self._suspicions = suspicions
         self._set_aside: dict[str, MemberRecord] = {}
-        """By policy."""
 
     def choose(self, rest: Rest, request: Request, now: float) -> MemberRecord | None:
         """An empty worker that gets nothing else for a suspect; None while it becomes empty."""

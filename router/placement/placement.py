@@ -26,7 +26,6 @@ class Placer:
     def __init__(self, stages: Sequence[Stage]) -> None:
         """The first of `stages` is asked first; the last one has nobody to ask."""
         self.choose = _pipeline(stages)
-        """A worker for a request, or None."""
         self._of_any = _pipeline(stages[-1:])
 
     def chooser(self, place: Placement, rule: VersionRule | None) -> Rest:

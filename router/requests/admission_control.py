@@ -162,7 +162,6 @@ def _beyond_rights(client: ClientRecord, priority: int) -> Problem | None:
 
 
 BUSY_RETRY_MS = 200
-"""A refused client waits between this and twice this."""
 
 
 class Door:

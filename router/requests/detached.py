@@ -55,7 +55,6 @@ class Detached:
         """By rid; all of them are in the request table too."""
         self._followers: dict[str, _Follower] = {}
         self._unheard: OrderedDict[str, Unheard] = OrderedDict()
-        """The oldest first."""
         self._collected = Tombstones(COLLECTED_S, MAX_DETACHED)
         self.over = OverRids(MAX_OVER)
 

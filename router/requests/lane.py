@@ -135,7 +135,6 @@ class RunPaces:
 
     def __init__(self) -> None:
         self._by_principal: dict[str, tuple[float, int]] = {}
-        """Principal -> (pace, requests that ended)."""
 
     def ended(self, principal: str, cost: int, seconds: float) -> None:
         """A request of `cost` estimated tokens has run for so long."""

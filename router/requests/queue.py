@@ -54,7 +54,6 @@ class _Principal:
 
     shares: dict[str, _Share] = field(default_factory=dict[str, _Share])
     weight: float = 0.0
-    """Of those clients."""
     n_requests: int = 0
     n_bytes: int = 0
 
@@ -70,11 +69,9 @@ class WaitingRoom:
         self._bounds = bounds
         self._lanes: dict[LaneKey, Lane] = {}
         self._turns: dict[str, Turns] = {}
-        """Per policy."""
         self._principals: dict[str, _Principal] = {}
         """Of clients that wait."""
         self._total_weight = 0.0
-        """Of those principals."""
         self._n_requests = 0
         self.n_bytes = 0
         self.is_empty = True

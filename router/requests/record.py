@@ -40,13 +40,11 @@ class SessionRecord:
 
     name: str
     client: str
-    """Who opened it."""
     policy: str
     state: SessionState = "held"
     lease_s: float = 0.0
     grace_s: float = 0.0
     worker: str = ""
-    """Where its place is."""
     has_lost_worker: bool = False
     """That worker is gone and nobody could take the session yet."""
     turn: str = ""
@@ -164,13 +162,11 @@ class Request:
     lane: WaitingLine | None = None
     """Where it waits for its turn, if it does."""
     is_aborted: bool = False
-    """Its client wants it stopped."""
     is_suspect: bool = False
     """Engines died under it: it runs alone, and its body is kept as evidence."""
     is_reported: bool = False
     """The client has been sent `queued`."""
     session: SessionRecord | None = None
-    """The open session that it belongs to."""
 
     def __lt__(self, other: "Request") -> bool:
         """Of two with the same order: those that were found at their workers never arrived."""

@@ -23,7 +23,6 @@ class RequestTable:
         self._eligibility = context.eligibility
         self.by_rid: dict[str, Request] = {}
         self.get: Callable[[str], Request | None] = self.by_rid.get
-        """The request with this rid."""
         self.n_arrived = 0
         """Requests that came from clients; what each is ordered by."""
         settings = context.settings

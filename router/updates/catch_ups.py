@@ -24,14 +24,11 @@ from rolloutbus.router.updates.commit_record import CommitRecord, Decision
 from rolloutbus.router.updates.updates import TAKES_UPDATES, Updates
 
 LOAD_S = 120.0
-"""A worker gets this long to pull and load one."""
 RECORD_S = 60.0
 RETRY_ADAPTER_S = 30.0
 """Before an adapter that could not be loaded is tried there again."""
 ABLE = frozenset({"ready", "paused"})
-"""Heartbeat states in which a worker can load one."""
 CATCH_UP_S = 120.0
-"""A single worker gets this long to pull and swap."""
 RETRY_S = 2.0
 """Before a worker that failed to catch up is tried again."""
 

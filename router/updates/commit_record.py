@@ -43,13 +43,11 @@ class CommitRecord:
         self._context = context
         self._fleet = fleet
         self._waiting: dict[str, Decision] = {}
-        """By rid."""
         self._asked: set[str] = set()
         """Decisions, by rid, that the store was asked for and has not answered."""
         self._doubts: dict[str, RecordCommit] = {}
         """Decisions, by rid, of which nobody knows whether the store has written them."""
         self._settling: set[str] = set()
-        """Those that the store is being asked about."""
 
     def write(self, decision: Decision, now: float) -> None:
         """Have it written, now or as soon as there is a store."""

@@ -56,7 +56,6 @@ class _Publication:
         self.body = body
         self.deadline_at = deadline_at
         self.update: UpdateRecord | None = None
-        """The try under way."""
         self.is_called_off = False
         self.lost: dict[str, str] = {}
         """Workers that an earlier try was told to and that were lost in it -> how."""
@@ -308,7 +307,6 @@ MAX_PER_CLIENT = 16
 MAX_ABANDONED = 1000
 
 Key = tuple[str, int]
-"""(policy, version)."""
 
 
 class Reservations:
@@ -320,7 +318,6 @@ class Reservations:
         self._publications = publications
         self._by_client: dict[str, list[Key]] = {}
         self._abandoned: dict[Key, None] = {}
-        """Whose client is gone."""
         for kind in ("reserve_version", "restore_version", "settle_version"):
             fleet.watch(kind, self._heard)
 

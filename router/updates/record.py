@@ -14,7 +14,6 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.router.updates.transport_plan import Way
 
 RULES = "all, quorum, any and at-least:N (N from 1 on)"
-"""What may be asked for, for people."""
 COUNTS_ALL = frozenset({"all", "quorum"})
 """Rules for which it matters how many workers there are in all."""
 
@@ -64,7 +63,6 @@ UPDATE_LIFE: dict[UpdateState, dict[str, UpdateState]] = {
     # the store may have written it down: it is asked until it says so
     "unknown": {},
 }  # fmt: skip
-"""state -> event -> state of an update."""
 
 SILENT = "silent"
 """How the problem of a worker begins that was lost or had not answered at the deadline."""
@@ -101,7 +99,6 @@ class UpdateRecord:
     told: str = ""
     """rid of the command that workers have now, until all are prepared."""
     n_told: int = 0
-    """Such commands so far."""
     targets: list[str] = field(default_factory=list[str])
     absent: dict[str, str] = field(default_factory=dict[str, str])
     """Workers that were expected when it began and were not there -> why."""

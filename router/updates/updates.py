@@ -105,7 +105,6 @@ class Updates:
         self._context = context
         self._fleet = fleet
         self._open: dict[str, UpdateRecord] = {}
-        """By name."""
         self._records = CommitRecord(context, fleet)
 
     def start(
