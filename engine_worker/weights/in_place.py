@@ -102,11 +102,6 @@ class InPlace:
         self.drop(body.version)
         return Committed(swap.version, swap.stall_ms, swap.n_retracted, swap.n_aborted)
 
-    def close(self) -> None:
-        """Unmap everything."""
-        self._agreed.clear()
-        self._reader.forget()
-
     def _pin(self, manifest: Manifest) -> PinnedSegment | None:
         """The store's segment; None if its bytes have to be pulled after all."""
         try:

@@ -144,5 +144,4 @@ class Fetcher(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is kept from version to version."""
-        ...
+        """Give back what is kept from version to version; by default nothing is."""

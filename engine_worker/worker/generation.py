@@ -223,13 +223,11 @@ class Generation:
             self._remove(request)
         return stop_in_engine(requests)
 
-    def clear(self) -> list[ToHost]:
-        """Drop everything; returns what tells the engine."""
-        requests = list(self._requests.values())
+    def clear(self) -> None:
+        """Drop everything: the engine is gone."""
         self._requests.clear()
         self._deadlines.clear()
         self.n_pinned = 0
-        return stop_in_engine(requests)
 
     def _note_deadline(self, request: RunningRequest) -> None:
         rid, attempt = request.key

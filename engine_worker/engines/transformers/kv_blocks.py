@@ -133,14 +133,13 @@ class KvBlocks:
             self._free.append(self._evict())
         return n_idle
 
-    def forget(self) -> int:
-        """Forget all content: nothing held now is ever shared again. Returns blocks freed."""
+    def forget(self) -> None:
+        """Forget all content: nothing held now is ever shared again."""
         if self._news is not None:  # before it would hear of each block
             self._news.cleared()
-        n_idle = self.evict_idle()
+        self.evict_idle()
         self._block_by_key.clear()
         self._key_by_block.clear()
-        return n_idle
 
     def check_invariants(self) -> None:
         """Assert that every block is in exactly one place."""

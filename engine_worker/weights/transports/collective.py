@@ -11,11 +11,11 @@ from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, total_bytes
 from rolloutbus.bus.wire.messages.weights import Manifest, Offer, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
 from rolloutbus.engine_worker.weights.transports.buckets import in_buckets, offer_of
 
 
-class Collective:
+class Collective(Fetcher):
     """Receives by gloo into host memory, by nccl into memory of the engine's GPU."""
 
     def __init__(self, spare: SpareBuffer, gpus: Sequence[str] = ()) -> None:
@@ -33,9 +33,6 @@ class Collective:
         content = None if is_on_gpu else self._spare.take(total_bytes(manifest.tensors))
         call = partial(self._receive, ask, manifest, offer, content)
         return await in_daemon_thread(call, "rolloutbus-collective")
-
-    def close(self) -> None:
-        """Nothing is kept but the spare buffer, which is its owner's."""
 
     def _receive(
         self, ask: PrepareUpdate, manifest: Manifest, offer: Offer, content: Bytes | None

@@ -24,7 +24,7 @@ from rolloutbus.bus.weights.cuda_memory import (
 from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer, PrepareUpdate
 from rolloutbus.engine_worker.weights.raw_tensor import HandleBook
-from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
 from rolloutbus.engine_worker.weights.torch_tensors import device_of, first_wrong
 from rolloutbus.engine_worker.weights.transports.buckets import (
     in_buckets,
@@ -33,7 +33,7 @@ from rolloutbus.engine_worker.weights.transports.buckets import (
 )
 
 
-class CudaIpc:
+class CudaIpc(Fetcher):
     """Opens offers on one GPU."""
 
     def __init__(self, gpu: str, book: HandleBook | None = None) -> None:
@@ -52,9 +52,6 @@ class CudaIpc:
         if offer.at != self._gpu:
             raise CannotFetch("the trainer's copy is on another GPU")
         return await in_daemon_thread(partial(self._open, manifest, offer), "rolloutbus-cuda-ipc")
-
-    def close(self) -> None:
-        """Nothing is kept from version to version."""
 
     def _open(self, manifest: Manifest, offer: Offer) -> Staged:
         with torch.cuda.device(self._device), ExitStack() as undo:

@@ -20,13 +20,19 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.engine_worker.engine import EngineBusy, TensorRange, WeightSource
 from rolloutbus.engine_worker.weights.active import in_batches
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged, in_buffer, pull_chunks
+from rolloutbus.engine_worker.weights.staged import (
+    CannotFetch,
+    Fetcher,
+    Staged,
+    in_buffer,
+    pull_chunks,
+)
 
 READ_BYTES = 32 * 1024 * 1024
 """Copied from the engine at a time: steps wait for some milliseconds."""
 
 
-class ChangedSince:
+class ChangedSince(Fetcher):
     """Brings the next version by what changed since the active one."""
 
     def __init__(
@@ -64,9 +70,6 @@ class ChangedSince:
         return in_buffer(
             manifest, content, self._spare, transport="delta", moved_bytes=delta.size_bytes
         )
-
-    def close(self) -> None:
-        """Nothing is kept but the spare buffer, which is its owner's."""
 
     def _read(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
         try:

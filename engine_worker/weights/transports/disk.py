@@ -12,13 +12,19 @@ from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolErro
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.checks import verify
-from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged, ask_manifest, in_buffer
+from rolloutbus.engine_worker.weights.staged import (
+    CannotFetch,
+    Fetcher,
+    Staged,
+    ask_manifest,
+    in_buffer,
+)
 
 ASK_AGAIN_S = 0.1
 """While the store still writes the files."""
 
 
-class Files:
+class Files(Fetcher):
     """Reads versions that the store has written to a disk that both sides see."""
 
     def __init__(self, root: Path, spare: SpareBuffer) -> None:
@@ -44,9 +50,6 @@ class Files:
             self._spare.give_back(content)
             raise
         return in_buffer(manifest, content, self._spare, transport="disk", moved_bytes=len(content))
-
-    def close(self) -> None:
-        """Nothing is kept but the spare buffer, which is its owner's."""
 
     def _open(self, at: str, name: str) -> int:
         return open_named(f"{at}/{name}", self._rules)
