@@ -9,8 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.engine_worker.engines.survey.devices import devices
-from rolloutbus.engine_worker.engines.survey.machine import Finding, machine, packages
+from rolloutbus.engine_worker.engines.survey.machine import Finding, devices, machine, packages
 from rolloutbus.engine_worker.engines.survey.model import model
 from rolloutbus.engine_worker.engines.survey.sglang_probes import probes
 

@@ -1,4 +1,4 @@
-"""The machine and the installed packages; nothing heavy is imported."""
+"""The machine, the installed packages, and what torch sees of GPUs."""
 
 import os
 import platform
@@ -26,6 +26,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is only measured
 GIB = 1 << 30
+DRIVER = Path("/proc/driver/nvidia/version")
 REQUIRED = ("msgspec", "numpy", "pyzmq", "uvloop", "xxhash", "zstandard")
 OPTIONAL = {
     "torch": "every engine that runs a model",
@@ -82,3 +83,38 @@ def version_of(name: str) -> str:
 def _memory_bytes() -> dict[str, int]:
     lines = Path("/proc/meminfo").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+
+
+def devices() -> Iterator[Finding]:
+    """Torch, and each GPU with its memory; why there is none."""
+    try:
+        import torch  # noqa: PLC0415 - seconds, and optional
+    except ImportError as error:
+        yield Finding("devices", "torch", "missing", str(error))
+        return
+    built_for = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for CPUs"
+    yield Finding("devices", "torch", "ok", f"{torch.__version__}, {built_for}")
+    if not torch.cuda.is_available():
+        yield Finding("devices", "GPU", "missing", _why_no_gpu(torch.version.cuda))
+        return
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        yield Finding(
+            "devices",
+            f"GPU {index}",
+            "ok",
+            f"{torch.cuda.get_device_name(index)}, {free / GIB:.1f} of {total / GIB:.1f} GiB free, "
+            f"compute capability {major}.{minor}",
+        )
+
+
+def _why_no_gpu(cuda: str | None) -> str:
+    driver = DRIVER.exists()
+    if driver and not cuda:
+        return "there is a driver, but this torch is built for CPUs only"
+    if cuda and not driver:
+        return "no driver of NVIDIA is loaded"
+    if driver:
+        return "there is a driver, but torch can use no device: see nvidia-smi"
+    return "no driver of NVIDIA is loaded, and this torch is built for CPUs only"

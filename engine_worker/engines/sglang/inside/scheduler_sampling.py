@@ -3,18 +3,43 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
 import torch
 
-from rolloutbus.engine_worker.engines.sglang.inside import grammar_masks
 from rolloutbus.engine_worker.engines.sglang.inside.admission import admit, refuse
 from rolloutbus.engine_worker.engines.sglang.inside.row_processor import place_rows, state_in
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
-from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Hook
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Call, Hook
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
 from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
+
+
+def grammar_calls() -> Sequence[tuple[Hook, Call]]:
+    """Hooks for grammars on a CPU: some versions of SGLang end at the first one there.
+
+    xgrammar can do it; without xgrammar there is nothing to be wrapped.
+    """
+    if not upstream.has_xgrammar():
+        return ()
+    return (hooks.ALLOCATE_MASK, _allocate_mask), (hooks.APPLY_MASK, _apply_mask)
+
+
+def _allocate_mask(
+    call: Call, grammar: SglangObject, vocab_size: int, batch_size: int, device: object
+) -> object:
+    if str(device) != "cpu":
+        return call(grammar, vocab_size, batch_size, device)
+    return upstream.xgrammar().allocate_token_bitmask(batch_size, vocab_size)
+
+
+def _apply_mask(
+    call: Call, grammar: SglangObject, logits: torch.Tensor, vocab_mask: object
+) -> None:
+    if logits.device.type != "cpu":
+        call(grammar, logits, vocab_mask)
+    else:
+        upstream.xgrammar().apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
 
 
 def draw_one(
@@ -156,9 +181,6 @@ def _kept_by_sorting(probs: torch.Tensor, info: SglangObject) -> torch.Tensor:
     return torch.zeros_like(probs).scatter_(-1, order, torch.where(keep, ordered, 0.0))
 
 
-Call = Callable[..., Any]
-
-
 class SchedulerSampling:
     """Of one scheduler process; all on its main thread."""
 
@@ -169,7 +191,7 @@ class SchedulerSampling:
     def calls(self) -> Sequence[tuple[Hook, Call]]:
         """What is wrapped, and what is called instead."""
         return (
-            *grammar_masks.calls(),
+            *grammar_calls(),
             (hooks.SAMPLE, self._sample),
             (hooks.DRAW, self._draw),
             (hooks.DRAW_ONE, draw_one),

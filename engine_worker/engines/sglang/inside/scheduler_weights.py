@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rolloutbus.engine_worker.engine import InFlight
 from rolloutbus.engine_worker.engines.sglang.inside.model_tensors import ModelTensors, Ranks
@@ -22,10 +22,11 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     order_of,
 )
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Call
 from rolloutbus.engine_worker.engines.sglang.upstream.types import (
-    NamedWeightRequest,
     Scheduler,
     SchedulerRequest,
+    SglangObject,
 )
 
 
@@ -112,8 +113,6 @@ class VersionChange:
 ASLEEP = "weights"
 """SGLang's tag of weights whose memory is released."""
 
-Call = Callable[..., Any]
-
 
 class SchedulerWeights:
     """Hooks into a scheduler, each called in place of a method of SGLang's, which it calls."""
@@ -153,7 +152,7 @@ class SchedulerWeights:
         self._keeps_account = True
         self._scheduler.record_weight_version_change(new_version=str(self._version))
 
-    def answer(self, call: Call, updater: object, request: NamedWeightRequest) -> object:
+    def answer(self, call: Call, updater: object, request: SglangObject) -> object:
         """Around the request for a weight by name."""
         order = order_of(request.name)
         if order is None:

@@ -24,7 +24,6 @@ from rolloutbus.engine_worker.engines.sglang.inside.version_account import Versi
 from rolloutbus.engine_worker.engines.sglang.schedulers.rules import RULES
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import STREAMED, RowFinish, Rows
 from rolloutbus.engine_worker.engines.sglang.upstream.types import (
-    FinishReason,
     SchedulerRequest,
     SglangObject,
 )
@@ -387,7 +386,7 @@ def _is_broken(request: SchedulerRequest, stop: int) -> bool:
     return 0 < stop <= len(known) and math.isnan(known[stop - 1])
 
 
-def _finish(row: int, reason: FinishReason) -> RowFinish:
+def _finish(row: int, reason: SglangObject) -> RowFinish:
     told = reason.to_json()
     status = told.get("status_code")
     kind, message = str(told["type"]), str(told.get("message", ""))

@@ -6,15 +6,17 @@ scheduler process looks at this list before it builds anything, the host before 
 optional takes the features that it carries out of the worker's capabilities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 TESTED = ("0.5.17", "0.5.23")
 """Versions that all tests ran with. Another one gets a warning, and the same checks."""
 
+Call = Callable[..., Any]
+"""What a hook is given of the function that it wraps, to be called or not."""
 Process = Literal["scheduler", "host"]
 When = Literal["always", "prefixes", "rust tree", "grammars"]
 """`prefixes`: only if KV events are read; `rust tree`: if that is installed too; `grammars`: if
@@ -41,28 +43,24 @@ class Hook(NamedTuple):
         """What hooks have in common of which one is enough."""
         return self.instead_of or self.target
 
-    @property
-    def is_required(self) -> bool:
-        """Whether an engine does not start without it."""
-        return self.loses is None
-
 
 class Part(NamedTuple):
     """Attributes and functions of SGLang that are used as they are."""
 
     owner: str
     """`module:Class` or `module`, below `sglang.srt`."""
-    names: tuple[str, ...]
-    """`name`, or `name(first, second)` for a function that takes these parameters."""
+    listed: str
+    """Words: `name`, or `name(first,second)` for a function that takes these parameters."""
     carries: str
     loses: tuple[str, ...] | None = None
+    """As of `Hook`."""
     process: Process = "scheduler"
     when: When = "always"
 
     @property
-    def is_required(self) -> bool:
-        """Whether an engine does not start without it."""
-        return self.loses is None
+    def names(self) -> list[str]:
+        """What is listed: `name`, or `name(first, second)`."""
+        return [each.replace(",", ", ") for each in self.listed.split()]
 
 
 class Lack(msgspec.Struct, array_like=True, frozen=True):
@@ -86,16 +84,18 @@ LOGPROBS = "managers.schedule_batch:ReqLogprob"
 COMPONENTS = "managers.scheduler_components"
 STRUCTS = "managers.io_struct"
 MANAGER = "managers.tokenizer_manager:TokenizerManager"
+GENERATE = f"{STRUCTS}:GenerateReqInput"
+SAMPLING = "sampling.sampling_params:SamplingParams"
+ENGINE = "entrypoints.engine:Engine"
 EVENTS = "mem_cache.events"
 GRAMMAR = "constrained.xgrammar_backend:XGrammarGrammar"
 
 OF_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 OF_MEDIA = ("image", "video", "audio")
 OF_STOP_TEXTS = ("stop", "stop_regex")
+OF_STATES = ("hidden_states_last", "hidden_states_full")
 VERSION_CHECK = "version_check"
 """Versions of a request's tokens are compared with SGLang's own account when it ends."""
-PROCESSORS = "processor:*"
-"""All processors, whatever their names."""
 
 RUN_EVENT_LOOP = Hook(
     f"{SCHEDULER}.run_event_loop", (), "which scheduler is hooked, and why it ended"
@@ -201,354 +201,225 @@ HOOKS: Sequence[Hook] = (
 """All that is patched."""
 
 _CHECKED = "versions of tokens are checked by SGLang's own account"
+_SHAPED = "penalties, min_new_tokens, processors and what truncation left"
+_PLACES = "media have their places"
+_BROKEN = "a row of broken weights ends its request"
 
-PARTS: Sequence[Part] = (
-    Part("plugins", ("load_plugins",), "hooks are applied"),
-    Part("plugins.hook_registry:HookRegistry", ("register(target, hook)",), "hooks are applied"),
-    Part("plugins.hook_registry:HookType", ("AROUND",), "hooks are applied"),
+_IN_SCHEDULER: Sequence[Part] = (
+    Part("plugins", "load_plugins", "hooks are applied"),
+    Part("plugins.hook_registry:HookRegistry", "register(target,hook)", "hooks are applied"),
+    Part("plugins.hook_registry:HookType", "AROUND", "hooks are applied"),
     Part(
         SCHEDULER,
-        ("running_batch", "last_batch", "waiting_queue", "chunked_req", "result_queue"),
+        "running_batch last_batch waiting_queue chunked_req result_queue",
         "which requests a change of weights meets",
     ),
     Part(
         SCHEDULER,
-        (
-            "_engine_paused",
-            "pause_generation(recv_req)",
-            "continue_generation(recv_req)",
-            "abort_request(recv_req)",
-        ),
+        "_engine_paused pause_generation(recv_req) continue_generation(recv_req) "
+        "abort_request(recv_req)",
         "weights change between two steps, and torn ones compute none",
     ),
     Part(
         SCHEDULER,
-        ("tp_worker", "tp_cpu_group", "weight_updater", "tree_cache", "ipc_channels"),
+        "tp_worker tp_cpu_group weight_updater tree_cache ipc_channels",
         "weights, and which rank speaks",
     ),
-    Part(SCHEDULER, ("token_to_kv_pool_allocator", "max_total_num_tokens"), "load"),
+    Part(SCHEDULER, "token_to_kv_pool_allocator max_total_num_tokens", "load"),
     Part(
         SCHEDULER,
-        ("record_weight_version_change(new_version)", "server_args"),
+        "record_weight_version_change(new_version) server_args",
         _CHECKED,
-        loses=(VERSION_CHECK,),
+        (VERSION_CHECK,),
     ),
-    Part(REQUEST, ("weight_version_events",), _CHECKED, loses=(VERSION_CHECK,)),
+    Part(REQUEST, "weight_version_events", _CHECKED, (VERSION_CHECK,)),
     Part(
         "utils.weight_versions:WeightVersionEvent",
-        ("old_version", "num_output_tokens"),
+        "old_version num_output_tokens",
         _CHECKED,
-        loses=(VERSION_CHECK,),
+        (VERSION_CHECK,),
     ),
-    Part("runtime_context", ("get_serving",), _CHECKED, loses=(VERSION_CHECK,)),
-    Part(SCHEDULER, ("maybe_sleep_on_idle",), "a paused scheduler sleeps", loses=()),
-    Part("managers.tp_worker:TpModelWorker", ("model_runner",), "weights"),
-    Part(
-        "model_executor.model_runner:ModelRunner", ("model", "weight_updater"), "weights are loaded"
-    ),
+    Part("runtime_context", "get_serving", _CHECKED, (VERSION_CHECK,)),
+    Part(SCHEDULER, "maybe_sleep_on_idle", "a paused scheduler sleeps", ()),
+    Part("managers.tp_worker:TpModelWorker", "model_runner", "weights"),
+    Part("model_executor.model_runner:ModelRunner", "model weight_updater", "weights are loaded"),
     Part(
         "model_executor.model_runner_components.weight_updater:WeightUpdater",
-        ("update_weights_from_tensor(named_tensors, load_format)",),
+        "update_weights_from_tensor(named_tensors,load_format)",
         "weights are loaded",
     ),
     Part(
         f"{COMPONENTS}.weight_updater:SchedulerWeightUpdaterManager",
-        ("offload_tags",),
+        "offload_tags",
         "weights that sleep are not overwritten",
     ),
     Part(
         f"{COMPONENTS}.ipc_channels:SchedulerIpcChannels",
-        ("send_to_detokenizer",),
+        "send_to_detokenizer",
         "which rank speaks",
     ),
-    Part(f"{COMPONENTS}.output_sender:SenderWrapper", ("socket",), "which rank speaks"),
+    Part(f"{COMPONENTS}.output_sender:SenderWrapper", "socket", "which rank speaks"),
     Part(
         f"{COMPONENTS}.output_streamer:SchedulerOutputStreamer",
-        ("is_generation", "send_to_detokenizer"),
+        "is_generation send_to_detokenizer",
         "tokens and ends of requests",
     ),
-    Part("mem_cache.allocator.base:BaseTokenToKVPoolAllocator", ("available_size",), "load"),
-    Part("mem_cache.base_prefix_cache:BasePrefixCache", ("evictable_size",), "load"),
-    Part("managers.schedule_batch:ScheduleBatch", ("reqs",), "requests of a step"),
+    Part("mem_cache.allocator.base:BaseTokenToKVPoolAllocator", "available_size", "load"),
+    Part("mem_cache.base_prefix_cache:BasePrefixCache", "evictable_size", "load"),
+    Part("managers.schedule_batch:ScheduleBatch", "reqs", "requests of a step"),
+    Part(REQUEST, "rid output_ids logprob sampling_params", "tokens and their logprobs"),
     Part(
         REQUEST,
-        ("rid", "output_ids", "logprob", "sampling_params"),
-        "tokens and their logprobs",
-    ),
-    Part(
-        REQUEST,
-        ("finished_reason", "finished_len", "finished_output", "finished", "to_finish"),
+        "finished_reason finished_len finished_output finished to_finish",
         "ends of requests",
     ),
     Part(
         REQUEST,
-        ("extra_key", "origin_input_ids", "origin_input_ids_unpadded", "inflight_middle_chunks"),
+        "extra_key origin_input_ids origin_input_ids_unpadded inflight_middle_chunks",
         "prompts, and that no prefix of older weights is used again",
     ),
-    Part(REQUEST, ("set_finish_with_abort(error_msg)",), "a request that cannot run ends alone"),
+    Part(REQUEST, "set_finish_with_abort(error_msg)", "a request that cannot run ends alone"),
     Part(
         REQUEST,
-        ("_check_token_based_finish(new_accepted_tokens)",),
+        "_check_token_based_finish(new_accepted_tokens)",
         "stop ids of requests that ignore the model's own",
     ),
-    Part(REQUEST, ("lora_id",), "which adapter was broken", loses=("lora",)),
-    Part(REQUEST, ("grammar",), "grammars of resumed requests", loses=OF_GRAMMARS),
-    Part(REQUEST, ("logprob_start_len",), "stop texts of resumed requests", loses=OF_STOP_TEXTS),
-    Part(REQUEST, ("multimodal_inputs",), "media have their places", loses=OF_MEDIA),
-    Part(
-        REQUEST,
-        ("hidden_states",),
-        "hidden states",
-        loses=("hidden_states_last", "hidden_states_full"),
-    ),
-    Part(REQUEST, ("routed_experts",), "experts", loses=("routed_experts",)),
-    Part(REQUEST, ("cached_tokens",), "tokens found in the cache", loses=("cached_tokens",)),
-    Part(LOGPROBS, ("output_token_logprobs_val", "output_token_logprobs_idx"), "logprobs"),
+    Part(REQUEST, "lora_id", "which adapter was broken", ("lora",)),
+    Part(REQUEST, "grammar", "grammars of resumed requests", OF_GRAMMARS),
+    Part(REQUEST, "logprob_start_len", "stop texts of resumed requests", OF_STOP_TEXTS),
+    Part(REQUEST, "multimodal_inputs", _PLACES, OF_MEDIA),
+    Part(REQUEST, "hidden_states", "hidden states", OF_STATES),
+    Part(REQUEST, "routed_experts", "experts", ("routed_experts",)),
+    Part(REQUEST, "cached_tokens", "tokens found in the cache", ("cached_tokens",)),
+    Part(LOGPROBS, "output_token_logprobs_val output_token_logprobs_idx", "logprobs"),
     Part(
         LOGPROBS,
-        ("output_top_logprobs_val", "output_top_logprobs_idx"),
+        "output_top_logprobs_val output_top_logprobs_idx",
         "likeliest tokens",
-        loses=("top_logprobs",),
+        ("top_logprobs",),
     ),
     Part(
         LOGPROBS,
-        ("output_token_ids_logprobs_val", "output_token_ids_logprobs_idx"),
+        "output_token_ids_logprobs_val output_token_ids_logprobs_idx",
         "logprobs of given ids",
-        loses=("logprobs_of",),
+        ("logprobs_of",),
     ),
     Part(
         LOGPROBS,
-        (
-            *("input_token_logprobs_val", "input_token_logprobs_idx"),
-            *("input_top_logprobs_val", "input_top_logprobs_idx"),
-            *("input_token_ids_logprobs_val", "input_token_ids_logprobs_idx"),
-        ),
+        "input_token_logprobs_val input_token_logprobs_idx input_top_logprobs_val "
+        "input_top_logprobs_idx input_token_ids_logprobs_val "
+        "input_token_ids_logprobs_idx",
         "logprobs of prompts",
-        loses=("prompt_logprobs",),
+        ("prompt_logprobs",),
     ),
-    Part(
-        "managers.schedule_batch:MultimodalInputs",
-        ("mm_items",),
-        "media have their places",
-        loses=OF_MEDIA,
-    ),
-    Part(
-        "managers.schedule_batch:MultimodalDataItem",
-        ("pad_value", "offsets"),
-        "media have their places",
-        loses=OF_MEDIA,
-    ),
+    Part("managers.schedule_batch:MultimodalInputs", "mm_items", _PLACES, OF_MEDIA),
+    Part("managers.schedule_batch:MultimodalDataItem", "pad_value offsets", _PLACES, OF_MEDIA),
     Part(
         "managers.schedule_batch",
-        ("FINISH_ABORT(message, status_code)", "FINISH_MATCHED_TOKEN(matched)"),
+        "FINISH_ABORT(message,status_code) FINISH_MATCHED_TOKEN(matched)",
         "ends of requests",
     ),
-    Part("managers.schedule_batch:BaseFinishReason", ("to_json",), "ends of requests"),
+    Part("managers.schedule_batch:BaseFinishReason", "to_json", "ends of requests"),
     Part(
-        "sampling.sampling_params:SamplingParams",
-        (
-            *("custom_params", "ignore_eos", "stop_token_ids", "max_new_tokens", "temperature"),
-            *("top_k", "top_p", "min_p"),
-        ),
+        SAMPLING,
+        "custom_params ignore_eos stop_token_ids max_new_tokens temperature top_k top_p min_p",
         "what requests ask for",
     ),
-    Part(
-        "sampling.sampling_params:SamplingParams",
-        ("logit_bias",),
-        "biased logits",
-        loses=("logit_bias",),
-    ),
-    Part("sampling.sampling_params:SamplingParams", ("sampling_seed",), "seeds", loses=("seed",)),
-    Part(
-        "sampling.sampling_params:SamplingParams",
-        ("stop_strs", "stop_regex_strs"),
-        "stop texts",
-        loses=OF_STOP_TEXTS,
-    ),
-    Part("sampling.sampling_params:SamplingParams", OF_GRAMMARS, "grammars", loses=OF_GRAMMARS),
+    Part(SAMPLING, "logit_bias", "biased logits", ("logit_bias",)),
+    Part(SAMPLING, "sampling_seed", "seeds", ("seed",)),
+    Part(SAMPLING, "stop_strs stop_regex_strs", "stop texts", OF_STOP_TEXTS),
+    Part(SAMPLING, " ".join(OF_GRAMMARS), "grammars", OF_GRAMMARS),
     Part(
         "sampling.sampling_batch_info:SamplingBatchInfo",
-        (
-            *("custom_params", "has_custom_logit_processor"),
-            *("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling"),
-            *("top_ks", "top_ps", "min_ps"),
-        ),
-        "penalties, min_new_tokens, processors and what truncation left",
+        "custom_params has_custom_logit_processor need_top_p_sampling "
+        "need_top_k_sampling need_min_p_sampling top_ks top_ps min_ps",
+        _SHAPED,
     ),
     Part(
         "model_executor.forward_batch_info:ForwardBatch",
-        ("sampling_info", "input_ids", "seq_lens_cpu", "forward_mode", "extend_seq_lens_cpu"),
-        "penalties, min_new_tokens, processors and what truncation left",
+        "sampling_info input_ids seq_lens_cpu forward_mode extend_seq_lens_cpu",
+        _SHAPED,
     ),
-    Part("model_executor.forward_batch_info:ForwardMode", ("is_decode",), "penalties, processors"),
-    Part("runtime_context", ("get_exec",), "how a step was truncated"),
-    Part(
-        "managers.utils:GenerationBatchResult",
-        ("logits_output", "copy_done"),
-        "a row of broken weights ends its request",
-    ),
-    Part(
-        "layers.logits_processor:LogitsProcessorOutput",
-        ("next_token_logprobs",),
-        "a row of broken weights ends its request",
-    ),
+    Part("model_executor.forward_batch_info:ForwardMode", "is_decode", "penalties, processors"),
+    Part("runtime_context", "get_exec", "how a step was truncated"),
+    Part("managers.utils:GenerationBatchResult", "logits_output copy_done", _BROKEN),
+    Part("layers.logits_processor:LogitsProcessorOutput", "next_token_logprobs", _BROKEN),
     Part(
         "layers.logprob_processor:LogprobResult",
-        ("token_ids_logprobs_val",),
+        "token_ids_logprobs_val",
         "logprobs of given ids",
-        loses=("logprobs_of",),
+        ("logprobs_of",),
     ),
-    Part(
-        STRUCTS, ("PauseGenerationReqInput(mode)", "AbortReq(rid)"), "what a change of weights does"
-    ),
-    Part(STRUCTS, ("ContinueGenerationReqInput(torch_empty_cache)",), "steps go on"),
+    Part(STRUCTS, "PauseGenerationReqInput(mode) AbortReq(rid)", "what a change of weights does"),
+    Part(STRUCTS, "ContinueGenerationReqInput(torch_empty_cache)", "steps go on"),
     Part(
         STRUCTS,
-        ("GetWeightsByNameReqOutput(parameter)", "GetWeightsByNameReqInput(name)"),
+        "GetWeightsByNameReqOutput(parameter) GetWeightsByNameReqInput(name)",
         "orders to a scheduler",
     ),
-    Part("disaggregation.kv_events", ("BlockRemoved(block_hashes)",), _CACHED, when="prefixes"),
+    Part("disaggregation.kv_events", "BlockRemoved(block_hashes)", _CACHED, when="prefixes"),
+)
+_IN_HOST: Sequence[Part] = (
+    Part(GENERATE, "rid input_ids sampling_params return_logprob logprob_start_len", "requests"),
+    Part(GENERATE, "custom_logit_processor", "penalties, min_new_tokens, processors"),
+    Part(GENERATE, "top_logprobs_num", "likeliest tokens", ("top_logprobs",)),
+    Part(GENERATE, "token_ids_logprob", "logprobs of given ids", ("logprobs_of",)),
+    Part(GENERATE, "return_hidden_states", "hidden states", OF_STATES),
+    Part(GENERATE, "return_routed_experts", "experts", ("routed_experts",)),
+    Part(GENERATE, "lora_path", "adapters", ("lora",)),
+    Part(GENERATE, "priority", "priorities", ("priority",)),
+    Part(GENERATE, "image_data video_data audio_data", "media", OF_MEDIA),
     Part(
-        f"{STRUCTS}:GenerateReqInput",
-        ("rid", "input_ids", "sampling_params", "return_logprob", "logprob_start_len"),
+        MANAGER,
+        "generate_request(obj,request) abort_request(rid) rid_to_state model_config server_args",
         "requests",
-        process="host",
-    ),
-    Part(
-        f"{STRUCTS}:GenerateReqInput",
-        ("custom_logit_processor",),
-        "penalties, min_new_tokens, processors",
-        process="host",
-    ),
-    Part(
-        f"{STRUCTS}:GenerateReqInput",
-        ("top_logprobs_num",),
-        "likeliest tokens",
-        loses=("top_logprobs",),
-        process="host",
-    ),
-    Part(
-        f"{STRUCTS}:GenerateReqInput",
-        ("token_ids_logprob",),
-        "logprobs of given ids",
-        loses=("logprobs_of",),
-        process="host",
-    ),
-    Part(
-        f"{STRUCTS}:GenerateReqInput",
-        ("return_hidden_states",),
-        "hidden states",
-        loses=("hidden_states_last", "hidden_states_full"),
-        process="host",
-    ),
-    Part(
-        f"{STRUCTS}:GenerateReqInput",
-        ("return_routed_experts",),
-        "experts",
-        loses=("routed_experts",),
-        process="host",
-    ),
-    Part(
-        f"{STRUCTS}:GenerateReqInput", ("lora_path",), "adapters", loses=("lora",), process="host"
-    ),
-    Part(
-        f"{STRUCTS}:GenerateReqInput",
-        ("priority",),
-        "priorities",
-        loses=("priority",),
-        process="host",
-    ),
-    Part(
-        f"{STRUCTS}:GenerateReqInput",
-        ("image_data", "video_data", "audio_data"),
-        "media",
-        loses=OF_MEDIA,
-        process="host",
     ),
     Part(
         MANAGER,
-        (
-            "generate_request(obj, request)",
-            *("abort_request(rid)", "rid_to_state", "model_config", "server_args"),
-        ),
-        "requests",
-        process="host",
-    ),
-    Part(
-        MANAGER,
-        ("pause_generation(obj)", "continue_generation(obj)", "get_weights_by_name(obj, request)"),
+        "pause_generation(obj) continue_generation(obj) get_weights_by_name(obj,request)",
         "pauses, and orders to a scheduler",
-        process="host",
     ),
+    Part(MANAGER, "flush_cache(timeout_s) get_loads get_internal_state", "operations"),
     Part(
         MANAGER,
-        ("flush_cache(timeout_s)", "get_loads", "get_internal_state"),
-        "operations",
-        process="host",
-    ),
-    Part(
-        MANAGER,
-        (
-            *("load_lora_adapter(obj)", "lora_update_lock", "lora_registry"),
-            "lora_ref_cache",
-        ),
+        "load_lora_adapter(obj) lora_update_lock lora_registry lora_ref_cache",
         "adapters",
-        loses=("lora",),
-        process="host",
+        ("lora",),
     ),
     Part(
         MANAGER,
-        ("close_session(obj, request)", "clear_hicache_storage", "start_profile", "stop_profile"),
+        "close_session(obj,request) clear_hicache_storage start_profile stop_profile",
         "operations",
-        loses=(),
-        process="host",
+        (),
     ),
     Part(
         MANAGER,
-        (
-            "release_memory_occupation(obj, request)",
-            "resume_memory_occupation(obj, request)",
-        ),
+        "release_memory_occupation(obj,request) resume_memory_occupation(obj,request)",
         "sleep and wake_up",
-        loses=(),
-        process="host",
+        (),
     ),
     Part(
         "managers.tokenizer_manager:ReqState",
-        ("dispatched",),
+        "dispatched",
         "a request that waits before a pause is not run in spite of its abort",
-        process="host",
     ),
-    Part(
-        "entrypoints.engine:Engine",
-        ("_scheduler_init_result", "shutdown"),
-        "starts and ends",
-        process="host",
-    ),
-    Part(
-        "entrypoints.engine:Engine",
-        ("run_scheduler_process_func",),
-        "hooks are applied",
-        process="host",
-    ),
+    Part(ENGINE, "_scheduler_init_result shutdown", "starts and ends"),
+    Part(ENGINE, "run_scheduler_process_func", "hooks are applied"),
     Part(
         "configs.model_config:ModelConfig",
-        ("vocab_size", "context_len", "hf_eos_token_id", "is_generation", "hf_config"),
+        "vocab_size context_len hf_eos_token_id is_generation hf_config",
         "limits of requests",
-        process="host",
     ),
     Part(
         "server_args:ServerArgs",
-        (
-            *("model_path", "skip_tokenizer_init", "max_running_requests", "dtype", "device"),
-            *("context_length", "enable_custom_logit_processor", "watchdog_timeout"),
-            *("speculative_algorithm", "hicache_storage_backend", "page_size"),
-            *("tp_size", "pp_size", "dp_size", "ep_size"),
-        ),
+        "model_path skip_tokenizer_init max_running_requests dtype device "
+        "context_length enable_custom_logit_processor watchdog_timeout "
+        "speculative_algorithm hicache_storage_backend page_size tp_size pp_size "
+        "dp_size ep_size",
         "what an engine is started with",
-        process="host",
     ),
 )
+PARTS: Sequence[Part] = (*_IN_SCHEDULER, *(each._replace(process="host") for each in _IN_HOST))
 """All that is read, called or made. What only an option of SGLang's brings, such as sleep or its
 storage, is asked of its arguments when an engine starts."""
 
@@ -577,17 +448,11 @@ def untested(version: str) -> str:
 
 def remaining(features: AbstractSet[str], lacks: Sequence[Lack]) -> frozenset[str]:
     """What requests may still ask for."""
-    lost = {feature for each in lacks for feature in each.loses or ()}
-    has_processors = PROCESSORS not in lost
-    return frozenset(
-        each
-        for each in features - lost
-        if has_processors or not each.startswith(PROCESSORS.removesuffix("*"))
-    )
+    return frozenset(features - {feature for each in lacks for feature in each.loses or ()})
 
 
 def lost(version: str, lacks: Sequence[Lack]) -> dict[str, str]:
-    """Features that this version cannot carry, and why; all processors are one."""
+    """Features that this version cannot carry, and why."""
     found: dict[str, list[str]] = {}
     for lack in lacks:
         for feature in lack.loses or ():

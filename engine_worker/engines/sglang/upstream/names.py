@@ -14,7 +14,6 @@ from typing import Any, Literal, get_type_hints
 
 from rolloutbus.engine_worker.engines.sglang.upstream.types import (
     Scheduler,
-    SchedulerInitResult,
     SchedulerRequest,
     SglangHandle,
     VersionRun,
@@ -69,7 +68,7 @@ def _nccl_settings() -> dict[str, str]:
 
 def scheduler_info(engine: SglangHandle) -> Mapping[str, Any]:
     """What the first scheduler said of itself when it was ready."""
-    result: SchedulerInitResult = getattr(engine, "_scheduler_init_result")  # noqa: B009 - private, but nothing else tells
+    result: Any = getattr(engine, "_scheduler_init_result")  # noqa: B009 - private, but nothing else tells
     return result.scheduler_infos[0]
 
 

@@ -4,14 +4,9 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapp
 from typing import Any, NamedTuple, Protocol
 
 SglangObject = Any
-"""Something of SGLang's of which too much is used, or changed, to be written down as a type."""
+"""Something of SGLang's of which one name is used, or too many to be written down as a type.
 
-
-class RequestState(Protocol):
-    """What the tokenizer manager keeps of a request."""
-
-    dispatched: bool
-    """A scheduler knows it. Missing in some versions."""
+`hooks` declares all names that are used, and they are looked for before an engine starts."""
 
 
 class ModelConfig(Protocol):
@@ -25,7 +20,8 @@ class ModelConfig(Protocol):
 class TokenizerManager(Protocol):
     """SGLang's front half: every call belongs on the engine's loop."""
 
-    rid_to_state: Mapping[str, RequestState]
+    rid_to_state: Mapping[str, SglangObject]
+    """Its `dispatched` says that a scheduler knows the request. Missing in some versions."""
     model_config: ModelConfig
     server_args: object
 
@@ -47,11 +43,11 @@ class TokenizerManager(Protocol):
         """Go on."""
         ...
 
-    async def flush_cache(self, timeout_s: float | None = None) -> "ControlOutcome":
+    async def flush_cache(self, timeout_s: float | None = None) -> SglangObject:
         """Forget what is cached, at once or when nothing runs any more."""
         ...
 
-    async def clear_hicache_storage(self) -> "ControlOutcome":
+    async def clear_hicache_storage(self) -> SglangObject:
         """Forget what is in the storage behind the caches."""
         ...
 
@@ -63,7 +59,7 @@ class TokenizerManager(Protocol):
         """Write it; RuntimeError: there is nothing to write."""
         ...
 
-    async def get_loads(self) -> "Sequence[LoadSnapshot]":
+    async def get_loads(self) -> Sequence[SglangObject]:
         """What the schedulers last told of themselves."""
         ...
 
@@ -78,30 +74,6 @@ class TokenizerManager(Protocol):
     async def get_internal_state(self) -> Sequence[Mapping[str, Any]]:
         """One mapping per scheduler; answered in the order of commands."""
         ...
-
-
-class ControlOutcome(Protocol):
-    """Answer to a control call."""
-
-    success: bool
-    message: str
-    """Missing in some answers."""
-
-
-class LoadSnapshot(Protocol):
-    """How busy one data parallel rank is."""
-
-    dp_rank: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Numbers, and mappings of numbers."""
-        ...
-
-
-class SchedulerInitResult(Protocol):
-    """What the schedulers said when they were ready."""
-
-    scheduler_infos: Sequence[Mapping[str, Any]]
 
 
 class SglangHandle(Protocol):
@@ -124,45 +96,18 @@ class SglangHandle(Protocol):
         ...
 
 
-class Sender(Protocol):
-    """A socket, or nothing on ranks that do not speak."""
-
-    socket: object | None
-
-
 class OutputStreamer(Protocol):
     """What sends a scheduler's outputs."""
 
     is_generation: bool
-    send_to_detokenizer: Sender
-
-
-class IpcChannels(Protocol):
-    """A scheduler's sockets."""
-
-    send_to_detokenizer: Sender
+    send_to_detokenizer: SglangObject
+    """Its `socket` is None on ranks that do not speak."""
 
 
 class SchedulerBatch(Protocol):
     """Requests that run together."""
 
     reqs: "Sequence[SchedulerRequest]"
-
-
-class KvPool(Protocol):
-    """Counts the free places of the KV cache."""
-
-    def available_size(self) -> int:
-        """In tokens."""
-        ...
-
-
-class TreeCache(Protocol):
-    """The prefix cache."""
-
-    def evictable_size(self) -> int:
-        """Tokens that no request uses."""
-        ...
 
 
 class Model(Protocol):
@@ -202,25 +147,6 @@ class ModelRunner(Protocol):
     weight_updater: WeightUpdater
 
 
-class ModelWorker(Protocol):
-    """The scheduler's own view of it."""
-
-    model_runner: ModelRunner
-
-
-class WeightManager(Protocol):
-    """Answers commands about weights and their memory."""
-
-    offload_tags: Collection[str]
-    """Of memory that is released."""
-
-
-class NamedWeightRequest(Protocol):
-    """Asks for a weight."""
-
-    name: str
-
-
 class Scheduler(Protocol):
     """SGLang's scheduler, in its own process."""
 
@@ -231,13 +157,13 @@ class Scheduler(Protocol):
     """Launched and not booked: with overlapped scheduling."""
     chunked_req: "SchedulerRequest | None"
     """Its prompt is computed piece by piece."""
-    tp_worker: ModelWorker
+    tp_worker: SglangObject
     tp_cpu_group: object
     """Of PyTorch: the ranks that hold the model between them."""
-    weight_updater: WeightManager
-    ipc_channels: IpcChannels
-    token_to_kv_pool_allocator: KvPool
-    tree_cache: TreeCache
+    weight_updater: SglangObject
+    ipc_channels: SglangObject
+    token_to_kv_pool_allocator: SglangObject
+    tree_cache: SglangObject
     max_total_num_tokens: int
     server_args: object
 
@@ -262,13 +188,6 @@ class Scheduler(Protocol):
         ...
 
 
-class VersionEvent(Protocol):
-    """The weights changed while a request had tokens."""
-
-    old_version: str
-    num_output_tokens: int
-
-
 class VersionRun(NamedTuple):
     """Tokens of one version, one after another."""
 
@@ -278,41 +197,21 @@ class VersionRun(NamedTuple):
     stop: int
 
 
-class FinishReason(Protocol):
-    """Why SGLang ended a request."""
-
-    def to_json(self) -> dict[str, object]:
-        """As SGLang shows it to its callers."""
-        ...
-
-
-class RequestLogprobs(Protocol):
-    """Of the tokens sampled so far."""
-
-    output_token_logprobs_val: Sequence[float] | None
-
-
-class SglangSamplingParams(Protocol):
-    """As SGLang has them."""
-
-    custom_params: Mapping[str, object] | None
-
-
 class SchedulerRequest(Protocol):
     """A request inside a scheduler."""
 
     rid: str
     output_ids: Sequence[int]
     finished_len: int | None
-    finished_reason: FinishReason | None
+    finished_reason: SglangObject | None
     finished_output: bool | None
-    logprob: RequestLogprobs
-    sampling_params: SglangSamplingParams
+    logprob: SglangObject
+    sampling_params: SglangObject
     rolloutbus_told: int
     """Ours: how many of its tokens have left. Not there before the first."""
     rolloutbus_versions: "Sequence[VersionRun]"
     """Ours: of the tokens that left before the last change. Not there before the first."""
-    weight_version_events: "Sequence[VersionEvent]"
+    weight_version_events: Sequence[SglangObject]
     """SGLang's account of such changes. Missing in some versions."""
     extra_key: str | None
     """Namespace in the prefix cache."""

@@ -192,11 +192,6 @@ def names_of(part: hooks.Part) -> list[str]:
     return [f"{part.owner}{joint}{name.partition('(')[0]}" for name in part.names]
 
 
-def test_processors_are_lost_all_together() -> None:
-    lack = Lack("there is no x", "processors", [hooks.PROCESSORS])
-    assert lost_of([lack]) == {"processor:action_mask"}
-
-
 def test_a_refusal_names_three_and_counts_the_rest() -> None:
     lacks = [Lack(f"there is no x{n}", f"y{n}", None) for n in range(5)]
     told = hooks.refusal("9.9.9", lacks)
@@ -206,9 +201,9 @@ def test_a_refusal_names_three_and_counts_the_rest() -> None:
 
 
 def test_what_is_lost_is_told_with_its_causes_and_the_tested_versions() -> None:
-    lacks = [Lack(f"there is no x{n}", "y", ["seed", hooks.PROCESSORS]) for n in range(5)]
+    lacks = [Lack(f"there is no x{n}", "y", ["seed", "lora"]) for n in range(5)]
     lost = hooks.lost("9.9.9", [*lacks, Lack("there is no z", "y", None)])
-    assert set(lost) == {"seed", hooks.PROCESSORS}
+    assert set(lost) == {"seed", "lora"}
     for said in ("sglang 9.9.9", "there is no x0; there is no x1", *TESTED):
         assert said in lost["seed"]
 

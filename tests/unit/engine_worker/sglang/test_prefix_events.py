@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.inside.prefix_events import PrefixEvents
+from rolloutbus.engine_worker.engines.sglang.inside.scheduler import PrefixEvents
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import namespace_of
 from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed
 
