@@ -266,7 +266,7 @@ class SglangEngine:
             raise EngineDied(cause_of(self._last_words or str(error))) from error
 
     def _lacks_of_schedulers(self) -> Sequence[Lack]:
-        """The same of every one; told before they were built."""
+        """What every scheduler lacks; reported before it is built."""
         try:
             return self._looked.get(timeout=LAST_WORDS_S)
         except Empty:
@@ -326,7 +326,7 @@ class SglangEngine:
             case Looked(lacks):
                 self._looked.put(lacks)
             case VersionStaged() | Swapped():
-                self._schedulers.hear(message)
+                self._schedulers.on_report(message)
             case CacheFlushed():
                 self.cache.on_flushed(message)
             case LastWords(text):

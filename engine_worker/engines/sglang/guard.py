@@ -75,11 +75,7 @@ class StateGuard:
         self.state = next_state(GATE_LIFE, self.state, event, "SGLang")
 
     def check_stop(self) -> None:
-        """Whether requests can be stopped on their way.
-
-        Raises:
-            EngineFailed: not by this engine.
-        """
+        """Whether requests can be stopped on their way. EngineFailed: not by this engine."""
         if self.can.has_stages:
             message = "pipeline stages (`pp_size` > 1) look at no pause; use `abort` or `drain`"
             raise EngineFailed(Problem("unsupported", message, "not_started", field="mode"))
@@ -133,11 +129,7 @@ class StateGuard:
             self.is_torn = True
 
     def check_takes_updates(self) -> None:
-        """Whether this engine's weights can be changed at all.
-
-        Raises:
-            EngineFailed: they cannot.
-        """
+        """Whether this engine's weights can be changed at all. EngineFailed: they cannot."""
         if self.can.shares_weights:
             message = "the weights belong to a cache of other processes (`weight_cache_mode`)"
             raise EngineFailed(Problem("unsupported", message, "not_started"))
@@ -170,11 +162,7 @@ class StateGuard:
         self.is_torn = is_torn
 
     def check_whole(self) -> None:
-        """Whether there are weights to be read.
-
-        Raises:
-            EngineBusy: not now.
-        """
+        """Whether there are weights to be read. EngineBusy: not now."""
         if WEIGHTS in self.released:
             raise EngineBusy("the weights are asleep: wake them up first")
         if self.is_torn:

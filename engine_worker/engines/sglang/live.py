@@ -1,4 +1,4 @@
-"""The requests that SGLang has now, and what of their tokens has been told."""
+"""The requests that SGLang has now, and how their tokens become steps."""
 
 import asyncio
 import re
@@ -82,18 +82,14 @@ class LiveRequests:
         self._by_rid: dict[str, LiveRequest] = {}
         self._by_key: dict[AttemptKey, LiveRequest] = {}
         self._readers: dict[str, LiveRequest] = {}
-        """Requests of ours that nobody hears of: they belong to no key, and tell no steps."""
+        """Requests of ours that belong to no key and report no steps."""
         self._numbers = count(1)
 
     def __len__(self) -> int:
         return len(self._by_rid) + len(self._readers)
 
     def add(self, work: Work) -> LiveRequest:
-        """Take a request in.
-
-        Raises:
-            ValueError: its key is in use.
-        """
+        """Take a request in. ValueError: its key is in use."""
         with self._lock:
             if work.key in self._by_key:
                 raise ValueError(f"key {work.key} is in use")
@@ -121,7 +117,7 @@ class LiveRequests:
             self._note_end_of_one()
 
     def find(self, keys: Iterable[AttemptKey]) -> list[LiveRequest]:
-        """Those of `keys` that are live."""
+        """Live requests among `keys`."""
         with self._lock:
             return [live for key in keys if (live := self._by_key.get(key))]
 
@@ -139,7 +135,7 @@ class LiveRequests:
     ) -> bool:
         """Whether the last one has ended, waiting for it; None waits for ever.
 
-        What `unless` says ends the wait; whoever changes that calls `wake`.
+        What `unless` says ends the wait; what changes that calls `wake`.
         """
         with self._none_left:
             self._none_left.wait_for(lambda: not len(self) or unless(), timeout_s)
@@ -151,7 +147,7 @@ class LiveRequests:
             self._none_left.notify_all()
 
     def tell(self, rows: Rows) -> list[LiveRequest]:
-        """Pass on what a scheduler told; returns those that SGLang has to end, too."""
+        """Pass on rows of a scheduler; returns the requests that SGLang has to end, too."""
         given_up: list[LiveRequest] = []
         with self._lock:
             step = self._step(rows) if rows.version is not None else self._gone(rows, given_up)
@@ -169,7 +165,7 @@ class LiveRequests:
         self._sink(_last_step(live.key, reason, problem))
 
     def _gone(self, rows: Rows, given_up: list[LiveRequest]) -> Step:
-        """Tokens of no version are nobody's: their requests fail. Others only end."""
+        """Requests with tokens of no version fail; others only end."""
         ends = {finish.row: finish for finish in rows.finishes}
         keys: list[AttemptKey] = []
         finishes: list[tuple[int, FinishReason]] = []

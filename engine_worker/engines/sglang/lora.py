@@ -168,11 +168,7 @@ class LoraAdapters:
             return self._versions()
 
     def load(self, name: str, version: int, source: Path | LoraTensors) -> None:
-        """See `LoraHost`.
-
-        Raises:
-            EngineFailed: not in this engine.
-        """
+        """See `LoraHost`. EngineFailed: not in this engine."""
         with self._loading:
             if self.versions().get(name) == version:
                 return

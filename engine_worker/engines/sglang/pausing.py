@@ -24,7 +24,7 @@ class Pausing:
 
     def __init__(self, thread: EngineThread, live: LiveRequests, guard: StateGuard) -> None:
         self.lock = threading.RLock()
-        """Held by whoever changes what the guard knows, for as long as it takes."""
+        """Held while the guard's state changes."""
         self.guard = guard
         """See `StateGuard`; under the lock."""
         self.n_calls = 0

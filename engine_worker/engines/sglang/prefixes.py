@@ -1,4 +1,8 @@
-"""What the SGLang engine tells of its prefix cache."""
+"""The pages that SGLang's prefix cache keeps, from its KV events, which versions write in two ways.
+
+Older versions write an event as a list that begins with its name, newer ones as a map with `type`.
+Which fields follow is found by looking, never by comparing version numbers.
+"""
 
 import json
 import threading
@@ -148,14 +152,14 @@ class PrefixFeed:
         if _number(arguments, "dp_size") > 1:
             raise ValueError("report_prefixes: one cache is told of, and dp_size makes several")
         endpoint = f"ipc://{folder / 'kv-events'}"
-        told = {"publisher": "zmq", "endpoint": endpoint, "topic": ""}
-        arguments[EVENTS] = json.dumps(told)
+        config = {"publisher": "zmq", "endpoint": endpoint, "topic": ""}
+        arguments[EVENTS] = json.dumps(config)
         if arguments.get("device") != "cpu":  # where SGLang has pages of one token only
             arguments.setdefault("page_size", PAGE_TOKENS)
         return cls(endpoint)
 
     def meet(self, flush: Callable[[], object]) -> None:
-        """Return once the scheduler is heard: what it told before found nobody and is not repeated.
+        """Return once the scheduler is heard: events sent before are not repeated.
 
         Args:
             flush: empties the cache, of which the scheduler tells.

@@ -56,11 +56,7 @@ class Reading:
         apply_softmax: bool,
         item_first: bool,
     ) -> Scores:
-        """See `Scorer`.
-
-        Raises:
-            ValueError: no labels are named to a model that generates.
-        """
+        """See `Scorer`. ValueError: no labels are named to a model that generates."""
         first, second = query.tolist(), [item.tolist() for item in items]
         texts = [[*each, *first] if item_first else [*first, *each] for each in second]
         if self._kind == "classifies":
@@ -152,8 +148,8 @@ def _pair(rid: str, pair: Sequence[str]) -> object:
 
 
 def _logprobs(output: Output, labels: Sequence[int]) -> list[float]:
-    told = output["meta_info"]["output_token_ids_logprobs"][0]
-    by_token = {token: logprob for logprob, token, *_ in told}
+    rows = output["meta_info"]["output_token_ids_logprobs"][0]
+    by_token = {token: logprob for logprob, token, *_ in rows}
     return [by_token.get(label, -math.inf) for label in labels]
 
 

@@ -131,14 +131,14 @@ class SglangWeights:
         require_bytes(self._specs, tensors)
         with self._staging:
             self.unstage(version)
-            told = self._schedulers.expect(VersionStaged, version)
+            expected = self._schedulers.expect(VersionStaged, version)
             self._staged[version], order = self._placed(version, tensors)
             self._schedulers.ask(order)
-            word = self._schedulers.wait(told, is_patient=False)
-        assert isinstance(word, VersionStaged)
-        if word.problem:
+            report = self._schedulers.wait(expected, is_patient=False)
+        assert isinstance(report, VersionStaged)
+        if report.problem:
             self.unstage(version)
-            raise EngineFailed(_failed(version, word.problem))
+            raise EngineFailed(_failed(version, report.problem))
 
     def unstage(self, version: int) -> None:
         """See `WeightSink`."""
@@ -201,24 +201,24 @@ class SglangWeights:
         self._pausing.begin_update()
         is_torn = self._pausing.guard.is_torn
         try:
-            told = self._schedulers.expect(Swapped, version)
+            expected = self._schedulers.expect(Swapped, version)
             self._schedulers.ask(Install(version, in_flight))
-            word = self._schedulers.wait(told, is_patient=in_flight == "finish_old")
-            assert isinstance(word, Swapped)
-            is_torn = word.is_torn or (is_torn and bool(word.problem))
-            if not word.problem:
+            report = self._schedulers.wait(expected, is_patient=in_flight == "finish_old")
+            assert isinstance(report, Swapped)
+            is_torn = report.is_torn or (is_torn and bool(report.problem))
+            if not report.problem:
                 self.version = version
         finally:
             self._pausing.end_update(is_torn=is_torn)
-        return word
+        return report
 
     @staticmethod
-    def _swap(word: Swapped) -> WeightSwap:
-        if word.is_busy:
-            raise EngineBusy(word.problem)
-        if word.problem:
-            raise EngineFailed(_failed(word.version, word.problem))
-        return WeightSwap(word.version, word.stall_ms, word.n_retracted, word.n_aborted)
+    def _swap(report: Swapped) -> WeightSwap:
+        if report.is_busy:
+            raise EngineBusy(report.problem)
+        if report.problem:
+            raise EngineFailed(_failed(report.version, report.problem))
+        return WeightSwap(report.version, report.stall_ms, report.n_retracted, report.n_aborted)
 
     def _placed(self, version: int, tensors: Mapping[str, RawTensor]) -> tuple[Bytes | None, Stage]:
         """The order to stage these bytes; what no other process can see is copied first."""

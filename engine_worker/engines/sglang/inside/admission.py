@@ -104,14 +104,14 @@ def _make_output_of(request: SglangObject, kept: Sequence[int]) -> None:
     request.rolloutbus_told = request.rolloutbus_from = n
     # No logprobs of what was kept: neither as input, which it was, nor as output.
     request.logprob_start_len = len(request.origin_input_ids) + n
-    told = request.logprob
-    told.output_token_logprobs_val = [0.0] * n
-    told.output_token_logprobs_idx = list(kept)
+    logprob = request.logprob
+    logprob.output_token_logprobs_val = [0.0] * n
+    logprob.output_token_logprobs_idx = list(kept)
     for name in ("token_logprobs", "top_logprobs", "token_ids_logprobs"):
         for column in ("val", "idx"):
-            setattr(told, f"input_{name}_{column}", [])
-            if name != "token_logprobs" and getattr(told, f"output_{name}_{column}") is not None:
-                setattr(told, f"output_{name}_{column}", [[]] * n)
+            setattr(logprob, f"input_{name}_{column}", [])
+            if name != "token_logprobs" and getattr(logprob, f"output_{name}_{column}") is not None:
+                setattr(logprob, f"output_{name}_{column}", [[]] * n)
 
 
 def _stops_at_its_ids(request: SglangObject, new_tokens: Sequence[int]) -> bool:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """As one of them sees it."""
+    """The scheduler processes that hold one copy of the model between them."""
 
     def __init__(self, group: Any) -> None:  # noqa: ANN401 - torch has no type for it
         """`group`: of PyTorch, for objects of the host."""
@@ -64,7 +64,7 @@ class ModelTensors:
 
     def __init__(self, runner: ModelRunner, ranks: Ranks) -> None:
         self._runner = runner
-        self._ranks = ranks
+        self.ranks = ranks
         self._device = next(iter(runner.model.parameters())).device
         self._staging = Staging(self._device)
         self._answers = MappedFiles()
@@ -79,11 +79,11 @@ class ModelTensors:
         except Exception:  # noqa: BLE001 - a model's own code, which expects weights with content
             self._map = None
         # All ranks run the same code, but none may wait for another that has failed.
-        if not all(self._ranks.gathered(self._map is not None)) or self._map is None:
+        if not all(self.ranks.gathered(self._map is not None)) or self._map is None:
             return _unknown(order.tensors)
         held = self._map
         names = [each.name for each in order.tensors]
-        of_all = self._ranks.gathered({name: held.sources(name) for name in names})
+        of_all = self.ranks.gathered({name: held.sources(name) for name in names})
         parts = {name: {part for rank in of_all for part in rank[name]} for name in names}
         sizes = {name: sum(prod(part.shape) for part in parts[name]) for name in names}
         return SchedulerAnswer(
@@ -118,7 +118,7 @@ class ModelTensors:
         except Exception as error:  # noqa: BLE001 - whatever it is, SGLang would die of it
             problem, is_torn = f"{type(error).__name__}: {error}"[:500], True
         module.synchronize()
-        outcomes = self._ranks.gathered((problem, is_torn))
+        outcomes = self.ranks.gathered((problem, is_torn))
         problem = next((each for each, _ in outcomes if each), "")
         # One rank that failed spoils what the others have taken.
         is_spoiled = any(torn or not why for why, torn in outcomes)
@@ -133,7 +133,7 @@ class ModelTensors:
         content = torch.as_tensor(self._answers.of(order.file, for_writing=True))
         for rows in order.rows:
             self._map.read(rows, content[rows.offset :])
-        self._ranks.gathered(None)
+        self.ranks.gathered(None)
 
     def _load(self, tensors: NamedTensors) -> str:
         updater = self._runner.weight_updater

@@ -1,7 +1,10 @@
 """Inside SGLang's sampler: penalties, minimal length and processors of single requests.
 
 SGLang's own penalties forget what was generated when a request is resumed or retracted, and are one
-token late with overlapped scheduling; those here are right, and the same as of other engines.
+token late with overlapped scheduling; those here are right, and the same as of other engines. With
+overlapped scheduling a step is launched before the token of the last one has been booked: then
+`output_ids` lags, so the number of tokens comes from the length of the sequence, and the last token
+from the device.
 """
 
 import weakref
@@ -116,7 +119,7 @@ def _count(history: History, token: torch.Tensor) -> None:
 
 
 def state_of(request: SglangObject) -> RowState:
-    """That of a request, made when it is first looked at."""
+    """State of a request, made when it is first looked at."""
     state: RowState | None = getattr(request, "rolloutbus_state", None)
     if state is None:
         # A request that is gone must not wait for the garbage collector, which SGLang may stop.
@@ -128,7 +131,7 @@ def state_of(request: SglangObject) -> RowState:
 
 
 def state_in(params: SglangObject) -> RowState | None:
-    """That of the request with these `custom_params`; None: it has no rules."""
+    """State of the request with these `custom_params`; None: it has no rules."""
     return state_of(params[REQUEST]) if params and RULES in params else None
 
 

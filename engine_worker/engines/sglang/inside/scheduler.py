@@ -51,7 +51,12 @@ CLEARS = ("record_all_cleared", "_record_all_cleared_event")
 
 
 class PrefixEvents:
-    """Of one scheduler process."""
+    """Keeps out of SGLang's KV events what no new request would find.
+
+    Its events do not tell namespaces apart, and those of older weights and of adapters hold the
+    same tokens: without this, KV that nobody can use would be reported as cached, and its eviction
+    as that of KV which is still there.
+    """
 
     def __init__(self, no_event: Callable[[], object] = upstream.no_kv_event) -> None:
         """`no_event` makes an event that says nothing."""
@@ -70,7 +75,7 @@ class PrefixEvents:
             yield hooks.RUST_EVENT, self._read
 
     def use(self, version: int, scheduler: Scheduler) -> None:
-        """New requests find nothing from before: all that was told is void."""
+        """New requests find nothing from before: all that was reported is void."""
         self._namespace = namespace_of(None, version)
         clear = _clearing(scheduler.tree_cache)
         if clear is not None:
@@ -261,8 +266,8 @@ class SchedulerTap:
         """Wraps `stream_output(reqs, return_logprob, skip_req=None)`."""
         if streamer.is_generation and streamer.send_to_detokenizer.socket is not None:
             skipped = kwargs.get("skip_req", args[1] if len(args) > 1 else None)
-            told = reqs if skipped is None else [req for req in reqs if req is not skipped]
-            self._send(self._columns.step(told))
+            shown = reqs if skipped is None else [req for req in reqs if req is not skipped]
+            self._send(self._columns.step(shown))
         return call(streamer, reqs, *args, **kwargs)
 
     def _use_version(self, version: int) -> None:

@@ -1,4 +1,12 @@
-"""The hooks around sampling in a scheduler process: rules of requests, and what draws tell."""
+"""The hooks around sampling in a scheduler process: rules of requests, and what draws tell.
+
+Weights that are finite may still overflow. Such a row's probabilities are NaN, all of them;
+`torch.multinomial` ends a process over them, on a GPU for good. So tokens are drawn without it, and
+what tells of a broken row is the logprob of its token, which SGLang brings to the host anyway.
+
+SGLang tells what truncation left only where a request caps the support, and at a price for each
+token; here it costs one pass over the probabilities, and only in batches that truncate.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,9 @@
-"""The weights of one scheduler process: when they change, and what is told of it."""
+"""The weights of one scheduler process: when they change, and what is reported of it.
+
+What runs is dealt with as asked, in the scheduler itself, which alone knows what runs. New requests
+get a namespace of the prefix cache for each version, so that none finds KV of older weights: the
+cache need not be flushed, which SGLang refuses while anything is queued.
+"""
 
 import threading
 import time
@@ -145,7 +150,7 @@ class SchedulerWeights:
         """Work for this scheduler of SGLang's, which is being built."""
         self._scheduler = scheduler
         self._change = VersionChange(scheduler, self._end)
-        self._made: tuple[ModelTensors, Ranks] | None = None
+        self._made: ModelTensors | None = None
 
     def keep_account(self) -> None:
         """Tell SGLang the version of its weights, now and at each change; it can count tokens."""
@@ -217,7 +222,8 @@ class SchedulerWeights:
 
     def _stage(self, order: Stage) -> None:
         problem = self._tensors.stage(order)
-        self._tell(VersionStaged(order.version, self._ranks.mine, self._ranks.n, problem))
+        ranks = self._tensors.ranks
+        self._tell(VersionStaged(order.version, ranks.mine, ranks.n, problem))
 
     def _take(self, order: Install) -> SchedulerAnswer:
         if not self._tensors.has(order.version):
@@ -288,23 +294,15 @@ class SchedulerWeights:
         return SchedulerAnswer(version=self._version)
 
     def _tell_swapped(self, swapped: Swapped) -> None:
-        if self._ranks.mine == 0:
+        if self._tensors.ranks.mine == 0:
             self._tell(swapped)
 
     @property
     def _tensors(self) -> ModelTensors:
-        return self._parts[0]
-
-    @property
-    def _ranks(self) -> Ranks:
-        return self._parts[1]
-
-    @property
-    def _parts(self) -> tuple[ModelTensors, Ranks]:
         """Made when they are first needed: after the model."""
         if self._made is None:
             ranks = Ranks(self._scheduler.tp_cpu_group)
-            self._made = ModelTensors(self._scheduler.tp_worker.model_runner, ranks), ranks
+            self._made = ModelTensors(self._scheduler.tp_worker.model_runner, ranks)
         return self._made
 
     @property

@@ -48,16 +48,18 @@ def wanted_arrays(request: SglangObject, start: int, stop: int) -> dict[str, Arr
         return None
     want = state_of(request).rules.want
     found: dict[str, AnyArray] = {}
-    told, part = request.logprob, slice(start, stop)
+    logprobs, part = request.logprob, slice(start, stop)
     if want.top_logprobs:
         k = want.top_logprobs
-        found["top_logprobs"] = _table(told.output_top_logprobs_val[part], k, NO_LOGPROB)
-        found["top_token_ids"] = _table(told.output_top_logprobs_idx[part], k, NO_TOKEN)
+        found["top_logprobs"] = _table(logprobs.output_top_logprobs_val[part], k, NO_LOGPROB)
+        found["top_token_ids"] = _table(logprobs.output_top_logprobs_idx[part], k, NO_TOKEN)
     if want.logprobs_of:
-        rows = told.output_token_ids_logprobs_val[part]
+        rows = logprobs.output_token_ids_logprobs_val[part]
         found["logprobs_of"] = _table(rows, len(want.logprobs_of), NO_LOGPROB)
     if want.prompt_logprobs:
-        found |= _of_prompt(want, told, len(request.origin_input_ids) - state_of(request).n_kept)
+        found |= _of_prompt(
+            want, logprobs, len(request.origin_input_ids) - state_of(request).n_kept
+        )
     if want.hidden_states and request.hidden_states:
         found["hidden_states"] = _hidden(want, request, stop)
     if want.routed_experts and request.routed_experts is not None:
@@ -71,17 +73,17 @@ def wanted_arrays(request: SglangObject, start: int, stop: int) -> dict[str, Arr
     return {name: array_of(values) for name, values in found.items()} or None
 
 
-def _of_prompt(want: Want, told: SglangObject, n_prompt: int) -> dict[str, AnyArray]:
+def _of_prompt(want: Want, logprobs: SglangObject, n_prompt: int) -> dict[str, AnyArray]:
     # One more than wanted comes, unless it is from the beginning; see `requests`.
     skipped = 1 if want.prompt_logprobs_start else 0
     part = slice(skipped, skipped + n_prompt - want.prompt_logprobs_start)
-    values = told.input_token_logprobs_val[part]
+    values = logprobs.input_token_logprobs_val[part]
     found: dict[str, AnyArray] = {"prompt_logprobs": _table([values], len(values), NO_LOGPROB)[0]}
     if k := want.top_logprobs:
-        found["prompt_top_logprobs"] = _table(told.input_top_logprobs_val[part], k, NO_LOGPROB)
-        found["prompt_top_token_ids"] = _table(told.input_top_logprobs_idx[part], k, NO_TOKEN)
+        found["prompt_top_logprobs"] = _table(logprobs.input_top_logprobs_val[part], k, NO_LOGPROB)
+        found["prompt_top_token_ids"] = _table(logprobs.input_top_logprobs_idx[part], k, NO_TOKEN)
     if c := len(want.logprobs_of):
-        rows = told.input_token_ids_logprobs_val[part]
+        rows = logprobs.input_token_ids_logprobs_val[part]
         found["prompt_logprobs_of"] = _table(rows, c, NO_LOGPROB)
     return found
 
@@ -133,7 +135,7 @@ class TapColumns:
 
     def __init__(self, coarse_tokens: int) -> None:
         self.version: int | None = None
-        """Of the weights that computed the step being told; None: nobody has said."""
+        """Version of the weights that computed the step; None: it is not known."""
         self.account: VersionAccount | None = None
         """Compares versions when a request ends; None: this SGLang keeps no account of them."""
         self._coarse_tokens = coarse_tokens
@@ -253,7 +255,7 @@ class SteadyBatch:
         self._truncating: list[bool] = []
 
     def enter(self, requests: Sequence[SchedulerRequest]) -> None:
-        """Every one of these has just been told in full."""
+        """All tokens of these requests have just been sent."""
         if all(request.rid.startswith(STREAMED) for request in requests):
             self._requests = [*requests]
             self._rids = [request.rid for request in requests]
@@ -302,7 +304,7 @@ class SteadyBatch:
 
 
 class QuietBatch:
-    """Steps of which nothing is told: the same requests, none streamed, and no portion is full.
+    """Steps of which nothing is sent: the same requests, none streamed, and no portion is full.
 
     The longest portion sets the pace for all: a step that yields several tokens, as speculation
     does, makes portions longer by as many.
@@ -316,9 +318,9 @@ class QuietBatch:
         """Nothing was due of these after this step; something will be at a portion's end."""
         if any(request.rid.startswith(STREAMED) for request in requests):
             return
-        told = (getattr(each, "rolloutbus_told", 0) for each in requests)
+        starts = (getattr(each, "rolloutbus_told", 0) for each in requests)
         n_kept = max(
-            (len(each.output_ids) - start for each, start in zip(requests, told, strict=True)),
+            (len(each.output_ids) - start for each, start in zip(requests, starts, strict=True)),
             default=portion,
         )
         self._requests, self._n_left = [*requests], portion - n_kept - 1
@@ -387,9 +389,9 @@ def _is_broken(request: SchedulerRequest, stop: int) -> bool:
 
 
 def _finish(row: int, reason: SglangObject) -> RowFinish:
-    told = reason.to_json()
-    status = told.get("status_code")
-    kind, message = str(told["type"]), str(told.get("message", ""))
-    if told.get("matched") == "NaN happened":
+    json = reason.to_json()
+    status = json.get("status_code")
+    kind, message = str(json["type"]), str(json.get("message", ""))
+    if json.get("matched") == "NaN happened":
         kind, message, status = "abort", "the logits held NaN", 500
     return RowFinish(row, kind, message, int(status) if isinstance(status, int) else 0)

@@ -14,22 +14,24 @@ Counted = Callable[[SchedulerRequest, int], Sequence[VersionRun]]
 """SGLang's account of so many tokens of a request."""
 
 
-def contradiction(told: Sequence[VersionRun], counted: Sequence[VersionRun], n_late: int) -> str:
-    """Where the versions told of tokens contradict those counted by SGLang; empty: nowhere.
+def contradiction(
+    reported: Sequence[VersionRun], counted: Sequence[VersionRun], n_late: int
+) -> str:
+    """Says where reported versions of tokens contradict SGLang's count; empty: nowhere.
 
     A token is of the version that is counted for it or for one of the `n_late` places before it,
     and of none older than that of the token before. Nothing is counted before a request's first
     token is booked: the first `n_late` tokens may be of any version.
 
     Args:
-        told: runs without gaps; may begin after 0.
-        counted: runs without gaps, from 0 to the end of `told`. One without a token stands for
+        reported: runs without gaps; may begin after 0.
+        counted: runs without gaps, from 0 to the end of `reported`. One without a token stands for
             weights that came and went while no token was booked.
         n_late: tokens of a request that can be computed and not booked.
     """
     place = -1
     """In `counted`, of the run that the last token is from; -1: from before the first one."""
-    for run in told:
+    for run in reported:
         token = run.start
         while token < run.stop:
             if place >= 0 or token >= n_late:

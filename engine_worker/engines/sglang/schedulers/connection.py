@@ -33,7 +33,7 @@ class TapListener:
         """Listen at once, so that a scheduler which fails to start can say why.
 
         Args:
-            on_message: called from the thread of the scheduler that told it; must not block.
+            on_message: called from the thread of the scheduler that sent it; must not block.
             on_gone: a scheduler has gone, whatever the reason; called from its thread.
         """
         self._on_message = on_message
@@ -79,7 +79,7 @@ class TapListener:
         self._on_gone()
 
 
-Word = VersionStaged | Swapped
+Report = VersionStaged | Swapped
 
 
 class Schedulers:
@@ -88,9 +88,9 @@ class Schedulers:
     def __init__(self, thread: EngineThread) -> None:
         self._thread = thread
         self._lock = threading.Lock()
-        self._awaited: dict[type[Word], tuple[int, Future[Word]]] = {}
+        self._awaited: dict[type[Report], tuple[int, Future[Report]]] = {}
         self._staged: dict[int, VersionStaged] = {}
-        """By rank: what has been told of the version that is awaited."""
+        """By rank: reports of the version that is awaited."""
         thread.when_dead(self._die)
 
     def ask(self, order: Order) -> SchedulerAnswer:
@@ -113,9 +113,9 @@ class Schedulers:
             raise ValueError(answer.problem)
         return answer
 
-    def expect(self, kind: type[Word], version: int) -> "Future[Word]":
-        """The word of this kind that an order about `version` will bring; one at a time."""
-        future: Future[Word] = Future()
+    def expect(self, kind: type[Report], version: int) -> "Future[Report]":
+        """The report that an order about `version` will bring, of this kind; one at a time."""
+        future: Future[Report] = Future()
         with self._lock:
             if kind is VersionStaged:
                 self._staged.clear()
@@ -123,7 +123,7 @@ class Schedulers:
         self._thread.check()  # nobody else would hear of a death before this
         return future
 
-    def wait(self, future: "Future[Word]", *, is_patient: bool) -> Word:
+    def wait(self, future: "Future[Report]", *, is_patient: bool) -> Report:
         """Wait for it, without a limit if it takes as long as requests run.
 
         Raises:
@@ -136,19 +136,19 @@ class Schedulers:
             self._thread.die(cause)
             raise EngineDied(cause) from None
 
-    def hear(self, word: Word) -> None:
-        """A scheduler has told it; any thread may call."""
+    def on_report(self, report: Report) -> None:
+        """A scheduler has sent a report; any thread may call."""
         with self._lock:
-            version, future = self._awaited.get(type(word), (0, None))
-            if future is None or version != word.version:
+            version, future = self._awaited.get(type(report), (0, None))
+            if future is None or version != report.version:
                 return
-            if isinstance(word, VersionStaged):
-                self._staged[word.rank] = word
-                if len(self._staged) < word.n_ranks:
+            if isinstance(report, VersionStaged):
+                self._staged[report.rank] = report
+                if len(self._staged) < report.n_ranks:
                     return
-                word = next((each for each in self._staged.values() if each.problem), word)
-            del self._awaited[type(word)]
-        future.set_result(word)
+                report = next((each for each in self._staged.values() if each.problem), report)
+            del self._awaited[type(report)]
+        future.set_result(report)
 
     def _die(self) -> None:
         with self._lock:

@@ -1,7 +1,11 @@
-"""What a scheduler process tells its engine host: the columns of its steps, and its last words.
+"""What a scheduler process and its engine host send each other: orders, and columns of steps.
 
-One stream socket per scheduler, in the file system, between processes of one worker. A message is
-its length, four bytes little endian, and the MessagePack of one of the structs below.
+A scheduler sends over a stream socket in the file system: the length of a message, four bytes
+little endian, and the MessagePack of one of the structs below.
+
+An order of the host travels as the name in SGLang's request for a weight by name, which reaches
+every scheduler process between two steps whatever the parallelism; the bytes of the answer come
+back as the numbers of that weight. So nothing is pickled but text, and nothing of SGLang's waits.
 """
 
 import struct

@@ -119,7 +119,7 @@ def stores_by_namespace() -> bool:
 
 
 def version() -> str:
-    """Of the installed package."""
+    """Version of the installed package."""
     return importlib.import_module("sglang").__version__
 
 
@@ -163,14 +163,14 @@ def model_kind(engine: SglangHandle) -> ModelKind:
 
 
 def server_argument_types() -> dict[str, Any]:
-    """What SGLang's server can be told: the type of each argument by name."""
+    """Arguments of SGLang's server: the type of each by name."""
     arguments = _module("server_args").ServerArgs
     types = get_type_hints(arguments)
     return {name: types[name] for name in fields_of(arguments)}
 
 
 def http_status(error: Exception) -> int | None:
-    """Of what SGLang raises for a full queue and for its own failures; None: not such an error."""
+    """Status of SGLang's error for a full queue or its own failure; None: another error."""
     status = getattr(error, "status_code", None)
     return status if isinstance(status, int) else None
 
@@ -217,5 +217,5 @@ def has_xgrammar() -> bool:
 
 
 def xgrammar() -> Any:  # noqa: ANN401 - a module
-    """That package."""
+    """The package xgrammar."""
     return importlib.import_module("xgrammar")

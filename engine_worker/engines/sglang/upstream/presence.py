@@ -73,7 +73,7 @@ def lacks_among(unfit: Mapping[Hook, str]) -> list[Lack]:
 
 
 def lack_of(declared: Hook | Part, what: str) -> Lack:
-    """That `what` is wrong with something declared."""
+    """A lack: `what` is wrong with something declared."""
     loses = None if declared.loses is None else list(declared.loses)
     return Lack(what, declared.carries, loses)
 
@@ -119,7 +119,7 @@ def dotted(path: str) -> str:
 
 
 def lacking_parameters(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `names` that the function does not take; all of them if it is not there.
+    """The names that the function does not take; all of them if it is not there.
 
     A name that begins with a number and a colon, "0:batch", is that of a parameter at this place,
     after `self`.

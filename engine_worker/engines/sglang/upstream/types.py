@@ -1,12 +1,22 @@
 """The part of SGLang's objects that is used here, as types."""
 
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple, Protocol
 
 SglangObject = Any
 """Something of SGLang's of which one name is used, or too many to be written down as a type.
 
 `hooks` declares all names that are used, and they are looked for before an engine starts."""
+Call = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class ModelConfig(Protocol):
@@ -24,76 +34,39 @@ class TokenizerManager(Protocol):
     """Its `dispatched` says that a scheduler knows the request. Missing in some versions."""
     model_config: ModelConfig
     server_args: object
-
-    def generate_request(
-        self, obj: object, request: None
-    ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Run one request; yields its outputs."""
-        ...
-
-    def abort_request(self, rid: str) -> None:
-        """Ask for its end; fire and forget."""
-        ...
-
-    async def pause_generation(self, obj: object) -> None:
-        """Hold or retract what runs."""
-        ...
-
-    async def continue_generation(self, obj: object) -> None:
-        """Go on."""
-        ...
-
-    async def flush_cache(self, timeout_s: float | None = None) -> SglangObject:
-        """Forget what is cached, at once or when nothing runs any more."""
-        ...
-
-    async def clear_hicache_storage(self) -> SglangObject:
-        """Forget what is in the storage behind the caches."""
-        ...
-
-    async def start_profile(self, req: object) -> object:
-        """Begin; RuntimeError: it cannot."""
-        ...
-
-    async def stop_profile(self) -> object:
-        """Write it; RuntimeError: there is nothing to write."""
-        ...
-
-    async def get_loads(self) -> Sequence[SglangObject]:
-        """What the schedulers last told of themselves."""
-        ...
-
-    async def get_weights_by_name(self, obj: object, request: None) -> Sequence[Any]:
-        """Numbers of a weight."""
-        ...
-
-    async def close_session(self, obj: object, request: None) -> None:
-        """A session's prefixes are like any others from now on."""
-        ...
-
-    async def get_internal_state(self) -> Sequence[Mapping[str, Any]]:
-        """One mapping per scheduler; answered in the order of commands."""
-        ...
+    generate_request: Callable[[object, None], AsyncGenerator[Mapping[str, Any], None]]
+    """Runs one request; yields its outputs."""
+    abort_request: Callable[..., None]
+    """Asks for its end; fire and forget."""
+    pause_generation: Call
+    continue_generation: Call
+    flush_cache: Call
+    """Forgets what is cached, at once or, with `timeout_s`, when nothing runs any more."""
+    clear_hicache_storage: Call
+    start_profile: Call
+    """RuntimeError: it cannot."""
+    stop_profile: Call
+    """RuntimeError: there is nothing to write."""
+    get_loads: Call
+    """What each data parallel rank last reported of itself."""
+    get_weights_by_name: Call
+    close_session: Call
+    get_internal_state: Call
+    """Answered in the order of commands."""
 
 
 class SglangHandle(Protocol):
-    """SGLang's `Engine`."""
+    """SGLang's `Engine`; all calls block."""
 
     tokenizer_manager: TokenizerManager
     server_args: Any
     """See `upstream.resolved_arguments`."""
-
-    def save_sharded_model(self, *, path: str, pattern: str | None, max_size: int | None) -> None:
-        """Write what each rank holds; blocks. AssertionError: it could not."""
-        ...
-
-    def save_remote_model(self, *, url: str) -> None:
-        """Write to a connector; blocks. AssertionError: it could not."""
-        ...
-
-    def shutdown(self) -> None:
-        """Kill every child of this process; blocks."""
-        ...
+    save_sharded_model: Callable[..., None]
+    """Writes what each rank holds. AssertionError: it could not."""
+    save_remote_model: Callable[..., None]
+    """Writes to a connector. AssertionError: it could not."""
+    shutdown: Callable[[], None]
+    """Kills every child of this process."""
 
 
 class OutputStreamer(Protocol):
@@ -126,25 +99,12 @@ class Model(Protocol):
         ...
 
 
-class WeightUpdater(Protocol):
-    """Overwrites the model of one rank. Some versions want `begin_weight_update` first."""
-
-    def update_weights_from_tensor(
-        self, *, named_tensors: Sequence[tuple[str, Any]], load_format: str | None
-    ) -> tuple[bool, str]:
-        """Whether it did, and why not."""
-        ...
-
-    def end_weight_update(self, *, run_post_load: bool) -> None:
-        """All that belongs together was written."""
-        ...
-
-
 class ModelRunner(Protocol):
     """What runs the model on one rank."""
 
     model: Model
-    weight_updater: WeightUpdater
+    weight_updater: SglangObject
+    """Overwrites the model of one rank. Some versions want `begin_weight_update` first."""
 
 
 class Scheduler(Protocol):
@@ -167,25 +127,14 @@ class Scheduler(Protocol):
     max_total_num_tokens: int
     server_args: object
 
-    def pause_generation(self, recv_req: object) -> None:
-        """Hold or retract what runs."""
-        ...
-
-    def continue_generation(self, recv_req: object) -> None:
-        """Take steps again."""
-        ...
-
-    def abort_request(self, recv_req: object) -> None:
-        """End what is queued, and soon what runs."""
-        ...
-
-    def record_weight_version_change(self, new_version: str) -> None:
-        """Note how many tokens each request has until now. Missing in some versions."""
-        ...
-
-    def maybe_sleep_on_idle(self) -> None:
-        """Wait up to 1 s for something to come, if `sleep_on_idle` says so."""
-        ...
+    pause_generation: Callable[[object], None]
+    continue_generation: Callable[[object], None]
+    abort_request: Callable[[object], None]
+    """Ends what is queued, and soon what runs."""
+    record_weight_version_change: Callable[..., None]
+    """Notes how many tokens each request has until now. Missing in some versions."""
+    maybe_sleep_on_idle: Callable[[], None]
+    """Waits up to 1 s for something to come, if `sleep_on_idle` says so."""
 
 
 class VersionRun(NamedTuple):
@@ -217,7 +166,4 @@ class SchedulerRequest(Protocol):
     """Namespace in the prefix cache."""
     rolloutbus_extra_key: str | None
     """Ours: what that would be for weights that never change. Not there before it is queued."""
-
-    def finished(self) -> bool:
-        """Whether it has ended."""
-        ...
+    finished: Callable[[], bool]
