@@ -22,9 +22,13 @@ def main() -> None:
     engine: Any = upstream.build_engine(upstream.run_scheduler_process, arguments)
     try:
         answers = [_answer(engine, request) for request in order["requests"]]
+        resumed = [
+            _resumed(engine, *each, order["n_kept"])
+            for each in zip(order["requests"], answers, strict=True)
+        ]
     finally:
         engine.shutdown()
-    out.write(json.dumps(answers) + "\n")
+    out.write(json.dumps([answers, resumed]) + "\n")
 
 
 def _answer(engine: Any, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
@@ -44,6 +48,21 @@ def _answer(engine: Any, request: dict[str, Any]) -> dict[str, Any]:  # noqa: AN
         "masks": meta.get("output_token_sampling_mask"),
         "support": meta.get("output_token_sampling_logprobs"),
     }
+
+
+def _resumed(
+    engine: Any,  # noqa: ANN401
+    request: dict[str, Any],
+    answer: dict[str, Any],
+    n_kept: int,
+) -> dict[str, Any] | None:
+    """The answer to the rest of a greedy request, whose first tokens belong to the prompt then."""
+    params = request["sampling_params"]
+    if "refused" in answer or params["temperature"]:
+        return None
+    params = {**params, "max_new_tokens": params["max_new_tokens"] - n_kept}
+    prompt = [*request["input_ids"], *answer["tokens"][:n_kept]]
+    return _answer(engine, {**request, "input_ids": prompt, "sampling_params": params})
 
 
 async def _last(engine: Any, asked: object) -> Any:  # noqa: ANN401

@@ -20,7 +20,7 @@ from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import engine_options, fleet_of
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = [50, 51, 52]
 N_TOKENS, N_KEPT = 24, 8
@@ -64,8 +64,8 @@ CASES: Mapping[str, Case] = {
 EQUAL, UNEQUAL = 1e-5, 1e-3
 
 
-def public(case: Case, kept: Sequence[int] = ()) -> dict[str, Any]:
-    """The case as a request of SGLang's; `kept`: as resumed, what it has belongs to its prompt."""
+def public(case: Case) -> dict[str, Any]:
+    """The case as a request of SGLang's."""
     s = case.sampling
     params = {
         name: getattr(s, name)
@@ -74,24 +74,26 @@ def public(case: Case, kept: Sequence[int] = ()) -> dict[str, Any]:
             *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"),
         )
     }
-    params |= {"max_new_tokens": s.max_new_tokens - len(kept), "top_k": s.top_k or -1}
+    params |= {"max_new_tokens": s.max_new_tokens, "top_k": s.top_k or -1}
     if s.stop_token_ids:
         params["stop_token_ids"] = list(s.stop_token_ids)
-    return {"input_ids": [*PROMPT, *kept], "sampling_params": params, **case.fields}
+    return {"input_ids": PROMPT, "sampling_params": params, **case.fields}
 
 
-def plain(model: Path, requests: Sequence[Mapping[str, Any]], **options: Any) -> list[Any]:  # noqa: ANN401
+def plain(model: Path, requests: Sequence[Mapping[str, Any]], **options: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    """SGLang's answers to the requests, and to the rest of the greedy ones once resumed."""
     settings = {"model": str(model), **engine_options(**options)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.sglang.plain_engine"],
-        input=json.dumps({"settings": settings, "requests": requests}) + "\n",
+        input=json.dumps({"settings": settings, "requests": requests, "n_kept": N_KEPT}) + "\n",
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    answers, resumed = json.loads(done.stdout.splitlines()[-1])
+    return answers, resumed
 
 
 def n_equal(one: Sequence[int], two: Sequence[int]) -> int:
@@ -128,13 +130,11 @@ async def run_ours(model: Path, options: Any, cases: Mapping[str, Case]) -> dict
 async def test_public_parameters_beside_ours(llama: Path, *, is_overlapped: bool) -> None:
     options = {"text": True, "disable_overlap_schedule": not is_overlapped}
     requests = [public(case) for case in CASES.values()]
-    theirs = dict(zip(CASES, plain(llama, requests, **options), strict=True))
+    answers, rests = plain(llama, requests, **options)
+    theirs, resumed = (dict(zip(CASES, each, strict=True)) for each in (answers, rests))
     # A refused request draws no random numbers: so that both draw the same, ours is not sent.
     accepted = {name: case for name, case in CASES.items() if "refused" not in theirs[name]}
     ours = await run_ours(llama, options, accepted)
-    greedy = [name for name, case in accepted.items() if not case.sampling.temperature]
-    kept = [public(CASES[name], ours[name].tokens[:N_KEPT].tolist()) for name in greedy]
-    resumed = dict(zip(greedy, plain(llama, kept, **options), strict=True))
     found: dict[str, dict[str, float]] = {}
     for name in CASES:
         if name not in accepted:
@@ -150,7 +150,7 @@ async def test_public_parameters_beside_ours(llama: Path, *, is_overlapped: bool
         if there["masks"]:
             behaviour = here.behaviour_logprobs.tolist()
             row["behaviour"] = difference(behaviour, of_support(there), n)
-        if name in resumed:
+        if resumed[name] is not None:
             rest, again = here.tokens.tolist()[N_KEPT:], resumed[name]
             n = n_equal(rest, again["tokens"])
             row |= {"resumed": float(n), "of rest": float(len(rest))}
