@@ -250,7 +250,10 @@ async def _started(options: DemoOptions, view: DemoView) -> AsyncGenerator[DemoR
         rolloutbus.connect(fleet.address, name="demo") as client,
         _recorded(fleet, options.record),
     ):
-        feed = RolloutFeed(client, _training_words(rng, held_out), _feed_options(options))
+        feed_options = FeedOptions(
+            options.groups_per_step, options.group_size, options.max_staleness
+        )
+        feed = RolloutFeed(client, _training_words(rng, held_out), feed_options)
         publisher = rolloutbus.WeightPublisher(client) if options.updates else None
         yield DemoRun(
             options=options,
@@ -275,10 +278,6 @@ async def _recorded(fleet: rolloutbus.Fleet, directory: str) -> AsyncGenerator[N
         await recorder.caught_up(RECORDER_DEADLINE_S)
         yield
         await recorder.caught_up(RECORDER_DEADLINE_S)
-
-
-def _feed_options(options: DemoOptions) -> FeedOptions:
-    return FeedOptions(options.groups_per_step, options.group_size, options.max_staleness)
 
 
 def _training_words(rng: Random, held_out: list[str]) -> Iterator[str]:

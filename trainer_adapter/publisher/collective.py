@@ -54,7 +54,8 @@ class Rendezvous:
 
     def __init__(self, host: str, timeout_s: float) -> None:
         """Listen at the address `host`, on any free port."""
-        with socket.create_server((host, 0), family=_family(host)) as listening:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as listening:
             self.host, self.port = host, int(listening.getsockname()[1])
             # Without a descriptor of ours it would listen on every address of this host.
             self._store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
@@ -138,10 +139,6 @@ class Rendezvous:
         # A wait of the store would block a thread, and every other call with it.
         while not self._store.check([key]):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 BUCKET_BYTES = 256 << 20

@@ -82,11 +82,6 @@ def plan_of(holdings: Sequence[Sequence[Holding]], merge: Merge | None) -> list[
     return [_gathered(name, by_rank, merge) for name, by_rank in ranks_by_name.items()]
 
 
-def in_buckets(plan: Sequence[Gathered], bucket_bytes: int) -> list[list[Gathered]]:
-    """Runs of tensors of at most `bucket_bytes` each; a larger tensor is alone in its own."""
-    return runs_within(bucket_bytes, plan, lambda each: size_of(each.whole))
-
-
 def size_of(tensor: SourceTensor) -> int:
     """Of its values, bytes."""
     return torch.Size(tensor.shape).numel() * tensor.dtype.itemsize
@@ -182,7 +177,7 @@ class ShardedSource:
         self._device = _device_of(list(self._named.values()), group)
         mine = [self._holding(name, each) for name, each in self._named.items()]
         plan = plan_of(exchange(mine, group, self._device), merge)
-        self._buckets = in_buckets(plan, bucket_bytes)
+        self._buckets = runs_within(bucket_bytes, plan, lambda each: size_of(each.whole))
         self._lock = threading.Lock()
         self._n_settled = 0
         """Versions of which the other ranks have heard the end."""

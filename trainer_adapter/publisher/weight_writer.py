@@ -6,7 +6,7 @@ the trainer keeps its lease meanwhile.
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -257,8 +257,15 @@ class WeightWriter:
         Raises:
             EngineFailed: the store would not take the bytes.
         """
-        async with bulk as link:
-            await link.ask_all(_pushes(link, policy, reserved.version, content))
+
+        async def push_from(offset: int) -> None:
+            # Encoded at once, so the view is as good as the bytes, and saves a copy of them.
+            part = cast("bytes", content[offset : offset + CHUNK_BYTES].data)
+            await bulk.ask("push_chunk", PushChunk(policy, reserved.version, offset, part))
+
+        async with bulk:
+            offsets = range(0, len(content), CHUNK_BYTES)
+            await bulk.ask_all(partial(push_from, offset) for offset in offsets)
 
     def tidy(self) -> None:
         """A version was given up: let go of its segment."""
@@ -327,17 +334,3 @@ def tensors_in(content: Bytes, layout: Sequence[Tensor]) -> list[torch.Tensor]:
         .view(each.shape)
         for each in layout
     ]
-
-
-def _pushes(
-    link: BulkLink, policy: str, version: int, content: Bytes
-) -> Iterator[Callable[[], Awaitable[None]]]:
-    for offset in range(0, len(content), CHUNK_BYTES):
-        yield partial(_push, link, policy, version, offset, content[offset : offset + CHUNK_BYTES])
-
-
-async def _push(link: BulkLink, policy: str, version: int, offset: int, part: Bytes) -> None:
-    # Encoded at once, so the view is as good as the bytes, and saves a copy of them.
-    content = cast("bytes", part.data)
-    body = PushChunk(policy=policy, version=version, offset=offset, content=content)
-    await link.ask("push_chunk", body)

@@ -194,7 +194,9 @@ class StoreCore:
             stored.askers.append(asker)
             return [Verify(stored.key, stored.segment, stored.tensors)]
         if ask.digests != [each.digest for each in stored.tensors]:
-            return [StoreAnswer(asker, "failed", problems.other_digests())]
+            message = "the version was sealed with other digests"
+            problem = Problem("digest_mismatch", message, "failed", field="digests")
+            return [StoreAnswer(asker, "failed", problem)]
         if stored.state == "verifying":
             stored.askers.append(asker)
             return []

@@ -6,6 +6,7 @@ Pure; the bytes are the shell's. Spec: docs/protocol.md, "Deltas".
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import DeltaPart, Offer, PullChunk, WeightDelta
 from rolloutbus.trainer_adapter.store import problems
 from rolloutbus.trainer_adapter.store.effects import (
@@ -120,7 +121,9 @@ class DeltaTable:
         """Begin a delta between two versions whose bytes are whole."""
         key = (stored.policy, stored.number, base.number)
         if len([each for each in self._by_key.values() if not each.is_made]) >= MAX_IN_THE_MAKING:
-            return [StoreAnswer(asker, "failed", problems.busy("other deltas are being made"))]
+            message = "other deltas are being made"
+            busy = Problem("busy", message, "not_started", retry_after_ms=1000)
+            return [StoreAnswer(asker, "failed", busy)]
         self._by_key[key] = _MadeDelta((stored, base), now, [asker])
         for each in (stored, base):
             each.n_readers += 1

@@ -51,21 +51,10 @@ def wrong_bytes(tensor: str) -> Problem:
     return Problem("digest_mismatch", message, "failed", field=f"tensors.{tensor}")
 
 
-def other_digests() -> Problem:
-    """A version is sealed once."""
-    message = "the version was sealed with other digests"
-    return Problem("digest_mismatch", message, "failed", field="digests")
-
-
 def older(policy: str, version: int, last: int) -> Problem:
     """Commits only go upward."""
     message = f"version {last} of policy {policy!r} is committed already; {version} is older"
     return Problem("stale_version", message, "not_started", field="version")
-
-
-def busy(message: str) -> Problem:
-    """The store is at its limit now."""
-    return Problem("busy", message, "not_started", retry_after_ms=1000)
 
 
 def no_delta(version: int, base: int) -> Problem:

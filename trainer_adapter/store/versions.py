@@ -223,7 +223,7 @@ class VersionTable:
         for record in records:
             match record:
                 case Assigned():
-                    self._raise_to(self.assigned, record.policy, record.version)
+                    self.take_number(record.policy, record.version)
                 case Sealed():
                     stored = StoredVersion(record.policy, record.version, record.tensors, "sealed")
                     stored.segment = record.segment
@@ -234,7 +234,8 @@ class VersionTable:
                         self.note_adapter(record)
                     else:
                         self.note_history(record.policy, record.version)
-                        self._raise_to(self.committed, record.policy, record.version)
+                        last = self.committed.get(record.policy, 0)
+                        self.committed[record.policy] = max(record.version, last)
                         self.note_waves(record)
                     if (stored := self.by_key.get((record.policy, record.version))) is not None:
                         stored.on("commit")
@@ -305,7 +306,7 @@ class VersionTable:
 
     def take_number(self, policy: str, number: int) -> None:
         """No version of ours will have this number."""
-        self._raise_to(self.assigned, policy, number)
+        self.assigned[policy] = max(number, self.assigned.get(policy, 0))
 
     def assign(self, policy: str, tensors: list[Tensor]) -> StoredVersion:
         """A new version with the next number."""
@@ -332,7 +333,3 @@ class VersionTable:
         ahead = [each for each in mine if each.state == "sealed" and each.number > last]
         kept = {each.key for each in committed[-keep_committed:] + ahead[-keep_sealed:]}
         return [each for each in mine if each.key not in kept]
-
-    @staticmethod
-    def _raise_to(numbers: dict[str, int], policy: str, number: int) -> None:
-        numbers[policy] = max(number, numbers.get(policy, 0))

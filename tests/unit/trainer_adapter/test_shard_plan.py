@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from rolloutbus.bus.packing import runs_within
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.trainer_adapter.publisher.sharded import Holding, in_buckets, plan_of
+from rolloutbus.trainer_adapter.publisher.sharded import Holding, plan_of, size_of
 
 
 def held(name: str, *shape: int, leads: bool = True) -> Holding:
@@ -43,7 +44,7 @@ def test_ranks_that_hold_nothing_have_nothing_to_publish() -> None:
 def test_buckets_are_full_and_in_order_and_a_large_tensor_has_its_own() -> None:
     sizes = [1, 1, 9, 1, 2, 1, 1]
     plan = plan_of([[held(str(i), n) for i, n in enumerate(sizes)]], None)
-    buckets = in_buckets(plan, bucket_bytes=16)
+    buckets = runs_within(16, plan, lambda each: size_of(each.whole))
     assert [[each.whole.shape[0] for each in bucket] for bucket in buckets] == [
         [1, 1],
         [9],
