@@ -166,7 +166,7 @@ def _checked(
 
 
 def _spelled_out(function: FunctionType, options: Callable[..., Any] | None) -> inspect.Signature:
-    """The signature, with a parameter for each key of an `Unpack[...]`."""
+    """The signature, with a parameter for each key of an `Unpack[...]`, as `options` has them."""
     signature = inspect.signature(function)
     defaults = dict(inspect.signature(options).parameters) if options is not None else {}
     parameters: list[inspect.Parameter] = []
@@ -180,9 +180,9 @@ def _spelled_out(function: FunctionType, options: Callable[..., Any] | None) -> 
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=defaults[name].default,
-                annotation=annotation,
+                annotation=keys[name],
             )
-            for name, annotation in keys.items()
+            for name in sorted(keys, key=list(defaults).index)
         ]
     return signature.replace(parameters=parameters)
 

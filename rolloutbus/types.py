@@ -5,8 +5,8 @@ from rolloutbus.bus.wire.messages.generation import DetachedRequest
 from rolloutbus.replay.offline import OfflineRollout
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.subscriber import Subscriber
+from rolloutbus.trainer_adapter.client.commands import MemoryTag
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
-from rolloutbus.trainer_adapter.client.memory_tags import MemoryTag
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.sync_client import SyncSession
 from rolloutbus.trainer_adapter.client.transcript import Transcript

@@ -14,8 +14,11 @@ from rolloutbus.bus.weights.tensor_files import header_of
 from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.cli.options import Address, AsJson, Deadline, YourKey, example
 from rolloutbus.cli.terminal import ExitStatus, connected, fail, run
-from rolloutbus.trainer_adapter.client.weight_queries import ActiveTensor
-from rolloutbus.trainer_adapter.client.weights_report import WeightsReport, WorkerWeights
+from rolloutbus.trainer_adapter.client.weight_queries import (
+    ActiveTensor,
+    WeightsReport,
+    WorkerWeights,
+)
 
 MAX_SHOWN = 3
 """Names of tensors in one cell."""

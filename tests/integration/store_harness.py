@@ -20,8 +20,8 @@ from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.delivery import Ack
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
+from rolloutbus.trainer_adapter.client.commands import FleetRef
 from rolloutbus.trainer_adapter.client.connection import Connection
-from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
 from tests.integration.live_fleet import DEADLINE_S

@@ -139,7 +139,7 @@ async def test_subscribers_and_recorder_are_refused_elsewhere(
 
 
 async def test_thread_without_a_loop_is_refused_too(client: RolloutClient) -> None:
-    session = Session(client, OpenSession("one"))
+    session = Session(client.connection, OpenSession("one"))
     with pytest.raises(WrongEventLoop, match="outside of any event loop"):
         await asyncio.to_thread(session.close)
     with pytest.raises(WrongEventLoop, match="connect_sync"):

@@ -13,7 +13,7 @@ from rolloutbus.bus.wire.messages.weights import (
     UpdateProgress,
     VersionPublished,
 )
-from rolloutbus.trainer_adapter.client.control import FleetRef
+from rolloutbus.trainer_adapter.client.commands import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask

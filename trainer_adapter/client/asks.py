@@ -94,31 +94,9 @@ def ask_of(
     media: Sequence[Media] = (),
     stream: bool = False,
 ) -> Ask:
-    """The request for one continuation.
+    """The request for one continuation; see `RolloutClient.generate`.
 
-    Args:
-        prompt: token ids, int32 [n_prompt_tokens], at least one.
-        sampling: how tokens are drawn, or a dict of its fields. A `top_k` of -1 is off, too.
-        deadline_s: seconds from now for the whole request, queueing included.
-        session: requests of one session stay on one worker.
-        group: requests of one group share a worker's prefix cache.
-        versions: `any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`.
-        policy: name of the policy whose weights are asked for.
-        priority: higher goes first; -100..100.
-        on_loss: when the worker is lost: `resume`, `retry` or `fail`.
-        detached: it goes on when this process ends, and is not stopped when its caller stops
-            waiting; see `RolloutClient.reattach`. Its `group` tells it apart then.
-        lora: adapter, `NAME` or `NAME@VERSION`; none if empty. See `RolloutClient.load_lora`.
-        want: what to tell besides tokens and logprobs: it comes in `Rollout.arrays`.
-        grammar: the output must match it.
-        processors: change logits before sampling, in this order; see
-            `trainer_adapter.client.logit_processors`.
-        action_mask: token ids: nothing else is sampled. Short for the processor of this name, put
-            first.
-        disallowed_tokens: token ids that are not sampled. Short for the processor of this name,
-            put first.
-        media: what the placeholder tokens in the prompt stand for, in their order.
-        stream: deltas come with every engine step.
+    A `top_k` of -1 is off, too. With `stream` deltas come with every engine step.
 
     Raises:
         Refused: the prompt or an option is no valid value; `.field` names it.
@@ -163,6 +141,11 @@ def ask_of(
         media=list(media),
     )
     return Ask("generate", body, place=place, on_loss=on_loss)
+
+
+def deadline_of(options: TurnOptions) -> float:
+    """Seconds from now, as `ask_of` understands the options."""
+    return options.get("deadline_s", DEFAULT_DEADLINE_S)
 
 
 def group_asks(

@@ -5,81 +5,194 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal, NoReturn, Self, Unpack
 
-from rolloutbus.bus.actor.ref import FLEET
+import numpy as np
+
+from rolloutbus.bus.actor.loop import Clock
+from rolloutbus.bus.actor.ref import FLEET, ROUTER
 from rolloutbus.bus.security.key_files import router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
-from rolloutbus.bus.security.zmq_curve import dialer_of
+from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.errors import Refused, RemoteProtocolError
+from rolloutbus.bus.wire.errors import Refused, cannot_be_pickled
+from rolloutbus.bus.wire.messages.control import (
+    DEVICE,
+    CacheTier,
+    FleetStatus,
+    FlushCache,
+    MemoryTag,
+    Pause,
+    PauseMode,
+    Resume,
+    ServerInfo,
+    Shutdown,
+    Sleep,
+    WakeUp,
+)
 from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.engine import (
+    Embed,
+    Embedded,
+    GetLoad,
+    LoadLora,
+    Rerank,
+    Reranked,
+    Saved,
+    SaveKind,
+    SaveWeights,
+    Score,
+    Scored,
+    StartProfile,
+    StopProfile,
+    UnloadLora,
+)
 from rolloutbus.bus.wire.messages.generation import (
-    NOTHING_MORE,
     Attach,
     DetachedList,
     DetachedRequest,
-    Grammar,
     ListDetached,
-    Media,
-    Processor,
-    Want,
 )
 from rolloutbus.bus.wire.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S, OpenSession
 from rolloutbus.bus.wire.validation import MAX_RID_BYTES
 from rolloutbus.trainer_adapter.client.asks import (
     DEFAULT_DEADLINE_S,
+    GenerateOptions,
     Prompt,
     SamplingLike,
-    SessionName,
-    VersionsRule,
     ask_of,
+    deadline_of,
     group_asks,
+    tokens_of,
 )
-from rolloutbus.trainer_adapter.client.core.effects import Result
+from rolloutbus.trainer_adapter.client.commands import Commands, FleetRef
+from rolloutbus.trainer_adapter.client.connection import Connection, FleetListener, Ports
+from rolloutbus.trainer_adapter.client.core.effects import FleetChanged, Result
 from rolloutbus.trainer_adapter.client.core.requests import Ask
-from rolloutbus.trainer_adapter.client.core.results import MAX_NAMED, Delta, OnLoss, Rollout
+from rolloutbus.trainer_adapter.client.core.results import (
+    MAX_NAMED,
+    Delta,
+    Embeddings,
+    FleetResult,
+    Float32s,
+    Rollout,
+    Scores,
+    rollout_in,
+    table_of,
+    vector_of,
+)
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from rolloutbus.trainer_adapter.client.engine_surface import EngineClient
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.weight_queries import (
     ActiveTensor,
+    WeightsReport,
     check_weights,
     get_weights,
 )
-from rolloutbus.trainer_adapter.client.weights_report import WeightsReport
 
 WEIGHTS_DEADLINE_S = 120.0
+LONG_S = 300.0
+"""Deadline of what moves weights or files, unless the caller names one."""
+
+ProfileActivity = Literal["CPU", "GPU"]
 
 
-@strict()
-class RolloutClient(EngineClient):
-    """Samples with whatever workers are there. An async context manager; see `connect`.
+@strict(options=ask_of)
+class RolloutClient:
+    """Samples with whatever workers are there, and commands them. An async context manager.
 
     A request survives the loss of its worker, of its router and of its connection, and ends
     exactly once. Cancelling a waiting call aborts its request, unless that is `detached`.
+
+    Commands to workers have a `target`: `fleet` or the name of one worker. Deadlines are seconds
+    from now for the whole command; 0 takes the settings' control deadline. A command that some
+    target did not do raises FleetCommandFailed, which says who and why, and one that reached no
+    worker at all Refused, code `not_ready`; with `check=False` it returns: errors then stand in the
+    result under the workers' names. `pause` and `resume` are kept for workers that join later. A
+    launched or lately lost worker that is away while the fleet gets another command that changes
+    workers (`sleep`, `flush_cache`) stands in `silent`. A command to one worker that its engine
+    cannot do raises EngineFailed, code `unsupported`.
     """
 
+    def __init__(
+        self, settings: ClientSettings, ports: Ports | None = None, clock: Clock | None = None
+    ) -> None:
+        self.connection = Connection(settings, ports, clock)
+        self._commands = Commands(self.connection)
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(
+            self, f"the address {self.connection.settings.router!r} and connect there"
+        )
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> Self:
+        """Connect, for whom an `async with` is too short; `close` ends it.
+
+        Raises:
+            PeerLost: no router answered in time.
+            LocalProtocolError: it is open, or was closed: a client opens once.
+        """
+        await self.connection.open()
+        return self
+
+    async def close(self) -> None:
+        """Leave: what is open is stopped, and its callers get ActorStopped. Once is enough."""
+        self.connection.close()
+
+    @property
+    def fleet(self) -> str:
+        """Identity of the fleet, e.g. for `connect(fleet=…)`; empty before the router told it."""
+        return self.connection.fleet
+
+    @property
+    def other_fleet(self) -> FleetChanged | None:
+        """(former, fleet) while a fleet answers that is not accepted; see `accept_fleet`."""
+        return self.connection.other_fleet
+
+    def on_other_fleet(self, listener: FleetListener) -> None:
+        """Call `listener` with (former, fleet) whenever another fleet answers at the address.
+
+        It is called on the client's event loop; `other_fleet` says the same.
+        """
+        self.connection.fleet_listeners.append(listener)
+
+    def accept_fleet(self) -> None:
+        """Go on with the other fleet that answers: version numbers are its own from now on.
+
+        Until then requests that name a version (`min:V`, `exact:V`, `max-staleness:K`, and a
+        publisher's `restore` and `outcome`) raise OtherFleet; others are served. No change: no
+        effect.
+        """
+        self.connection.accept_fleet()
+
+    @property
+    def bulk(self) -> str:
+        """Endpoint where the weight store serves bytes; empty while none is connected."""
+        return self.connection.upstream.bulk
+
+    @property
+    def dialer(self) -> Dialer | None:
+        """The keys it connects with, if any."""
+        return self.connection.dialer
+
+    def ref(self, address: str = ROUTER) -> FleetRef:
+        """What to `tell`, `ask` and `stream` at this address.
+
+        Args:
+            address: `fleet`, `store`, `worker:NAME`; empty for the router itself. Commands to
+                members are answered with a FleetResult, others with their typed result.
+        """
+        return self._commands.ref(address)
+
     async def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingLike,
-        *,
-        deadline_s: float = DEFAULT_DEADLINE_S,
-        session: SessionName = "",
-        group: str = "",
-        versions: VersionsRule = "any",
-        policy: str = "default",
-        priority: int = 0,
-        on_loss: OnLoss = "resume",
-        detached: bool = False,
-        lora: str = "",
-        want: Want = NOTHING_MORE,
-        grammar: Grammar | None = None,
-        processors: Sequence[Processor] = (),
-        action_mask: Sequence[int] | None = None,
-        disallowed_tokens: Sequence[int] | None = None,
-        media: Sequence[Media] = (),
+        self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[GenerateOptions]
     ) -> Rollout:
         """Sample one continuation of `prompt`.
 
@@ -122,26 +235,8 @@ class RolloutClient(EngineClient):
             EngineFailed: the engine failed, or crashed three times while this request ran.
         Spec: docs/protocol.md, "Generation".
         """
-        ask = ask_of(
-            prompt,
-            sampling,
-            deadline_s=deadline_s,
-            session=session,
-            group=group,
-            versions=versions,
-            policy=policy,
-            priority=priority,
-            on_loss=on_loss,
-            detached=detached,
-            lora=lora,
-            want=want,
-            grammar=grammar,
-            processors=processors,
-            action_mask=action_mask,
-            disallowed_tokens=disallowed_tokens,
-            media=media,
-        )
-        return _rollout(await self.connection.ask(ask, deadline_s))
+        ask = ask_of(prompt, sampling, **options)
+        return rollout_in(await self.connection.ask(ask, deadline_of(options)))
 
     async def generate_batch(
         self,
@@ -149,21 +244,7 @@ class RolloutClient(EngineClient):
         sampling: SamplingLike,
         *,
         n: int = 1,
-        deadline_s: float = DEFAULT_DEADLINE_S,
-        session: SessionName = "",
-        group: str = "",
-        versions: VersionsRule = "any",
-        policy: str = "default",
-        priority: int = 0,
-        on_loss: OnLoss = "resume",
-        detached: bool = False,
-        lora: str = "",
-        want: Want = NOTHING_MORE,
-        grammar: Grammar | None = None,
-        processors: Sequence[Processor] = (),
-        action_mask: Sequence[int] | None = None,
-        disallowed_tokens: Sequence[int] | None = None,
-        media: Sequence[Media] = (),
+        **options: Unpack[GenerateOptions],
     ) -> list[list[Rollout]]:
         """Sample `n` continuations of each prompt: one list per prompt, its group.
 
@@ -175,28 +256,8 @@ class RolloutClient(EngineClient):
         Raises:
             As `generate`.
         """
-        asks = list(
-            group_asks(
-                prompts,
-                sampling,
-                n,
-                deadline_s=deadline_s,
-                session=session,
-                group=group,
-                versions=versions,
-                policy=policy,
-                priority=priority,
-                on_loss=on_loss,
-                detached=detached,
-                lora=lora,
-                want=want,
-                grammar=grammar,
-                processors=processors,
-                action_mask=action_mask,
-                disallowed_tokens=disallowed_tokens,
-                media=media,
-            )
-        )
+        asks = list(group_asks(prompts, sampling, n, **options))
+        deadline_s = deadline_of(options)
         rids: list[str] = []
         futures: list[asyncio.Future[Result]] = []
         try:
@@ -204,32 +265,14 @@ class RolloutClient(EngineClient):
                 rid, future = self.connection.submit(ask, deadline_s)
                 rids.append(rid)
                 futures.append(future)
-            rollouts = [_rollout(result) for result in await asyncio.gather(*futures)]
+            rollouts = [rollout_in(result) for result in await asyncio.gather(*futures)]
         finally:
             for rid in rids:
                 self.connection.forget(rid)
         return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
 
     def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingLike,
-        *,
-        deadline_s: float = DEFAULT_DEADLINE_S,
-        session: SessionName = "",
-        group: str = "",
-        versions: VersionsRule = "any",
-        policy: str = "default",
-        priority: int = 0,
-        on_loss: OnLoss = "resume",
-        detached: bool = False,
-        lora: str = "",
-        want: Want = NOTHING_MORE,
-        grammar: Grammar | None = None,
-        processors: Sequence[Processor] = (),
-        action_mask: Sequence[int] | None = None,
-        disallowed_tokens: Sequence[int] | None = None,
-        media: Sequence[Media] = (),
+        self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[Delta]:
         """Stream the tokens sampled for `prompt`, in order and without gaps.
 
@@ -240,27 +283,8 @@ class RolloutClient(EngineClient):
             As `generate`.
         Spec: docs/protocol.md, "Streams".
         """
-        ask = ask_of(
-            prompt,
-            sampling,
-            stream=True,
-            deadline_s=deadline_s,
-            session=session,
-            group=group,
-            versions=versions,
-            policy=policy,
-            priority=priority,
-            on_loss=on_loss,
-            detached=detached,
-            lora=lora,
-            want=want,
-            grammar=grammar,
-            processors=processors,
-            action_mask=action_mask,
-            disallowed_tokens=disallowed_tokens,
-            media=media,
-        )
-        return self.connection.stream(ask, deadline_s)
+        ask = ask_of(prompt, sampling, stream=True, **options)
+        return self.connection.stream(ask, deadline_of(options))
 
     def session(
         self,
@@ -289,7 +313,7 @@ class RolloutClient(EngineClient):
                 or the name is another client's (`session_taken`).
         Spec: docs/protocol.md, "Sessions".
         """
-        return Session(self, OpenSession(name, policy, lease_s, grace_s), wait_s)
+        return Session(self.connection, OpenSession(name, policy, lease_s, grace_s), wait_s)
 
     @property
     def sessions(self) -> Mapping[str, HeldSession]:
@@ -307,7 +331,7 @@ class RolloutClient(EngineClient):
             deadline_s: seconds from now; 0 takes the settings' control deadline.
         Spec: docs/protocol.md, "Detached requests".
         """
-        return (await self._to_router(DetachedList, ListDetached(), deadline_s)).requests
+        return (await self._commands.to_router(DetachedList, ListDetached(), deadline_s)).requests
 
     async def collect(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Rollout:
         """Wait for the result of a detached request; giving up leaves it where it is.
@@ -316,7 +340,7 @@ class RolloutClient(EngineClient):
             As `generate`. Refused with code `unknown_request` if nobody holds it; PeerLost if
             its worker was lost and nobody else has the prompt.
         """
-        return _rollout(await self.connection.ask(_attach(rid), deadline_s))
+        return rollout_in(await self.connection.ask(_attach(rid), deadline_s))
 
     def follow(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> AsyncGenerator[Delta]:
         """Stream a detached request from its first token on; see `stream` and `collect`.
@@ -324,38 +348,6 @@ class RolloutClient(EngineClient):
         One that was not asked for as a stream comes in larger portions.
         """
         return self.connection.stream(_attach(rid, is_followed=True), deadline_s)
-
-    async def check_weights(
-        self,
-        names: Sequence[str] = (),
-        *,
-        target: str = FLEET,
-        deadline_s: float = WEIGHTS_DEADLINE_S,
-    ) -> WeightsReport:
-        """Compare the active weights of workers by digest: with the store's, and with each other.
-
-        Generation goes on; the engines' steps wait for copies of 8 MiB at a time.
-
-        Args:
-            names: tensors; all if empty.
-            target: `fleet`, or the name of one worker.
-            deadline_s: seconds from now.
-
-        Spec: docs/protocol.md, "Weights".
-        """
-        return await check_weights(self, names, target, deadline_s)
-
-    async def get_weights(
-        self, name: str, worker: str, *, deadline_s: float = WEIGHTS_DEADLINE_S
-    ) -> ActiveTensor:
-        """The bytes of one tensor as a worker has it active, all of one version.
-
-        Raises:
-            RequestError: the worker has no such tensor, or cannot tell.
-            PeerLost: the worker was lost.
-            TimeoutError: versions changed faster than the tensor could be read.
-        """
-        return await get_weights(self, name, worker, deadline_s)
 
     async def abort(self, rids: str | Iterable[str] | None = None) -> int:
         """Stop requests by rid, or everything that this client samples. Returns how many.
@@ -381,6 +373,323 @@ class RolloutClient(EngineClient):
             )
             raise Refused(Problem("unknown_request", message, "not_started", field="rids"))
         return n_aborted
+
+    async def pause(
+        self,
+        mode: PauseMode = "in_place",
+        *,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
+    ) -> FleetResult:
+        """Stop sampling between two engine steps; requests wait until `resume`.
+
+        `in_place` keeps the KV cache, `retract` drops and recomputes it, `drain` lets running
+        requests finish first, `abort` stops them (this client's are resumed later by itself).
+        """
+        return await self._commands.to_workers(Pause(mode), target, deadline_s, check=check)
+
+    async def resume(
+        self, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
+        """Go on after a pause."""
+        return await self._commands.to_workers(Resume(), target, deadline_s, check=check)
+
+    async def sleep(
+        self,
+        tags: Sequence[MemoryTag] = ("weights", "kv_cache"),
+        *,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
+    ) -> FleetResult:
+        """Release engine memory; workers must be idle. Results are `Memory`, in bytes."""
+        return await self._commands.to_workers(Sleep(list(tags)), target, deadline_s, check=check)
+
+    async def wake_up(
+        self,
+        tags: Sequence[MemoryTag] = ("weights", "kv_cache"),
+        *,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
+    ) -> FleetResult:
+        """Take released memory back. Results are `Memory`, in bytes."""
+        return await self._commands.to_workers(WakeUp(list(tags)), target, deadline_s, check=check)
+
+    async def flush_cache(
+        self,
+        tiers: Sequence[CacheTier] = (DEVICE,),
+        *,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
+    ) -> FleetResult:
+        """Forget cached prefixes that no request uses. Results are `Flushed`, in tokens.
+
+        Tiers: `device`, and where an engine has them `host` and `storage`.
+        """
+        return await self._commands.to_workers(
+            FlushCache(list(tiers)), target, deadline_s, check=check
+        )
+
+    async def reset_prefix_cache(
+        self,
+        *,
+        reset_running_requests: bool = False,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
+    ) -> FleetResult:
+        """Forget cached prefixes on the device. Results are `Flushed`, in tokens.
+
+        With `reset_running_requests` those that run lose theirs, too: they are stopped, and their
+        clients have them go on with the tokens that they had.
+        """
+        if reset_running_requests:
+            return await self._commands.reset_prefix_caches(target, deadline_s, check=check)
+        return await self.flush_cache(target=target, deadline_s=deadline_s, check=check)
+
+    async def server_info(
+        self, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
+        """Facts and counters of engines. Results are `ServerFacts`."""
+        return await self._commands.to_workers(ServerInfo(), target, deadline_s, check=check)
+
+    async def shutdown_worker(
+        self, worker: str, *, drain: bool = True, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
+        """Make one worker leave, after finishing what it runs if `drain`."""
+        return await self._commands.to_workers(Shutdown(drain), worker, deadline_s, check=check)
+
+    async def status(self, *, deadline_s: float = 0.0) -> FleetStatus:
+        """The router's table: workers, versions, queue."""
+        return await self._commands.status(deadline_s)
+
+    async def get_load(
+        self, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
+        """Gauges of engines, by the engines' own names. Results are `Load`."""
+        return await self._commands.to_workers(GetLoad(), target, deadline_s, check=check)
+
+    async def start_profile(
+        self,
+        *,
+        n_steps: int = 0,
+        activities: Sequence[ProfileActivity] = ("CPU", "GPU"),
+        with_stack: bool = False,
+        record_shapes: bool = False,
+        target: str = FLEET,
+        deadline_s: float = 0.0,
+        check: bool = True,
+    ) -> FleetResult:
+        """Have engines record what they do. Results are `Done`.
+
+        Args:
+            n_steps: stop by itself after so many engine steps; 0: at `stop_profile`.
+            activities: what is recorded: `CPU`, `GPU` or both.
+            with_stack: also where in the program.
+            record_shapes: also the shapes of tensors.
+            target: `fleet`, or the name of one worker.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+            check: False: errors stand in the result, see `RolloutClient`.
+        """
+        body = StartProfile(n_steps, list(activities), with_stack, record_shapes)
+        return await self._commands.to_workers(body, target, deadline_s, check=check)
+
+    async def stop_profile(
+        self, *, target: str = FLEET, deadline_s: float = LONG_S, check: bool = True
+    ) -> FleetResult:
+        """Have them write the record. Results are `Profiled`: files below their `profile_dir`."""
+        return await self._commands.to_workers(StopProfile(), target, deadline_s, check=check)
+
+    async def score(
+        self,
+        query: Sequence[int],
+        items: Sequence[Prompt],
+        label_token_ids: Sequence[int] = (),
+        *,
+        apply_softmax: bool = True,
+        item_first: bool = False,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
+    ) -> Scores:
+        """How likely each label token follows the query and each item.
+
+        Args:
+            query: token ids, may be empty.
+            items: token ids, int32 [m] each.
+            label_token_ids: none for models that classify.
+            apply_softmax: probabilities over the labels alone. Else logprobs over the whole
+                vocabulary, or logits of a model's classes.
+            item_first: the item stands before the query.
+            worker: name of a worker; if empty, the ready workers of `policy` take turns.
+            policy: whose weights read them.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+        """
+        body = Score(
+            query=tokens_of(query).tobytes() if len(query) else b"",
+            items=[tokens_of(each).tobytes() for each in items],
+            label_token_ids=list(label_token_ids),
+            apply_softmax=apply_softmax,
+            item_first=item_first,
+        )
+        scored = await self._commands.to_one(Scored, body, worker, policy, deadline_s)
+        return Scores(table_of(scored.scores), scored.n_prompt_tokens)
+
+    async def embed(
+        self,
+        inputs: Sequence[Prompt],
+        *,
+        dimensions: int = 0,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
+    ) -> Embeddings:
+        """One vector for each input, cut to `dimensions` unless that is 0.
+
+        Args:
+            inputs: token ids, int32 [m] each.
+            dimensions: numbers of a vector that are told; 0: all.
+            worker: name of a worker; if empty, the ready workers of `policy` take turns.
+            policy: whose weights read them.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+        """
+        body = Embed([tokens_of(each).tobytes() for each in inputs], dimensions)
+        embedded = await self._commands.to_one(Embedded, body, worker, policy, deadline_s)
+        return Embeddings(table_of(embedded.embeddings), embedded.n_prompt_tokens)
+
+    async def compute_similarity(
+        self,
+        first: Prompt,
+        second: Prompt,
+        *,
+        dimensions: int = 0,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
+    ) -> float:
+        """Cosine of the vectors of two inputs, -1 to 1; 0 if one of them is zero.
+
+        Of their first `dimensions` numbers only, unless that is 0. The rest as of `embed`.
+        """
+        read = await self.embed(
+            [first, second],
+            dimensions=dimensions,
+            worker=worker,
+            policy=policy,
+            deadline_s=deadline_s,
+        )
+        rows = read.rows.astype(np.float64)
+        lengths = np.linalg.norm(rows, axis=1)
+        return float(rows[0] @ rows[1] / lengths.prod()) if lengths.all() else 0.0
+
+    async def rerank(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        worker: str = "",
+        policy: str = "default",
+        deadline_s: float = 0.0,
+    ) -> Float32s:
+        """How well the text of each (query, text) fits, float32 [pairs]; higher is better.
+
+        `worker`, `policy` and `deadline_s` as of `embed`.
+        """
+        reranked = await self._commands.to_one(
+            Reranked, Rerank(list(pairs)), worker, policy, deadline_s
+        )
+        return vector_of(reranked.scores)
+
+    async def load_lora(
+        self,
+        name: str,
+        version: int = 0,
+        *,
+        path: str = "",
+        target: str = FLEET,
+        deadline_s: float = LONG_S,
+        check: bool = True,
+    ) -> FleetResult:
+        """Load an adapter, for requests with `lora=name`. Results are `Adapters`.
+
+        Args:
+            name: of the adapter.
+            version: with a path, what it is to be called; else that of the policy
+                `<policy>.<name>` in the weight store.
+            path: directory of a PEFT adapter, relative to the workers' `weights_root`.
+            target: `fleet`, or the name of one worker.
+            deadline_s: seconds from now.
+            check: raise if a target did not do it.
+        """
+        body = LoadLora(name, version, path, "" if path else self.bulk)
+        return await self._commands.to_workers(body, target, deadline_s, check=check)
+
+    async def unload_lora(
+        self, name: str, *, target: str = FLEET, deadline_s: float = 0.0, check: bool = True
+    ) -> FleetResult:
+        """Forget an adapter. Results are `Adapters`."""
+        return await self._commands.to_workers(UnloadLora(name), target, deadline_s, check=check)
+
+    async def save_weights(
+        self,
+        place: str,
+        name: str,
+        *,
+        worker: str,
+        kind: SaveKind = "safetensors",
+        deadline_s: float = LONG_S,
+    ) -> Saved:
+        """Have a worker write its active weights.
+
+        Args:
+            place: a name that its operator has given to a directory or an address.
+            name: of a directory there, which must not hold anything yet.
+            worker: whose weights.
+            kind: `safetensors` whole tensors, `sharded` as they lie on the ranks, `remote` to an
+                address.
+            deadline_s: seconds from now.
+
+        Raises:
+            EngineFailed: nothing was written.
+        """
+        result = await self._commands.to_workers(
+            SaveWeights(place, name, kind), worker, deadline_s, check=False
+        )
+        return result.only(Saved)
+
+    async def check_weights(
+        self,
+        names: Sequence[str] = (),
+        *,
+        target: str = FLEET,
+        deadline_s: float = WEIGHTS_DEADLINE_S,
+    ) -> WeightsReport:
+        """Compare the active weights of workers by digest: with the store's, and with each other.
+
+        Generation goes on; the engines' steps wait for copies of 8 MiB at a time.
+
+        Args:
+            names: tensors; all if empty.
+            target: `fleet`, or the name of one worker.
+            deadline_s: seconds from now.
+
+        Spec: docs/protocol.md, "Weights".
+        """
+        return await check_weights(self._commands, names, target, deadline_s)
+
+    async def get_weights(
+        self, name: str, worker: str, *, deadline_s: float = WEIGHTS_DEADLINE_S
+    ) -> ActiveTensor:
+        """The bytes of one tensor as a worker has it active, all of one version.
+
+        Raises:
+            RequestError: the worker has no such tensor, or cannot tell.
+            PeerLost: the worker was lost.
+            TimeoutError: versions changed faster than the tensor could be read.
+        """
+        return await get_weights(self._commands, name, worker, deadline_s)
 
 
 @strict()
@@ -422,9 +731,3 @@ def settings_for(address: str, name: str, key_file: str | Path, fleet: str = "")
 def _attach(rid: str, *, is_followed: bool = False) -> Ask:
     # Without the prompt it cannot be sent again: when it is lost, that is its end.
     return Ask("attach", Attach(), on_loss="fail", rid=rid, is_followed=is_followed)
-
-
-def _rollout(result: Result) -> Rollout:
-    if not isinstance(result, Rollout):
-        raise RemoteProtocolError(f"generate ended with a {type(result).__name__}")
-    return result

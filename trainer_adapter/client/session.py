@@ -4,9 +4,9 @@ Spec: docs/protocol.md, "Sessions".
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager, suppress
-from typing import NoReturn, Protocol, Self, Unpack
+from typing import NoReturn, Self, Unpack
 
 import msgspec
 
@@ -25,42 +25,17 @@ from rolloutbus.trainer_adapter.client.asks import (
     SamplingLike,
     TurnOptions,
     ask_of,
+    deadline_of,
 )
+from rolloutbus.trainer_adapter.client.commands import Commands
 from rolloutbus.trainer_adapter.client.connection import Connection
-from rolloutbus.trainer_adapter.client.control import FleetRef
-from rolloutbus.trainer_adapter.client.core.results import Delta, Rollout
-from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
+from rolloutbus.trainer_adapter.client.core.results import Delta, Rollout, rollout_in
 from rolloutbus.trainer_adapter.client.transcript import Transcript
 
 PASSING = frozenset({"busy", "not_ready", "session_taken"})
 """Refusals of a place that time heals: a client that crashed keeps its places for a while."""
 RETRY_S = 0.1
 """At least this long before the next try."""
-
-
-class SessionClient(Protocol):
-    """The client that a session belongs to, as the session knows it: a `RolloutClient`."""
-
-    connection: Connection
-
-    @property
-    def sessions(self) -> Mapping[str, HeldSession]:
-        """The open sessions by name, each with its worker."""
-        ...
-
-    def ref(self) -> FleetRef:
-        """The router."""
-        ...
-
-    @property
-    def generate(self) -> Callable[..., Awaitable[Rollout]]:
-        """Its `generate`; a session's own signature says what may be given."""
-        ...
-
-    @property
-    def stream(self) -> Callable[..., AsyncGenerator[Delta]]:
-        """Its `stream`, likewise."""
-        ...
 
 
 @strict(options=ask_of)
@@ -73,12 +48,13 @@ class Session:
 
     def __init__(
         self,
-        client: SessionClient,
+        connection: Connection,
         asked: OpenSession,
         wait_s: float = 0.0,
         transcript: Transcript | None = None,
     ) -> None:
-        self._client = client
+        self._connection = connection
+        self._router = Commands(connection).ref()
         self._asked = asked
         self._wait_s = wait_s
         self._is_open = self._was_open = False
@@ -110,19 +86,19 @@ class Session:
     @property
     def worker(self) -> str:
         """Who has its prefix; empty when the router has given its place away."""
-        held = self._client.sessions.get(self.name)
+        held = self._connection.sessions.get(self.name)
         return held.worker if held is not None else ""
 
     @property
     def n_moved(self) -> int:
         """How often it had to change its worker, which cost it its prefix cache."""
-        held = self._client.sessions.get(self.name)
+        held = self._connection.sessions.get(self.name)
         return held.n_moved if held is not None else 0
 
     @property
     def last_move(self) -> SessionMoved | None:
         """From where to where, and why; None if it never moved."""
-        held = self._client.sessions.get(self.name)
+        held = self._connection.sessions.get(self.name)
         return held.last_move if held is not None else None
 
     async def open(self) -> Self:
@@ -131,7 +107,7 @@ class Session:
         Raises:
             Refused: as `RolloutClient.session`.
         """
-        self._client.connection.require_home()
+        self._connection.require_home()
         try:
             await self._admitted()
         except Refused:
@@ -157,28 +133,30 @@ class Session:
 
         Nobody waits for the answer: who leaves because the router is away is not held up.
         """
-        self._client.connection.require_home()
+        self._connection.require_home()
         self._is_open = False
         if not self._let_go():
             return  # the place is another's, or was never this one's
-        deadline_s = self._client.connection.settings.control_deadline_s
+        deadline_s = self._connection.settings.control_deadline_s
         # A client that is closed has freed the place with its goodbye; else the lease will.
         with suppress(ActorStopped, MailboxFull):
-            self._client.ref().tell(CloseSession(self.name), deadline_s=deadline_s)
+            self._router.tell(CloseSession(self.name), deadline_s=deadline_s)
 
     async def generate(
         self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[TurnOptions]
     ) -> Rollout:
         """A request of the session; arguments and errors as of `RolloutClient.generate`."""
         self._require_open()
-        return await self._client.generate(prompt, sampling, **self._own(options))
+        ask = ask_of(prompt, sampling, **self._own(options))
+        return rollout_in(await self._connection.ask(ask, deadline_of(options)))
 
     def stream(
         self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[TurnOptions]
     ) -> AsyncGenerator[Delta]:
         """The same, streamed; arguments and errors as of `RolloutClient.stream`."""
         self._require_open()
-        return self._client.stream(prompt, sampling, **self._own(options))
+        ask = ask_of(prompt, sampling, stream=True, **self._own(options))
+        return self._connection.stream(ask, deadline_of(options))
 
     def append(self, tokens: Prompt) -> int:
         """Add tokens that no model chose, int32 [k]; returns the turn's index in the transcript.
@@ -284,7 +262,7 @@ class Session:
             mine.grace_s if grace_s is None else grace_s,
             self.worker,
         )
-        return Session(self._client, asked, wait_s, self.transcript.before(n))
+        return Session(self._connection, asked, wait_s, self.transcript.before(n))
 
     def _own(self, options: TurnOptions) -> GenerateOptions:
         return {**options, "session": self.name, "policy": self._asked.policy}
@@ -302,7 +280,7 @@ class Session:
     def _require_tokens(self, kept: Transcript) -> None:
         if any(turn.is_sampled for turn in kept.turns):
             # One transcript would hold versions of two fleets, which nobody could tell apart.
-            self._client.connection.require_known_fleet()
+            self._connection.require_known_fleet()
         if len(kept):
             return
         message = f"session {self.name[:64]!r} has no tokens before this turn"
@@ -343,17 +321,17 @@ class Session:
         Raises:
             Refused: another one has the place.
         """
-        other = self._client.connection.session_holders.setdefault(self.name, self)
+        other = self._connection.session_holders.setdefault(self.name, self)
         has_lost_it = other.is_open and not other.worker
         if other is not self and not has_lost_it:
             message = f"session {self.name[:64]!r} is open in this client already: use that one,"
             message += " `branch` from it under another name, or close it first"
             raise Refused(Problem("session_taken", message, "not_started", field="session"))
-        self._client.connection.session_holders[self.name] = self
+        self._connection.session_holders[self.name] = self
 
     def _let_go(self) -> bool:
         """Whether the place was its own until now."""
-        holders = self._client.connection.session_holders
+        holders = self._connection.session_holders
         return holders.get(self.name) is self and holders.pop(self.name) is self
 
     async def _admitted(self) -> None:
@@ -372,6 +350,6 @@ class Session:
                 return
 
     async def _ask(self) -> None:
-        deadline_s = self._client.connection.settings.control_deadline_s
+        deadline_s = self._connection.settings.control_deadline_s
         asked = msgspec.structs.replace(self._asked, worker=self.worker or self._asked.worker)
-        await self._client.ref().ask_for(OpenedSession, asked, deadline_s=deadline_s)
+        await self._router.ask_for(OpenedSession, asked, deadline_s=deadline_s)

@@ -43,8 +43,8 @@ from rolloutbus.bus.wire.messages.weights import (
     VersionRestored,
 )
 from rolloutbus.bus.wire.messages.weights import VersionPublished as PublishedByRouter
+from rolloutbus.trainer_adapter.client.commands import FleetRef
 from rolloutbus.trainer_adapter.client.connection import Connection
-from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.endings import UPDATE_UNKNOWN
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import FleetResult

@@ -20,7 +20,7 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.errors import BusError
 from rolloutbus.replay.journal.format import JournalError
-from rolloutbus.trainer_adapter.client.engine_surface import Embeddings, Scores
+from rolloutbus.trainer_adapter.client.core.results import Embeddings, Scores
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
 from tests.conformance.representatives import NAMES
 
@@ -164,7 +164,7 @@ BOUND: dict[str, Callable[[Path], Any]] = {
     "connection": lambda _: rolloutbus.connect(ADDRESS).connection,
     "ref": lambda _: rolloutbus.connect(ADDRESS).ref("fleet"),
     "sync client": lambda _: rolloutbus.connect_sync(ADDRESS),
-    "session": lambda _: types.Session(rolloutbus.connect(ADDRESS), OpenSession("one")),
+    "session": lambda _: types.Session(rolloutbus.connect(ADDRESS).connection, OpenSession("one")),
     "publisher": lambda _: rolloutbus.WeightPublisher(rolloutbus.connect(ADDRESS)),
     "subscriber": lambda _: rolloutbus.subscribe(ADDRESS),
     "recorder": lambda folder: rolloutbus.record(ADDRESS, folder),

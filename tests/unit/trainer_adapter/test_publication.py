@@ -15,8 +15,8 @@ from rolloutbus.bus.wire.messages.weights import (
     UpdateProgress,
     VersionRestored,
 )
+from rolloutbus.trainer_adapter.client.commands import FleetRef
 from rolloutbus.trainer_adapter.client.connection import Connection
-from rolloutbus.trainer_adapter.client.control import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask

@@ -2,7 +2,7 @@
 
 from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.bus.wire.messages.weights import CheckedWeights, TensorCheck
-from rolloutbus.trainer_adapter.client.weights_report import WeightsReport, WorkerWeights, compare
+from rolloutbus.trainer_adapter.client.weight_queries import WeightsReport, WorkerWeights, compare
 
 
 def holds(version: int, **digests: int) -> tuple[str, CheckedWeights]:

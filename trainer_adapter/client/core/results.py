@@ -3,13 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar, cast
 
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.wire.codec import AnyArray
-from rolloutbus.bus.wire.errors import BusError, LocalProtocolError, PeerLost, RequestCancelled
+from rolloutbus.bus.wire.codec import AnyArray, numpy_of
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    LocalProtocolError,
+    PeerLost,
+    RemoteProtocolError,
+    RequestCancelled,
+)
+from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Outcome, Problem
 from rolloutbus.bus.wire.messages.generation import FinishReason, VersionRuns
 from rolloutbus.bus.wire.near_names import no_attribute
@@ -19,6 +26,7 @@ ResultT = TypeVar("ResultT", bound=msgspec.Struct)
 Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 Float32s = np.ndarray[tuple[int], np.dtype[np.float32]]
+Float32Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 OnLoss = Literal["resume", "retry", "fail"]
 """What becomes of a request whose worker was lost: go on after the tokens held, start again, or
@@ -106,6 +114,24 @@ class Delta:
     """The whole of it, in the last delta, and only there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What scoring gave."""
+
+    scores: Float32Table
+    """float32 [items, labels]: probabilities, logprobs, or logits of classes."""
+    n_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """What embedding gave."""
+
+    rows: Float32Table
+    """float32 [inputs, d]."""
+    n_prompt_tokens: int
+
+
 class FleetCommandFailed(BusError):
     """A command to workers that some of them did not do; `.result` tells of each.
 
@@ -183,3 +209,35 @@ def _outcome_of(result: FleetResult) -> Outcome:
     if is_nothing_done and all(each.outcome == "not_started" for each in errors.values()):
         return "not_started"
     return "failed"
+
+
+def rollout_in(result: object) -> Rollout:
+    """The rollout that ended a generate.
+
+    Raises:
+        RemoteProtocolError: it is something else.
+    """
+    if not isinstance(result, Rollout):
+        raise RemoteProtocolError(f"generate ended with a {type(result).__name__}")
+    return result
+
+
+def vector_of(array: Array) -> Float32s:
+    """float32 [n]; raises as `table_of`."""
+    return cast("Float32s", _floats(array, 1))
+
+
+def table_of(array: Array) -> Float32Table:
+    """float32 [n, m].
+
+    Raises:
+        RemoteProtocolError: it is something else.
+    """
+    return cast("Float32Table", _floats(array, 2))
+
+
+def _floats(array: Array, n_dimensions: int) -> AnyArray:
+    values = numpy_of(array)
+    if values.dtype != np.float32 or values.ndim != n_dimensions:
+        raise RemoteProtocolError(f"an array {array.dtype} {array.shape} where scores belong")
+    return values

@@ -1,0 +1,140 @@
+"""Commands to the router and to workers: sent over a connection, with their answers awaited."""
+
+from typing import ClassVar, Final, TypeVar
+
+import msgspec
+
+from rolloutbus.bus.actor.ref import FLEET, ROUTER, ActorRef, worker
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages import control
+from rolloutbus.bus.wire.messages.control import FleetStatus, FlushCache, Pause, Resume, Status
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.trainer_adapter.client.connection import Connection
+from rolloutbus.trainer_adapter.client.core.effects import Result
+from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
+
+ResultT = TypeVar("ResultT", bound=msgspec.Struct)
+
+FleetRef = ActorRef[Result, Delta]
+"""The address of the router, of one member or of all workers, as a client holds it."""
+
+
+class MemoryTag:
+    """Names for what an engine's memory holds, as `sleep` and `wake_up` take them."""
+
+    WEIGHTS: Final = "weights"
+    KV_CACHE: Final = "kv_cache"
+    CUDA_GRAPH: Final = "cuda_graph"
+    """Captured graphs."""
+    ALL: ClassVar[list[control.MemoryTag]] = [WEIGHTS, KV_CACHE, CUDA_GRAPH]
+    TRAINING_DEFAULT: ClassVar[list[control.MemoryTag]] = [WEIGHTS]
+    """What a trainer on the same GPU can do without while it brings new weights."""
+
+
+class Commands:
+    """Sends commands and awaits their answers; a deadline of 0 is the control deadline."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._n_turns = 0
+        """Commands that were given to one of the ready workers."""
+
+    def ref(self, address: str = ROUTER) -> FleetRef:
+        """What to `tell`, `ask` and `stream` at this address."""
+        return ActorRef(address, self.connection)
+
+    async def to_router(
+        self, expected: type[ResultT], body: msgspec.Struct, deadline_s: float
+    ) -> ResultT:
+        """Ask the router."""
+        return await self.ref().ask_for(expected, body, deadline_s=self._deadline(deadline_s))
+
+    async def status(self, deadline_s: float = 0.0) -> FleetStatus:
+        """The router's table: workers, versions, queue."""
+        return await self.to_router(FleetStatus, Status(), deadline_s)
+
+    async def to_workers(
+        self, body: msgspec.Struct, target: str, deadline_s: float, *, check: bool
+    ) -> FleetResult:
+        """Ask the whole fleet, or the worker of this name.
+
+        Raises:
+            FleetCommandFailed: with `check`: a worker did not do it.
+            Refused: with `check`: there is no worker.
+        """
+        ref = self.ref(FLEET if target == FLEET else worker(target))
+        result = await ref.ask_for(FleetResult, body, deadline_s=self._deadline(deadline_s))
+        if check:
+            _check(result, body)
+        return result
+
+    async def to_one(
+        self,
+        expected: type[ResultT],
+        body: msgspec.Struct,
+        name: str,
+        policy: str,
+        deadline_s: float,
+    ) -> ResultT:
+        """Ask the worker of this name; if empty, the ready workers of the policy take turns."""
+        target = name or self._next_ready(policy)
+        result = await self.to_workers(body, target, deadline_s, check=False)
+        return result.only(expected)
+
+    async def reset_prefix_caches(
+        self, target: str, deadline_s: float, *, check: bool
+    ) -> FleetResult:
+        """Forget every cached prefix: stop what runs, flush, and go on.
+
+        Workers that were paused before stay paused, whatever happens. A worker's result is what
+        went wrong first: it may have flushed and still be paused.
+        """
+        before = await self.status(deadline_s)
+        held = {each.name for each in before.workers if each.state == "paused"}
+        paused = await self.to_workers(Pause("abort"), target, deadline_s, check=False)
+        results = [paused]
+        try:
+            flush = FlushCache([control.DEVICE])
+            results.append(await self.to_workers(flush, target, deadline_s, check=False))
+        finally:
+            for name in {*paused.by_worker, *paused.silent} - held if held else [target]:
+                resumed = await self.to_workers(Resume(), name, deadline_s, check=False)
+                results.append(resumed)
+        result = _flushed(results)
+        if check:
+            _check(result, FlushCache())
+        return result
+
+    def _deadline(self, deadline_s: float) -> float:
+        return deadline_s or self.connection.settings.control_deadline_s
+
+    def _next_ready(self, policy: str) -> str:
+        there = [each for each in self.connection.members if each.policy == policy]
+        # What is known of their states may be old: with none better, let one judge by itself.
+        ready = [each.name for each in there if each.state == "ready"]
+        ready = ready or [each.name for each in there]
+        if not ready:
+            message = f"no worker of policy {policy!r} is there"
+            raise Refused(Problem("not_ready", message, "not_started", retry_after_ms=250))
+        self._n_turns += 1
+        return sorted(ready)[self._n_turns % len(ready)]
+
+
+def _check(result: FleetResult, body: msgspec.Struct) -> None:
+    """Raise unless each worker did it, and there is one; a pause is kept for those who join."""
+    if not (result.by_worker or result.silent or isinstance(body, Pause | Resume)):
+        message = "no worker is there, so nobody did it; `status` tells of those that are"
+        raise Refused(Problem("not_ready", message, "not_started", field="target"))
+    result.check()
+
+
+def _flushed(results: list[FleetResult]) -> FleetResult:
+    """The results of a flush, the second one, or instead of them the first errors of any step."""
+    by_worker = dict(results[1].by_worker)
+    silent: dict[str, None] = {}
+    for result in reversed(results):
+        by_worker.update(result.errors)
+        silent.update(dict.fromkeys(result.silent))
+    return FleetResult(
+        {name: each for name, each in by_worker.items() if name not in silent}, list(silent)
+    )
