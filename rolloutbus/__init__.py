@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from rolloutbus.trainer_adapter.client.core.results import Rollout
     from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, connect_sync
     from rolloutbus.trainer_adapter.client.text import TextClient
-    from rolloutbus.trainer_adapter.openai.client import OpenAIClient
-    from rolloutbus.trainer_adapter.openai.sync_client import SyncOpenAIClient
+    from rolloutbus.trainer_adapter.openai.client import OpenAIClient, SyncOpenAIClient
     from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
     from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
     from rolloutbus.trainer_adapter.publisher.sync_publisher import SyncWeightPublisher
@@ -47,7 +46,7 @@ _HOMES = {
     "RolloutClient": "rolloutbus.trainer_adapter.client.client",
     "SamplingParams": _MESSAGES,
     "ShardedSource": "rolloutbus.trainer_adapter.publisher.sharded",
-    "SyncOpenAIClient": "rolloutbus.trainer_adapter.openai.sync_client",
+    "SyncOpenAIClient": "rolloutbus.trainer_adapter.openai.client",
     "SyncRolloutClient": "rolloutbus.trainer_adapter.client.sync_client",
     "SyncWeightPublisher": "rolloutbus.trainer_adapter.publisher.sync_publisher",
     "TextClient": "rolloutbus.trainer_adapter.client.text",

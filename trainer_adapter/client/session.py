@@ -293,21 +293,13 @@ class Session:
             raise Refused(Problem("bad_request", message, "not_started", field="session"))
 
     def _require_open(self) -> None:
-        """Check that it has a place.
-
-        Raises:
-            Refused: it has none yet, or none any more.
-        """
+        """Check that it has a place."""
         self._require_not_closed()
         if not self._is_open:
             raise self._not_open("is not open yet: enter")
 
     def _require_not_closed(self) -> None:
-        """Check that it has a place, or may still get one.
-
-        Raises:
-            Refused: it has none any more.
-        """
+        """Check that it has a place, or may still get one."""
         if self._was_open and not self._is_open:
             raise self._not_open("is closed: branch from")
 
@@ -316,11 +308,7 @@ class Session:
         return Refused(bad_request("session", f"session {self.name[:64]!r} {why} {way}"))
 
     def _claim(self) -> None:
-        """Be the only open one of its name in this client.
-
-        Raises:
-            Refused: another one has the place.
-        """
+        """Become the only open session of its name in this client."""
         other = self._connection.session_holders.setdefault(self.name, self)
         has_lost_it = other.is_open and not other.worker
         if other is not self and not has_lost_it:

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -153,43 +153,11 @@ class TokenTexts:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
 
-class ChoiceStream(Protocol):
-    """One choice on its way."""
-
-    def opening(self) -> Json:
-        """The choice of its first chunk."""
-        ...
-
-    def add(self, start: int, tokens: Sequence[int], *, is_last: bool) -> list[Json]:
-        """Choices of the chunks that these tokens make."""
-        ...
-
-    def closing(self, rollout: Rollout) -> Json:
-        """The choice of its last chunk."""
-        ...
-
-
-class Answers(Protocol):
-    """How the choices of a request are told."""
-
-    name: str
-    """Type of the response; chunks of a chat have another one."""
-    chunk_name: str
-    id_prefix: str
-
-    def choice(self, index: int, rollout: Rollout) -> Json:
-        """A whole choice."""
-        ...
-
-    def stream(self, index: int) -> ChoiceStream:
-        """A choice in pieces."""
-        ...
-
-
 class ChatAnswers:
-    """Implements `Answers` for chats."""
+    """The choices of a chat, whole or in pieces."""
 
     name = "chat.completion"
+    """Type of the response; chunks of a chat have another one."""
     chunk_name = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
@@ -200,7 +168,7 @@ class ChatAnswers:
         self.stop = texts_in(body.stop)
 
     def choice(self, index: int, rollout: Rollout) -> Json:
-        """See `Answers`."""
+        """A whole choice."""
         text = without_stop(self.texts.of(rollout.tokens.tolist()), self.stop)
         reader = self.new_reader()
         read: Iterable[AnswerPiece | Call] = [AnswerPiece("content", text)]
@@ -213,9 +181,9 @@ class ChatAnswers:
             **self.end_of(rollout, calls_tools="tool_calls" in message),
         }
 
-    def stream(self, index: int) -> ChoiceStream:
-        """See `Answers`."""
-        return _ChatStream(self, index)
+    def stream(self, index: int) -> "ChatStream":
+        """A choice in pieces."""
+        return ChatStream(self, index)
 
     def end_of(self, rollout: Rollout, *, calls_tools: bool) -> Json:
         """What is known of a choice at its end."""
@@ -227,7 +195,9 @@ class ChatAnswers:
         }
 
 
-class _ChatStream:
+class ChatStream:
+    """One choice of a chat on its way."""
+
     def __init__(self, answers: ChatAnswers, index: int) -> None:
         self._answers = answers
         self._index = index
@@ -236,9 +206,11 @@ class _ChatStream:
         self._n_calls = 0
 
     def opening(self) -> Json:
+        """The choice of its first chunk."""
         return self._choice({"role": "assistant", "content": ""})
 
     def add(self, start: int, tokens: Sequence[int], *, is_last: bool) -> list[Json]:
+        """Choices of the chunks that these tokens make."""
         text = self._pieces.add(start, tokens, is_last=is_last)
         if self._reader is None:
             return [self._choice({"content": text})] if text else []
@@ -248,6 +220,7 @@ class _ChatStream:
         return [self._choice(self._delta(each)) for each in read]
 
     def closing(self, rollout: Rollout) -> Json:
+        """The choice of its last chunk."""
         calls_tools = self._n_calls > 0
         return {**self._choice({}), **self._answers.end_of(rollout, calls_tools=calls_tools)}
 
@@ -262,7 +235,7 @@ class _ChatStream:
 
 
 class CompletionAnswers:
-    """Implements `Answers` for completions."""
+    """The choices of a completion, whole or in pieces."""
 
     name = chunk_name = "text_completion"
     id_prefix = "cmpl"
@@ -278,13 +251,13 @@ class CompletionAnswers:
         return self._echoed[index // (self.body.n or 1)]
 
     def choice(self, index: int, rollout: Rollout) -> Json:
-        """See `Answers`."""
+        """A whole choice."""
         text = without_stop(self.texts.of(rollout.tokens.tolist()), self.stop)
         return {"index": index, "text": self.echo(index) + text, **self.end_of(rollout)}
 
-    def stream(self, index: int) -> ChoiceStream:
-        """See `Answers`."""
-        return _CompletionStream(self, index)
+    def stream(self, index: int) -> "CompletionStream":
+        """A choice in pieces."""
+        return CompletionStream(self, index)
 
     def end_of(self, rollout: Rollout) -> Json:
         """What is known of a choice at its end."""
@@ -299,20 +272,25 @@ class CompletionAnswers:
         }
 
 
-class _CompletionStream:
+class CompletionStream:
+    """One choice of a completion on its way."""
+
     def __init__(self, answers: CompletionAnswers, index: int) -> None:
         self._answers = answers
         self._index = index
         self._pieces = TextPieces(answers.texts.of, answers.stop)
 
     def opening(self) -> Json:
+        """The choice of its first chunk."""
         return self._choice(self._answers.echo(self._index))
 
     def add(self, start: int, tokens: Sequence[int], *, is_last: bool) -> list[Json]:
+        """Choices of the chunks that these tokens make."""
         text = self._pieces.add(start, tokens, is_last=is_last)
         return [self._choice(text)] if text else []
 
     def closing(self, rollout: Rollout) -> Json:
+        """The choice of its last chunk."""
         return {**self._choice(""), **self._answers.end_of(rollout)}
 
     def _choice(self, text: str) -> Json:
@@ -322,3 +300,7 @@ class _CompletionStream:
 def token_texts(body: Body, tokenizer: Tokenizer, special_ids: Sequence[int]) -> TokenTexts:
     """As a body wants its answers."""
     return TokenTexts(tokenizer, frozenset(special_ids), body.skip_special_tokens)
+
+
+Answers = ChatAnswers | CompletionAnswers
+"""How the choices of a request are told."""

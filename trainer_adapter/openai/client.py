@@ -1,4 +1,4 @@
-"""Chat completions and completions: OpenAI's bodies in, its responses out."""
+"""Chat completions and completions: OpenAI's bodies in, its responses out; with a blocking twin."""
 
 import asyncio
 import secrets
@@ -14,8 +14,10 @@ from rolloutbus.bus.strict_calls import Described, strict
 from rolloutbus.bus.wire.errors import EngineFailed, Refused, SettingsError
 from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, row_seed
+from rolloutbus.trainer_adapter.client.blocking import Twin, blocking
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import Rollout
+from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
 from rolloutbus.trainer_adapter.openai.answer_reader import (
     TOOL_FORMATS,
     AnswerReader,
@@ -330,3 +332,33 @@ def _named_by_body() -> Generator[None]:
         if problem.field == error.field:
             raise
         raise type(error)(problem, rid=error.rid) from error
+
+
+_SYNC_CLIENT = "a SyncRolloutClient, of connect_sync(); OpenAIClient takes one of connect()"
+
+
+@strict(options=ask_of)
+class SyncOpenAIClient(Twin[OpenAIClient]):
+    """Blocking; see `OpenAIClient` for what each method promises."""
+
+    def __init__(
+        self,
+        client: Annotated[SyncRolloutClient, Described(_SYNC_CLIENT)],
+        tokenizer: ChatTokenizer,
+        *,
+        tool_format: str | ResponseTemplate = "",
+        default_max_tokens: int = DEFAULT_MAX_TOKENS,
+    ) -> None:
+        """See `OpenAIClient`."""
+        openai = OpenAIClient(
+            client.async_client,
+            tokenizer,
+            tool_format=tool_format,
+            default_max_tokens=default_max_tokens,
+        )
+        super().__init__(openai, client.loop)
+
+    chat_completion = blocking(OpenAIClient.chat_completion)
+    chat_completion_stream = blocking(OpenAIClient.chat_completion_stream)
+    completion = blocking(OpenAIClient.completion)
+    completion_stream = blocking(OpenAIClient.completion_stream)

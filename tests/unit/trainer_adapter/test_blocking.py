@@ -19,8 +19,7 @@ from rolloutbus.trainer_adapter.client.blocking import LoopThread, Twin, at_once
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, SyncSession
-from rolloutbus.trainer_adapter.openai.client import OpenAIClient
-from rolloutbus.trainer_adapter.openai.sync_client import SyncOpenAIClient
+from rolloutbus.trainer_adapter.openai.client import OpenAIClient, SyncOpenAIClient
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.sync_publisher import (
     SyncWeightPublisher,

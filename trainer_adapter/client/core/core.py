@@ -34,7 +34,7 @@ from rolloutbus.trainer_adapter.client.core.effects import (
     Unsubscribe,
     Welcomed,
 )
-from rolloutbus.trainer_adapter.client.core.ending_handler import EndingHandler, LossPolicy
+from rolloutbus.trainer_adapter.client.core.ending_handler import EndingHandler
 from rolloutbus.trainer_adapter.client.core.known_fleet import (
     KnownFleet,
     is_of_one_fleet,
@@ -65,8 +65,7 @@ class ClientCore:
         desk = ClientContext(settings, self._link, self._fleet, chance, self.counters, self._out)
         self._sessions = SessionBook(self.counters)
         self._book = RequestBook(desk, boot, self._sessions.ended)
-        self._verdicts = EndingHandler(desk, self._book)
-        self._losses = LossPolicy(desk, self._book)
+        self._endings = EndingHandler(desk, self._book)
         self._streams = StreamReader(desk, self._book)
         self._endpoints: dict[str, None] = {}
         """Streams listened to."""
@@ -215,7 +214,7 @@ class ClientCore:
 
     def _dispatch(self, entry: Entry, now: float) -> None:
         if entry.kind in ENDINGS:
-            self._verdicts.ended(entry, now)
+            self._endings.ended(entry, now)
             return
         match entry.kind:
             case "accepted":
@@ -224,7 +223,7 @@ class ClientCore:
             case "queued":
                 self._book.queued(unpack_as(Queued, entry).rids)
             case "lost":
-                self._losses.lost(unpack_as(Lost, entry), now)
+                self._endings.lost(unpack_as(Lost, entry), now)
             case "lease":
                 self._link.answered(unpack_as(Lease, entry))
             case "update_progress":

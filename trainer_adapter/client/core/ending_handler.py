@@ -1,4 +1,4 @@
-"""What an ending means for its request: over, or to be sent again.
+"""What an ending or a loss means for its request: it ends, or it is sent again.
 
 Every ending that a worker made is acknowledged, whatever it means here.
 """
@@ -29,52 +29,6 @@ from rolloutbus.trainer_adapter.client.core.requests import OpenRequest
 from rolloutbus.trainer_adapter.client.core.results import NO_LOGPROBS, NO_TOKENS, Delta, Rollout
 
 ENGINE_CRASHED = "engine_crashed"
-
-
-class LossPolicy:
-    """Judges `lost`."""
-
-    def __init__(self, desk: ClientContext, book: RequestBook) -> None:
-        self._counters = desk.counters
-        self._max_crashes = desk.settings.max_crashes
-        self._book = book
-
-    def lost(self, body: Lost, now: float) -> None:
-        """Executions are gone with their worker: resume, retry or give up."""
-        for rid, attempt in body.items:
-            request = self._book.open.get(rid)
-            if request is None:
-                continue
-            if attempt in request.dead_attempts:
-                # Its router had taken it up again, in the place of what was sent since.
-                self._book.doubt(request, now)
-                continue
-            self._counters.lost += 1
-            if not request.bury(attempt):
-                continue
-            if body.reason == ENGINE_CRASHED:
-                request.n_crashes += 1
-                request.owes_retry = True
-            self._judge(request, body, now)
-
-    def _judge(self, request: OpenRequest, body: Lost, now: float) -> None:
-        if request.abort_since is not None:
-            self._book.end(request, cancelled(request, None), now)
-        elif request.n_crashes >= self._max_crashes:
-            self._book.end(request, _crashed_too_often(request), now)
-        elif request.ask.on_loss == "fail" or not request.is_generate:
-            error = PeerLost(f"worker {body.worker} was lost ({body.reason}) while it ran")
-            self._book.end(request, error, now)
-            if request.ask.kind == "generate" and request.ask.is_detached:
-                # Its caller wants no other execution; who attached may yet come back for it.
-                self._book.acks.over(request.rid, now)
-        else:
-            self._book.go_on(request, now)
-
-
-def _crashed_too_often(request: OpenRequest) -> EngineFailed:
-    message = f"The engine crashed {request.n_crashes} times while this request ran."
-    return EngineFailed(Problem(ENGINE_CRASHED, message, "failed"), rid=request.rid)
 
 
 _CORRUPT = Problem(
@@ -110,10 +64,11 @@ def _require_asked_for(request: OpenRequest, generated: Generated) -> None:
 
 
 class EndingHandler:
-    """Judges endings."""
+    """Judges endings and losses."""
 
     def __init__(self, desk: ClientContext, book: RequestBook) -> None:
         self._counters = desk.counters
+        self._max_crashes = desk.settings.max_crashes
         self._out = desk.out
         self._book = book
 
@@ -139,6 +94,38 @@ class EndingHandler:
         except RemoteProtocolError as error:
             self._counters.malformed_in += 1
             self._book.end(request, error, now)
+
+    def lost(self, body: Lost, now: float) -> None:
+        """Executions are gone with their worker: resume, retry or give up."""
+        for rid, attempt in body.items:
+            request = self._book.open.get(rid)
+            if request is None:
+                continue
+            if attempt in request.dead_attempts:
+                # Its router had taken it up again, in the place of what was sent since.
+                self._book.doubt(request, now)
+                continue
+            self._counters.lost += 1
+            if not request.bury(attempt):
+                continue
+            if body.reason == ENGINE_CRASHED:
+                request.n_crashes += 1
+                request.owes_retry = True
+            self._judge_loss(request, body, now)
+
+    def _judge_loss(self, request: OpenRequest, body: Lost, now: float) -> None:
+        if request.abort_since is not None:
+            self._book.end(request, cancelled(request, None), now)
+        elif request.n_crashes >= self._max_crashes:
+            self._book.end(request, _crashed_too_often(request), now)
+        elif request.ask.on_loss == "fail" or not request.is_generate:
+            error = PeerLost(f"worker {body.worker} was lost ({body.reason}) while it ran")
+            self._book.end(request, error, now)
+            if request.ask.kind == "generate" and request.ask.is_detached:
+                # Its caller wants no other execution; who attached may yet come back for it.
+                self._book.acks.over(request.rid, now)
+        else:
+            self._book.go_on(request, now)
 
     def _generate_ended(self, request: OpenRequest, entry: Entry, now: float) -> None:
         match entry.kind:
@@ -218,3 +205,8 @@ class EndingHandler:
             )
         deltas[-1] = replace(deltas[-1], finish_reason=rollout.finish_reason, rollout=rollout)
         self._out.extend(Deliver(request.rid, delta) for delta in deltas)
+
+
+def _crashed_too_often(request: OpenRequest) -> EngineFailed:
+    message = f"The engine crashed {request.n_crashes} times while this request ran."
+    return EngineFailed(Problem(ENGINE_CRASHED, message, "failed"), rid=request.rid)
