@@ -5,15 +5,17 @@ Pure. Which requests those are shows when they are asked for.
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.wire.codec import topic_of
+from rolloutbus.bus.wire.codec import topic_of, unpack
 from rolloutbus.bus.wire.commands import with_trait
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
+from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced, Lost, Queued
+from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.bus.wire.validation import check_name
-from rolloutbus.replay.journal.index import named_in
 
 MAX_CHOSEN = 100_000
 """Requests that are remembered; the oldest are forgotten."""
@@ -60,6 +62,23 @@ def filter_in(text: str) -> Filter:
     return Filter(**found)
 
 
+def rids_in(entry: Entry) -> set[str]:
+    """The requests that an entry speaks of; garbage speaks of none."""
+    rids = {entry.rid.partition("@")[0]} if entry.rid else set[str]()
+    try:
+        match entry.kind:
+            case "deltas" | "idle" | "queued":
+                rids.update(cast("Deltas | Idle | Queued", unpack(entry)).rids)
+            case "accepted" | "ack" | "lost" | "fenced":
+                items = cast("Accepted | Ack | Lost | Fenced", unpack(entry)).items
+                rids.update(rid.partition("@")[0] for rid, _ in items)
+            case _:
+                pass
+    except RemoteProtocolError:
+        pass
+    return rids
+
+
 class Choice:
     """Knows which entries a filter asks for."""
 
@@ -83,14 +102,14 @@ class Choice:
             return False
         if not self._is_by_request:
             return True
-        return any(rid in self._chosen for entry in entries for rid in named_in(entry)[0])
+        return any(rid in self._chosen for entry in entries for rid in rids_in(entry))
 
     def _is_routed(self, entry: Entry) -> bool:
         if entry.kind in OF_THE_FLEET:
             return True
         if entry.place is not None:
             self._judge(entry)
-        rids, _ = named_in(entry)
+        rids = rids_in(entry)
         if self._is_by_request:
             return any(rid in self._chosen for rid in rids)
         return any(rid.rpartition("/")[0] in self._wanted.client for rid in rids)

@@ -17,9 +17,8 @@ from typing import NamedTuple, Self, overload
 import msgspec
 
 from rolloutbus.bus.actor.resources import NO_ROOM
-from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.journal.format import (
-    Content,
     Found,
     Framer,
     JournalError,
@@ -27,9 +26,8 @@ from rolloutbus.replay.journal.format import (
     framer_of,
     scan,
 )
-from rolloutbus.replay.journal.index import IndexBuilder, SegmentIndex
-from rolloutbus.replay.journal.pack import packed, unpacked
-from rolloutbus.replay.journal.records import Packed, Record, Unknown
+from rolloutbus.replay.journal.pack import packed
+from rolloutbus.replay.journal.records import Packed
 
 WINDOW_BYTES = 1024 * 1024
 
@@ -242,7 +240,7 @@ class JournalSegment:
 
 
 def pack(directory: Path, segment: int) -> Path:
-    """Put the packed form of a closed segment, and its index, in its place.
+    """Put the packed form of a closed segment, and where it ends, in its place.
 
     Raises:
         OSError: no room for it; the segment stays as it is.
@@ -254,48 +252,30 @@ def pack(directory: Path, segment: int) -> Path:
         framer = framer_of(content)
         if framer is None:
             raise JournalError(f"{plain} is damaged: it is left as it is")
-        builder = IndexBuilder(segment)
-        _replace(small, packed(framer, content, builder))
+        _replace(small, packed(framer, content))
     plain.unlink()
-    _save_index(small, framer, builder.index)
+    end = SegmentEnd(segment, _seq_after(SegmentFile(segment, small)))
+    with suppress(OSError):  # only a segment that loses its end needs it
+        _replace(small.with_suffix(".idx"), [framer.frame(msgspec.msgpack.encode(end))])
     return small
 
 
-def index_again(path: Path, framer: Framer, content: Content) -> SegmentIndex:
-    """Make the index of a packed segment that has lost it; damaged runs are left out."""
-    builder = IndexBuilder(int(path.stem))
-    for found in scan(framer, content):
-        if isinstance(found, Found):
-            builder.run(found.offset, found.record)
-            for record in records_of(framer, found.record):
-                builder.add(record)
-    return builder.index
+class SegmentEnd(msgspec.Struct, frozen=True):
+    """What is kept beside a packed segment: how far it goes, also if it loses its end."""
+
+    segment: int
+    next_seq: int
+    """Number that follows its last record."""
 
 
-def records_of(framer: Framer, record: Record | Unknown) -> list[Record | Unknown]:
-    """A record, or those that are packed in it; nothing if it cannot be unpacked."""
-    if not isinstance(record, Packed):
-        return [record]
-    try:
-        return [each.record for each in unpacked(framer, record)]
-    except RemoteProtocolError:
-        return []
-
-
-def read_index(path: Path, framer: Framer) -> SegmentIndex | None:
-    """The index of a packed segment; None if there is none that can be used."""
+def next_seq_beside(path: Path, framer: Framer) -> int:
+    """The number that follows the last record of a packed segment; 0: it is not known."""
     try:
         content = path.with_suffix(".idx").read_bytes()
         payload = framer.payload_at(content, 0)
-        return msgspec.msgpack.decode(payload or b"", type=SegmentIndex)
+        return msgspec.msgpack.decode(payload or b"", type=SegmentEnd).next_seq
     except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _save_index(path: Path, framer: Framer, index: SegmentIndex) -> None:
-    payload = msgspec.msgpack.encode(index)
-    with suppress(OSError):  # it can be made again
-        _replace(path.with_suffix(".idx"), [framer.frame(payload)])
+        return 0
 
 
 def retain(directory: Path, keep_bytes: int, oldest_s: float) -> int:

@@ -12,6 +12,7 @@ import zstandard
 
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.replay.journal.format import (
+    HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     Content,
     Found,
@@ -20,39 +21,30 @@ from rolloutbus.replay.journal.format import (
     Wrong,
     scan,
 )
-from rolloutbus.replay.journal.index import IndexBuilder
 from rolloutbus.replay.journal.records import End, Head, Packed, Record, Unknown, payload_of
 
 RUN_BYTES = 1024 * 1024
 LEVEL = 3
 
 
-def packed(framer: Framer, content: Content, builder: IndexBuilder) -> Iterator[bytes]:
+def packed(framer: Framer, content: Content) -> Iterator[bytes]:
     """A closed segment in pieces of its packed form, in order.
 
     Raises:
         JournalError: it is damaged.
     """
     run = _Run(framer, content)
-    written = 0
     for found in scan(framer, content):
         if isinstance(found, Wrong):
             raise JournalError(f"damaged at offset {found.offset}")
         is_clear = isinstance(found.record, Head | End)
         if run.n_records and (is_clear or run.size_bytes >= RUN_BYTES):
-            piece = run.piece()
-            written += len(piece)
-            yield piece
+            yield run.piece()
         if is_clear:
-            builder.add(found.record)
-            piece = content[: found.end] if not written else content[found.offset : found.end]
-            written += len(piece)
-            yield piece
-            continue
-        if not run.n_records:
-            builder.run(written, found.record)
-        builder.add(found.record)
-        run.add(found)
+            is_first = found.offset == HEADER_BYTES
+            yield content[0 if is_first else found.offset : found.end]
+        else:
+            run.add(found)
 
 
 def unpacked(framer: Framer, run: Packed) -> list[Found]:

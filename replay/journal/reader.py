@@ -14,7 +14,7 @@ from rolloutbus.replay.journal.files import (
     content_of,
     first_kept,
     is_being_written,
-    read_index,
+    next_seq_beside,
     segments_in,
 )
 from rolloutbus.replay.journal.format import (
@@ -204,8 +204,7 @@ class Journal:
             if self._suspense is None:
                 why = "a sealed segment ends before its end"
                 self._suspend(_Suspense(file.path.name, len(content), 0, why))
-            index = read_index(file.path, framer)
-            n_missing = index.next_seq - max(self.next_seq, 0) if index is not None else 0
+            n_missing = next_seq_beside(file.path, framer) - max(self.next_seq, 0)
             if n_missing > 0:
                 self._report(n_missing)
             else:

@@ -16,7 +16,7 @@ from rolloutbus.bus.transport.ports import (
 )
 from rolloutbus.bus.wire.codec import topic_of
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.replay.journal.index import named_in
+from rolloutbus.replay.choice import rids_in
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
 from tests.integration.live_fleet import DEADLINE_S, fake_sampling
 
@@ -53,7 +53,7 @@ class RecordingPorts:
         found: dict[str, list[Entry]] = {}
         for topic, entry in self.published:
             is_row = entry.kind == "deltas" and topic == topic_of(CLIENT)
-            if is_row and rids & named_in(entry)[0]:
+            if is_row and rids & rids_in(entry):
                 found.setdefault(entry.route, []).append(entry)
         return found
 
@@ -72,7 +72,7 @@ class RecordingPorts:
 
     def _note(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            for rid in named_in(entry)[0]:
+            for rid in rids_in(entry):
                 self._kinds.setdefault(rid, set()).add(entry.kind)
         self._changes.set()
 

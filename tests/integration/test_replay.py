@@ -10,7 +10,7 @@ import pytest_asyncio
 from rolloutbus import Fleet, RolloutClient, subscribe
 from rolloutbus.bus.actor.ref import worker
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
-from rolloutbus.replay.journal.index import named_in
+from rolloutbus.replay.choice import rids_in
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, Tap
 from rolloutbus.replay.player import Player, PlayerSettings
@@ -161,7 +161,7 @@ def middle_of(journal: Path, rid: str) -> float:
         at_s = pace.at_s(record)
         if isinstance(record, Stream):
             rows = [entry for entry in record.entries if entry.kind == "deltas"]
-            if any(rid in named_in(entry)[0] for entry in rows):
+            if any(rid in rids_in(entry) for entry in rows):
                 return at_s
     raise AssertionError(f"no rows of {rid}")
 
