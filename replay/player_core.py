@@ -11,7 +11,7 @@ import msgspec
 
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES
 from rolloutbus.bus.streams.tap import TapMark
-from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.generation import Generate
@@ -270,7 +270,7 @@ class PlayerCore:
             if not is_generate_to_worker(tap.event, entry):
                 continue
             try:
-                prefix = cast("Generate", unpack(entry)).prefix
+                prefix = unpack_as(Generate, entry).prefix
             except RemoteProtocolError:
                 self.n_malformed += 1
                 continue

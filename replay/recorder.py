@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Self, cast
+from typing import NamedTuple, NoReturn, Self
 
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.strict_calls import strict
@@ -20,7 +20,7 @@ from rolloutbus.bus.transport.ports import (
     SubscriptionPort,
     TopicBatchHandler,
 )
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import (
     LocalProtocolError,
@@ -225,7 +225,7 @@ class Recorder:
         for entry in entries:
             if entry.kind == "welcome":
                 try:
-                    self._welcomed(cast("Welcome", unpack(entry)))
+                    self._welcomed(unpack_as(Welcome, entry))
                 except RemoteProtocolError:
                     self._core.heard.malformed += 1
             elif entry.kind == "finished":

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, GapTracker, Span
 from rolloutbus.bus.streams.tap import TapMark, mark_in
-from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.codec import unpack_as, unpack_result
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
@@ -81,13 +81,13 @@ class StreamGaps:
         """
         found: list[RecordingGap] = []
         if entry.kind == "deltas":
-            deltas = cast("Deltas", unpack(entry))
+            deltas = unpack_as(Deltas, entry)
             last = {row for row, _ in deltas.finishes}
             rows = zip(deltas.rids, deltas.attempts, deltas.seqs, deltas.counts, strict=False)
             for row, (rid, attempt, seq, count) in enumerate(rows):
                 found += self._row((rid, attempt), seq, count, is_last=row in last)
         elif entry.kind == "idle":
-            idle = cast("Idle", unpack(entry))
+            idle = unpack_as(Idle, entry)
             for rid, attempt, n in zip(idle.rids, idle.attempts, idle.n_tokens, strict=False):
                 progress = self._attempts.get((rid, attempt))
                 if progress is not None and progress.first is not None:
@@ -100,7 +100,7 @@ class StreamGaps:
         Raises:
             RemoteProtocolError: its body breaks its type.
         """
-        prefix = cast("Generate", unpack(entry)).prefix
+        prefix = unpack_as(Generate, entry).prefix
         progress = self._of((entry.rid, entry.attempt))
         if progress.base is not None:
             return []

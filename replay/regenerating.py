@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES
-from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.codec import unpack_as, unpack_result
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
 from rolloutbus.bus.wire.errors import RemoteProtocolError
@@ -74,7 +74,7 @@ class AnsweredRequests:
         if entry.rid in self._done:
             return None
         if event == "received" and entry.kind == "generate" and entry.place is not None:
-            self._open.setdefault(entry.rid, (cast("Generate", unpack(entry)), entry.place))
+            self._open.setdefault(entry.rid, (unpack_as(Generate, entry), entry.place))
         elif event == "sent" and entry.kind in ENDINGS:
             asked = self._open.pop(entry.rid, None)
             if asked is None:

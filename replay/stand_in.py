@@ -6,13 +6,12 @@ Spec: docs/journal.md, "Playing"; docs/protocol.md, "Membership".
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 import msgspec
 
 from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row, TokenColumns, rows_of
-from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack
+from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack_as
 from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Attempt, Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
@@ -89,7 +88,7 @@ class Played:
         """
         if entry.kind != "deltas":
             return
-        for rid, attempt, row in rows_of(cast("Deltas", unpack(entry))):
+        for rid, attempt, row in rows_of(unpack_as(Deltas, entry)):
             self._row((rid, attempt), row)
         while self._size_bytes > self._max_bytes and len(self._rows) > 1:
             _, oldest = self._rows.popitem(last=False)
@@ -179,7 +178,7 @@ class StandIn:
         for entry in entries:
             try:
                 if entry.kind == "hello":
-                    self._hello(peer, cast("Hello", unpack(entry)), now)
+                    self._hello(peer, unpack_as(Hello, entry), now)
                 elif peer in self._heard_at:
                     self._heard_at[peer] = now
                     self._answer(peer, entry)
@@ -225,7 +224,7 @@ class StandIn:
     def _answer(self, peer: Peer, entry: Entry) -> None:
         match entry.kind:
             case "client_beat":
-                seq = cast("ClientHeartbeat", unpack(entry)).seq
+                seq = unpack_as(ClientHeartbeat, entry).seq
                 lease = Lease(self._epoch, self._instance, seq)
                 self._say(peer, Entry("lease", body=pack(lease)))
             case "goodbye":
@@ -251,7 +250,7 @@ class StandIn:
             self._refuse(peer, entry, Problem("unknown_worker", why, "not_started"))
             return
         self.n_repairs += 1
-        found = self._played.repaired(cast("Repair", unpack(entry)))
+        found = self._played.repaired(unpack_as(Repair, entry))
         kind = "refused" if isinstance(found, Problem) else "finished"
         outcome = WorkerOutcome(worker, kind, pack(found))
         self._finish(peer, entry, FleetOutcome([outcome], silent=[]))

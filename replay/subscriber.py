@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Self, cast
+from typing import Any, NoReturn, Self
 
 from rolloutbus.bus.actor.loop import Actor, BootClock, one_by_one
 from rolloutbus.bus.actor.ref import Command, worker
@@ -23,7 +23,7 @@ from rolloutbus.bus.transport.ports import (
     SubscriptionPort,
     TopicBatchHandler,
 )
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import (
     BusError,
@@ -231,11 +231,11 @@ class Subscriber:
         try:
             match entry.kind:
                 case "welcome":
-                    welcome = cast("Welcome", unpack(entry))
+                    welcome = unpack_as(Welcome, entry)
                     self._follow_tap(welcome.tap)
                     self._feed_members(welcome)
                 case "members":
-                    self._feed_members(cast("Members", unpack(entry)))
+                    self._feed_members(unpack_as(Members, entry))
                 case _:
                     error = sent_away(entry)
                     if error is not None:

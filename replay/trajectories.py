@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.codec import unpack_as, unpack_result
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Entry, Placement
 from rolloutbus.bus.wire.errors import RemoteProtocolError
@@ -141,7 +141,7 @@ class Trajectories:
             if asked is not None:
                 asked.attempts.add(entry.attempt)
         elif tap.event == "received" and not is_known and entry.place is not None:
-            generate = cast("Generate", unpack(entry))
+            generate = unpack_as(Generate, entry)
             self._open[entry.rid] = _Asked(generate, entry.place, tap.at_ns)
 
     def _ended(self, tap: Tap, entry: Entry) -> Trajectory | None:

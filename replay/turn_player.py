@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from rolloutbus.bus.streams.tap import Outcome, Stimulus, ToldEffect
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.membership import Hello
@@ -105,7 +105,7 @@ class CorePlayer:
         for entry in stimulus.entries:
             if entry.kind == "hello":
                 try:
-                    self.names[stimulus.peers[0]] = cast("Hello", unpack(entry)).name
+                    self.names[stimulus.peers[0]] = unpack_as(Hello, entry).name
                 except (RemoteProtocolError, IndexError):
                     continue
 

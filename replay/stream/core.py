@@ -6,12 +6,12 @@ next event. Spec: docs/protocol.md, "Streams".
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from rolloutbus.bus.backoff import wait_after
 from rolloutbus.bus.membership.tombstones import Tombstones
 from rolloutbus.bus.streams.reassembly import Span, row_of_repaired, rows_of
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.generation import FinishReason, Repair, Repaired
@@ -247,7 +247,7 @@ class SubscriberCore:
         return self.telling.take(n_unread)
 
     def _deltas(self, topic: bytes, entry: Entry, now: float) -> None:
-        deltas = cast("Deltas", unpack(entry))
+        deltas = unpack_as(Deltas, entry)
         finishes = dict(deltas.finishes)
         for index, (rid, attempt, row) in enumerate(rows_of(deltas)):
             stream = self._stream((rid, attempt), (entry.route, topic), row.start, now)
@@ -258,7 +258,7 @@ class SubscriberCore:
                 self._judge(stream)
 
     def _idle(self, topic: bytes, entry: Entry, now: float) -> None:
-        idle = cast("Idle", unpack(entry))
+        idle = unpack_as(Idle, entry)
         place = entry.route, topic
         for rid, attempt, n_tokens in zip(idle.rids, idle.attempts, idle.n_tokens, strict=False):
             stream = self._stream((rid, attempt), place, n_tokens, now)

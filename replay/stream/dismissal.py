@@ -3,9 +3,7 @@
 Spec: docs/protocol.md, "Membership".
 """
 
-from typing import cast
-
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import PeerLost, RemoteProtocolError
 from rolloutbus.bus.wire.messages.membership import Dismissed
@@ -18,7 +16,7 @@ def sent_away(entry: Entry) -> PeerLost | None:
     if entry.kind != "dismissed":
         return None
     try:
-        dismissed = cast("Dismissed", unpack(entry))
+        dismissed = unpack_as(Dismissed, entry)
     except RemoteProtocolError:
         return None
     if dismissed.code in COMES_BACK:

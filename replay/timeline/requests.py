@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.codec import unpack_as, unpack_result
 from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.delivery import Accepted, Fenced, Lost
 from rolloutbus.bus.wire.messages.generation import Generate, Generated
@@ -26,7 +26,7 @@ class Asked:
     __slots__ = ("at_s", "group", "is_streamed", "n_prompt_tokens", "session")
 
     def __init__(self, entry: Entry, at_s: float) -> None:
-        body = cast("Generate", unpack(entry))
+        body = unpack_as(Generate, entry)
         self.at_s = at_s
         self.is_streamed = body.stream
         self.n_prompt_tokens = len(body.prompt) // TOKEN_BYTES
@@ -138,7 +138,7 @@ class RequestStories:
 
     def accepted(self, worker: str, entry: Entry, at_s: float) -> None:
         """A worker says that it has begun."""
-        for rid, attempt in cast("Accepted", unpack(entry)).items:
+        for rid, attempt in unpack_as(Accepted, entry).items:
             running = self.running.get((rid, attempt))
             if running is not None and running.worker == worker and running.accepted_s is None:
                 running.accepted_s = at_s
@@ -146,7 +146,7 @@ class RequestStories:
 
     def published(self, entry: Entry, at_s: float) -> None:
         """A worker published rows."""
-        deltas = cast("Deltas", unpack(entry))
+        deltas = unpack_as(Deltas, entry)
         tokens = self.tokens.setdefault(entry.route, Sums())
         tokens.add(at_s, sum(deltas.counts))
         for row, rid in enumerate(deltas.rids):
@@ -175,13 +175,13 @@ class RequestStories:
 
     def lost(self, entry: Entry, at_s: float) -> None:
         """The router says that executions are gone with their worker."""
-        body = cast("Lost", unpack(entry))
+        body = unpack_as(Lost, entry)
         for rid, attempt in body.items:
             self._end((rid, attempt), at_s, "lost", body.reason)
 
     def fenced(self, entry: Entry, at_s: float) -> None:
         """The router says that executions are not their worker's any more."""
-        body = cast("Fenced", unpack(entry))
+        body = unpack_as(Fenced, entry)
         for rid, attempt in body.items:
             self._end((rid, attempt), at_s, "fenced", body.reason)
 
@@ -219,7 +219,7 @@ class RequestStories:
 
 
 def _n_prefix(entry: Entry) -> int:
-    prefix = cast("Generate", unpack(entry)).prefix
+    prefix = unpack_as(Generate, entry).prefix
     return len(prefix.tokens) // TOKEN_BYTES if prefix else 0
 
 

@@ -4,9 +4,8 @@ Pure. Times are those at which the recorder heard of something, so that there is
 """
 
 from collections.abc import Iterable, Mapping
-from typing import cast
 
-from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
@@ -226,10 +225,10 @@ class TimelineReader:
             case "beat":
                 workers.heartbeat(name, entry, now_s)
             case "goodbye":
-                reason = cast("Goodbye", unpack(entry)).reason
+                reason = unpack_as(Goodbye, entry).reason
                 workers.goodbye(name, reason, now_s)
             case "publish_version":
-                body = cast("PublishVersion", unpack(entry))
+                body = unpack_as(PublishVersion, entry)
                 self._publishing.setdefault(entry.rid, (body, now_s))
             case kind if kind in ENDINGS:
                 if "@" in entry.rid:
@@ -261,11 +260,11 @@ class TimelineReader:
 
     def _membership(self, entry: Entry) -> None:
         if entry.kind == "welcome":
-            found = cast("Welcome", unpack(entry)).members
+            found = unpack_as(Welcome, entry).members
             if not found:  # that of a member tells nothing
                 return
         elif entry.kind == "members":
-            found = cast("Members", unpack(entry)).members
+            found = unpack_as(Members, entry).members
         else:
             return
         self._workers.members(found, self._now_s, tells_all=not self._has_tap)

@@ -6,7 +6,7 @@ Pure. Times are seconds since the beginning of the recording.
 from collections.abc import Iterable
 from typing import cast, get_args
 
-from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.codec import unpack, unpack_as, unpack_result
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member
 from rolloutbus.bus.wire.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
@@ -78,7 +78,7 @@ class WorkerBook:
 
     def hello(self, entry: Entry, at_s: float) -> None:
         """An actor came, or came back."""
-        body = cast("Hello", unpack(entry))
+        body = unpack_as(Hello, entry)
         if body.worker is None:
             return
         worker = self._at(body.name)
@@ -90,7 +90,7 @@ class WorkerBook:
         """A member heartbeats; those that nobody called a worker are none."""
         worker = self.workers.get(name)
         if worker is not None:
-            body = cast("Heartbeat", unpack(entry))
+            body = unpack_as(Heartbeat, entry)
             worker.heartbeat(body.state, body.version, at_s)
 
     def members(self, found: Iterable[Member], at_s: float, *, tells_all: bool) -> None:
@@ -162,7 +162,7 @@ class WorkerBook:
         self, worker: WorkerTrack, command: Entry, entry: Entry, when: tuple[float, float]
     ) -> None:
         sent_s, at_s = when
-        body = cast("CommitUpdate", unpack(command))
+        body = unpack_as(CommitUpdate, command)
         if entry.kind != "finished":
             note = f"{body.in_flight}, {entry.kind}"
             worker.weights.append(Span("commit", sent_s, at_s, body.version, note=note))
@@ -179,7 +179,7 @@ class WorkerBook:
 
 
 def _pull(command: Entry, entry: Entry, sent_s: float, at_s: float) -> Span:
-    version = cast("PrepareUpdate", unpack(command)).version
+    version = unpack_as(PrepareUpdate, command).version
     if entry.kind != "finished":
         return Span("pull", sent_s, at_s, version, note=entry.kind)
     result = cast("Prepared", unpack_result("prepare_update", entry))
