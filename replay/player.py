@@ -40,6 +40,9 @@ AT_A_STRETCH = 16
 READ_AT_A_STRETCH = 1_000
 LINGER_MS = 10_000
 """What subscribers have left at the end to take what has been published."""
+QUIET_S = 2.0
+"""After the last message and the last repair: a subscriber that reads asks for a gap at once."""
+LOOK_S = 0.02
 
 
 class PlayerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,10 +54,15 @@ class PlayerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """2.0 is twice as fast as it was; infinite: as fast as the slowest subscriber reads."""
     rids: AbstractSet[str] = frozenset()
     """Rows of other requests are left out; empty: of none."""
+    linger_s: float = 10.0
+    """After the last message repairs are answered, while subscribers are there and ask, but at
+    most so long; 0: not at all, and a gap of the last messages is lost."""
 
     def __post_init__(self) -> None:
         if not self.speed > 0:
             raise SettingsError(f"speed must be above 0, not {self.speed:g}")
+        if not self.linger_s >= 0:
+            raise SettingsError(f"linger_s must be at least 0, not {self.linger_s:g}")
         if self.bind.partition("://")[0] not in ("tcp", "ipc"):
             raise SettingsError(f"{self.bind}: only ipc://PATH and tcp://HOST:PORT may be used")
 
@@ -95,6 +103,7 @@ class Player:
         self._steps: Iterator[PlayStep] = iter(())
         """What is left."""
         self._subscribed = asyncio.Event()
+        self._has_played_all = False
         self._n_played = 0
         self._position_s = 0.0
         self._held_up_s = 0.0
@@ -127,7 +136,11 @@ class Player:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._close(linger_ms=LINGER_MS if kind is None else 0)
+        try:
+            if kind is None and self._has_played_all:
+                await self._linger()
+        finally:
+            self._close(linger_ms=LINGER_MS if kind is None else 0)
 
     @property
     def address(self) -> str:
@@ -193,6 +206,18 @@ class Player:
             if step.message is not None:
                 await self._hand_over(step.message)
         self._position_s = self._survey.length_s
+        self._has_played_all = True
+
+    async def _linger(self) -> None:
+        """Answer repairs until all subscribers have left, or have had the time to ask."""
+        assert self._core is not None
+        router, ended_at = self._core.router, self._clock.now()
+        while router.n_clients and any(each.n_subscriptions for each in self._publishers.values()):
+            now = self._clock.now()
+            is_quiet = now - max(ended_at, router.repair_at) >= QUIET_S
+            if is_quiet or now - ended_at >= self._settings.linger_s:
+                return
+            await asyncio.sleep(LOOK_S)
 
     def _listen(self) -> None:
         settings = self._settings

@@ -4,6 +4,7 @@ Pure: a batch and the time (seconds) in, effects out. It serves clients and lets
 Spec: docs/journal.md, "Playing"; docs/protocol.md, "Membership".
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -159,6 +160,8 @@ class StandIn:
         self._heard_at: dict[Peer, float] = {}
         self._out: dict[Peer, list[Entry]] = {}
         self.n_repairs = 0
+        self.repair_at = -math.inf
+        """When a repair was last asked for."""
         self.n_malformed = 0
 
     @property
@@ -181,6 +184,8 @@ class StandIn:
                     self._hello(peer, unpack_as(Hello, entry), now)
                 elif peer in self._heard_at:
                     self._heard_at[peer] = now
+                    if entry.kind == "repair":
+                        self.repair_at = now
                     self._answer(peer, entry)
                 else:
                     self._dismiss(peer, "unknown-peer", "say hello first")

@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rolloutbus import RolloutClient, connect
+from rolloutbus import RolloutClient, connect, subscribe
 from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.membership import Member, Members
 from rolloutbus.bus.wire.messages.stream import Idle
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, ToldRecord
-from rolloutbus.replay.player import SOONER_S, Player, PlayerSettings
+from rolloutbus.replay.player import QUIET_S, SOONER_S, Player, PlayerSettings
+from rolloutbus.replay.stream.events import Finished, GapLost, GapRepaired, StreamEvent
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.raw_subscriber import RawSubscriber, messages_in
 from tests.unit.replay.segments import MS, Desk
-from tests.unit.replay.streams import TOPIC, published, row
+from tests.unit.replay.streams import TOPIC, published, row, step
 
 pytestmark = pytest.mark.integration
 
@@ -62,6 +64,47 @@ async def test_no_message_comes_before_its_time(tmp_path: Path) -> None:
                     assert clock.now() - began_at >= 0.1 * n - SOONER_S
                 await playing
             subscriber.close()
+
+
+@pytest.mark.parametrize("linger_s", [DEADLINE_S, 0.0])
+async def test_a_player_that_has_ended_still_repairs_what_a_subscriber_lacks(
+    tmp_path: Path, linger_s: float
+) -> None:
+    rows = [published(row("c/1", (1, 1), seq, seq)) for seq in range(3)]
+    path = journal(
+        tmp_path,
+        [*rows, published(step(row("c/1", (1, 1), 3, 3), finishes=[(0, "stop")]))],
+        apart_ms=100,
+    )
+    player = Player(Journal(path), PlayerSettings(speed=math.inf, linger_s=linger_s))
+    events: list[StreamEvent] = []
+    async with asyncio.timeout(2 * DEADLINE_S):
+        async with player:
+            await player.play(until_s=0.15)
+            subscriber = await subscribe(player.address).open()
+            await player.subscribed(1)
+            await player.play()
+        while not events or not isinstance(events[-1], Finished):
+            events.append(await anext(subscriber))
+        await subscriber.close()
+    missed = [type(each) for each in events if isinstance(each, GapRepaired | GapLost)]
+    assert missed == [GapRepaired if linger_s else GapLost]
+    assert events[-1].tokens.tolist() == ([0, 1, 2, 3] if linger_s else [2, 3])
+
+
+async def test_a_player_waits_for_no_more_repairs_than_it_was_told_to(tmp_path: Path) -> None:
+    path = journal(tmp_path, [published(row("c/1", (1, 1), 0, 5))])
+    settings = PlayerSettings(speed=math.inf, linger_s=0.3)
+    async with asyncio.timeout(DEADLINE_S):
+        async with Player(Journal(path), settings) as player:
+            subscriber = await subscribe(player.address).open()
+            await player.subscribed(1)
+            await player.play()
+            ended_at = BootClock().now()
+        assert 0.3 <= BootClock().now() - ended_at < QUIET_S
+        await subscriber.close()
+    with pytest.raises(SettingsError, match="linger_s"):
+        PlayerSettings(linger_s=-1.0)
 
 
 async def test_a_subscriber_that_reads_nothing_holds_the_replay_up_and_misses_nothing(
