@@ -21,8 +21,6 @@ from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.regenerating import (
     Again,
-    Answered,
-    AnsweredRequests,
     Difference,
     difference,
     is_repeatable,
@@ -30,7 +28,7 @@ from rolloutbus.replay.regenerating import (
     to_sample,
     to_score,
 )
-from rolloutbus.replay.trajectories import ints
+from rolloutbus.replay.trajectories import Answered, AnsweredRequests, ints
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import Rollout

@@ -74,11 +74,7 @@ class StreamGaps:
         return any(each is not None and not each.has_ended for each in attempts)
 
     def published(self, entry: Entry) -> list[RecordingGap]:
-        """What a worker has published.
-
-        Raises:
-            RemoteProtocolError: its body breaks its type.
-        """
+        """What a worker has published. Raises RemoteProtocolError: its body breaks its type."""
         found: list[RecordingGap] = []
         if entry.kind == "deltas":
             deltas = unpack_as(Deltas, entry)

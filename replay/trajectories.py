@@ -5,12 +5,14 @@ Pure; arrays are numpy's. Spec: docs/journal.md.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
 
+from rolloutbus.bus.streams.tap import TapEvent
 from rolloutbus.bus.wire.codec import unpack_as, unpack_result
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Entry, Placement
@@ -75,76 +77,90 @@ class Trajectory:
     output_text: str | None = None
 
 
-class _Asked:
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request and its result; times as in a `Trajectory`."""
+
+    rid: str
+    generate: Generate
+    """As its client sent it first."""
+    place: Placement
+    result: Generated
+    worker: str = ""
+    n_attempts: int = 0
+    asked_at: float = 0.0
+    ended_at: float = 0.0
+
+
+class _Asked(NamedTuple):
     """A request under way."""
 
-    __slots__ = ("asked_ns", "attempts", "generate", "place")
-
-    def __init__(self, generate: Generate, place: Placement, asked_ns: int) -> None:
-        self.generate = generate
-        self.place = place
-        self.asked_ns = asked_ns
-        self.attempts: set[Attempt] = set()
+    generate: Generate
+    place: Placement
+    asked_at: float
+    attempts: set[Attempt]
 
 
-class Trajectories:
-    """Reads records; an iterator of the rollouts that finished."""
+class AnsweredRequests:
+    """Reads records; an iterator of the requests that finished, in the order of their ends."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], rids: AbstractSet[str] = frozenset()) -> None:
+        """`rids`: of these only; empty: of all."""
         self._records = records
+        self._rids = rids
         self._open: dict[str, _Asked] = {}
         self._done: OrderedDict[str, None] = OrderedDict()
         self._wall_minus_boot_ns = 0
         self.n_unfinished = 0
-        """Rollouts that ended otherwise."""
+        """Requests that ended otherwise."""
         self.n_headless = 0
-        """Rollouts that finished, but were asked for before the recording began."""
+        """Requests that finished, but were asked for before the recording began."""
         self.n_malformed = 0
 
     @property
     def n_open(self) -> int:
-        """Rollouts of which no ending was heard."""
+        """Requests of which no ending was heard."""
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Trajectory]:
-        """In the order of their ends.
-
-        Raises:
-            JournalDamaged: as the journal that the records come from.
-        """
+    def __iter__(self) -> Iterator[Answered]:
+        """Raises JournalDamaged as the journal that the records come from."""
         for record in self._records:
             if isinstance(record, Head):
                 self._wall_minus_boot_ns = record.wall_ns - record.at_ns
-            elif isinstance(record, Tap):
-                for entry in record.entries:
-                    try:
-                        trajectory = self._heard(record, entry)
-                    except RemoteProtocolError:
-                        self.n_malformed += 1
-                        continue
-                    if trajectory is not None:
-                        yield trajectory
+            if not isinstance(record, Tap):
+                continue
+            at = (record.at_ns + self._wall_minus_boot_ns) * NS
+            for entry in record.entries:
+                if self._rids and entry.rid not in self._rids:
+                    continue
+                try:
+                    found = self._heard(record.event, entry, at)
+                except RemoteProtocolError:
+                    self.n_malformed += 1
+                    continue
+                if found is not None:
+                    yield found
 
-    def _heard(self, tap: Tap, entry: Entry) -> Trajectory | None:
+    def _heard(self, event: TapEvent, entry: Entry, at: float) -> Answered | None:
         if entry.kind == "generate":
-            self._generate(tap, entry)
-        elif tap.event == "sent" and entry.kind in ENDINGS and entry.attempt != NO_ATTEMPT:
-            return self._ended(tap, entry)
-        elif tap.event == "sent" and entry.kind in ENDINGS and self._open.pop(entry.rid, None):
+            self._generate(event, entry, at)
+        elif event == "sent" and entry.kind in ENDINGS and entry.attempt != NO_ATTEMPT:
+            return self._ended(entry, at)
+        elif event == "sent" and entry.kind in ENDINGS and self._open.pop(entry.rid, None):
             self.n_unfinished += 1  # the router itself ended it
         return None
 
-    def _generate(self, tap: Tap, entry: Entry) -> None:
+    def _generate(self, event: TapEvent, entry: Entry, at: float) -> None:
         asked = self._open.get(entry.rid)
         is_known = asked is not None or entry.rid in self._done
-        if tap.event == "sent":
+        if event == "sent":
             if asked is not None:
                 asked.attempts.add(entry.attempt)
-        elif tap.event == "received" and not is_known and entry.place is not None:
+        elif event == "received" and not is_known and entry.place is not None:
             generate = unpack_as(Generate, entry)
-            self._open[entry.rid] = _Asked(generate, entry.place, tap.at_ns)
+            self._open[entry.rid] = _Asked(generate, entry.place, at, set())
 
-    def _ended(self, tap: Tap, entry: Entry) -> Trajectory | None:
+    def _ended(self, entry: Entry, at: float) -> Answered | None:
         """An ending on its way to a client; the first one counts, what comes again is a copy."""
         if entry.rid in self._done:
             return None
@@ -159,45 +175,61 @@ class Trajectories:
             self.n_unfinished += 1
             return None
         result = cast("Generated", unpack_result("generate", entry))
-        return self._row(asked, result, tap, entry)
-
-    def _row(self, asked: _Asked, result: Generated, tap: Tap, entry: Entry) -> Trajectory:
-        sampling, place = asked.generate.sampling, asked.place
-        return Trajectory(
-            rid=entry.rid,
-            client=entry.rid.rpartition("/")[0],
-            session=place.session,
-            group=place.group,
-            policy=place.policy,
-            lora=result.lora,
-            prompt_ids=ints(asked.generate.prompt),
-            output_ids=ints(result.tokens),
-            logprobs=floats(result.logprobs),
-            behaviour_logprobs=floats(result.behaviour_logprobs or result.logprobs),
-            run_versions=[version for version, _ in result.versions],
-            run_lengths=[count for _, count in result.versions],
-            finish_reason=result.finish_reason,
-            worker=entry.route,
-            n_attempts=len(asked.attempts),
-            n_resumed=result.n_resumed,
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.sampling_seed,
-            asked_at=(asked.asked_ns + self._wall_minus_boot_ns) * NS,
-            ended_at=(tap.at_ns + self._wall_minus_boot_ns) * NS,
-            queue_ms=result.queue_ms,
-            run_ms=result.run_ms,
+        if len(ints(result.tokens)) != len(floats(result.logprobs)):
+            raise RemoteProtocolError("a result with columns of unequal length")
+        ints(asked.generate.prompt)
+        floats(result.behaviour_logprobs)
+        generate, place, asked_at, attempts = asked
+        return Answered(
+            entry.rid, generate, place, result, entry.route, len(attempts), asked_at, at
         )
 
 
-def ints(column: bytes) -> Ints:
-    """int32 [n].
+class Trajectories:
+    """Reads records; an iterator of a row for each rollout that finished."""
 
-    Raises:
-        RemoteProtocolError: these are no numbers of four bytes.
-    """
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.requests = AnsweredRequests(records)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        """In the order of their ends. Raises JournalDamaged as the records' journal."""
+        return map(_row, self.requests)
+
+
+def _row(answered: Answered) -> Trajectory:
+    generate, place, result = answered.generate, answered.place, answered.result
+    sampling = generate.sampling
+    return Trajectory(
+        rid=answered.rid,
+        client=answered.rid.rpartition("/")[0],
+        session=place.session,
+        group=place.group,
+        policy=place.policy,
+        lora=result.lora,
+        prompt_ids=ints(generate.prompt),
+        output_ids=ints(result.tokens),
+        logprobs=floats(result.logprobs),
+        behaviour_logprobs=floats(result.behaviour_logprobs or result.logprobs),
+        run_versions=[version for version, _ in result.versions],
+        run_lengths=[count for _, count in result.versions],
+        finish_reason=result.finish_reason,
+        worker=answered.worker,
+        n_attempts=answered.n_attempts,
+        n_resumed=result.n_resumed,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.sampling_seed,
+        asked_at=answered.asked_at,
+        ended_at=answered.ended_at,
+        queue_ms=result.queue_ms,
+        run_ms=result.run_ms,
+    )
+
+
+def ints(column: bytes) -> Ints:
+    """int32 [n]. Raises RemoteProtocolError: these are no numbers of four bytes."""
     return np.frombuffer(_whole(column), "<i4")
 
 

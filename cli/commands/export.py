@@ -46,10 +46,10 @@ def export(
         fail_reading(error)
     told = {
         "rows": n_rows,
-        "unfinished": found.n_unfinished,
-        "open": found.n_open,
-        "headless": found.n_headless,
-        "malformed": found.n_malformed,
+        "unfinished": found.requests.n_unfinished,
+        "open": found.requests.n_open,
+        "headless": found.requests.n_headless,
+        "malformed": found.requests.n_malformed,
         **gaps_told(source),
     }
     if as_json:

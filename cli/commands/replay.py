@@ -90,11 +90,7 @@ def replay_core(
 
 
 def settings_in(changes: Iterable[str]) -> dict[str, Any]:
-    """`["queue_limit=5"]` -> `{"queue_limit": 5}`.
-
-    Raises:
-        SettingsError: one is not NAME=JSON.
-    """
+    """`["queue_limit=5"]` -> `{"queue_limit": 5}`. Raises SettingsError: one is not NAME=JSON."""
     found: dict[str, Any] = {}
     for change in changes:
         name, equals, value = change.partition("=")

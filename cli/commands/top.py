@@ -225,11 +225,7 @@ class Watch:
         self._clock = BootClock()
 
     async def run(self, address: str, key: str, *, once: bool, as_json: bool) -> None:
-        """Until it is over.
-
-        Raises:
-            Unreachable: no router answers at first; later that is shown.
-        """
+        """Until it is over. Raises Unreachable: no router answers at first; later that is shown."""
         async with connected(address, key) as client:
             if once:
                 await self._frame(client)  # rates need two

@@ -135,11 +135,7 @@ def payload_of(record: Record) -> bytes:
 
 
 def record_in(payload: bytes) -> Record | Unknown:
-    """The record that a payload is.
-
-    Raises:
-        RemoteProtocolError: it breaks its type.
-    """
+    """The record that a payload is. Raises RemoteProtocolError: it breaks its type."""
     try:
         return _decode(payload)
     except _ERRORS as error:

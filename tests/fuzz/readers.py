@@ -29,7 +29,8 @@ from rolloutbus.replay.choice import Filter
 from rolloutbus.replay.journal.records import Stream, Tap, ToldRecord, payload_of, record_in
 from rolloutbus.replay.player_core import PlayerCore, Programme
 from rolloutbus.replay.recorder_core import RecorderCore
-from rolloutbus.replay.regenerating import Again, AnsweredRequests, difference, to_sample, to_score
+from rolloutbus.replay.regenerating import Again, difference, to_sample, to_score
+from rolloutbus.replay.trajectories import AnsweredRequests
 from rolloutbus.trainer_adapter.client.core.endings import fleet_result, generated_of
 
 VOCAB_SIZE, MAX_CONTEXT = 32_000, 4096

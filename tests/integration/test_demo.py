@@ -44,7 +44,7 @@ async def assert_is_recorded(journal: Path, n_rollouts: int) -> None:
     """Each rollout is there to be exported, and each subscriber of a replay hears every byte."""
     found = Trajectories(Journal(journal))
     assert len(list(found)) == n_rollouts
-    assert found.n_headless == found.n_open == 0
+    assert found.requests.n_headless == found.requests.n_open == 0
     expected = messages_in(journal)
     heard = await received_in_replay(journal, n_subscribers=2)
     assert {name: [expected[name]] * 2 for name in heard} == heard

@@ -110,7 +110,7 @@ async def test_the_export_has_a_row_for_each_finished_rollout(recording: Recordi
     assert recording.rollouts.keys() <= rows.keys()
     for rid, rollout in recording.rollouts.items():
         assert rows[rid].output_ids.tolist() == rollout.tokens.tolist()
-    assert found.n_open == found.n_unfinished == 0
+    assert found.requests.n_open == found.requests.n_unfinished == 0
 
 
 async def test_who_comes_late_gets_all_that_was_played_by_repair(recording: Recording) -> None:

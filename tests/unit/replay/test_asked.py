@@ -2,7 +2,7 @@
 
 from rolloutbus.bus.wire.messages.generation import Prefix
 from rolloutbus.replay.journal.records import Record
-from rolloutbus.replay.regenerating import AnsweredRequests
+from rolloutbus.replay.trajectories import AnsweredRequests
 from tests.unit.replay.streams import asked, ended, floats, ints, tapped
 
 RID = "c/1"

@@ -12,7 +12,8 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
     Want,
 )
-from rolloutbus.replay.regenerating import Answered, to_sample, to_score
+from rolloutbus.replay.regenerating import to_sample, to_score
+from rolloutbus.replay.trajectories import Answered
 from tests.unit.replay.streams import floats, ints
 
 PLAIN = Generate(

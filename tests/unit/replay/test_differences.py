@@ -7,14 +7,8 @@ import pytest
 
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.messages.generation import Generate, Generated, SamplingParams
-from rolloutbus.replay.regenerating import (
-    Again,
-    Answered,
-    difference,
-    first_difference,
-    max_delta,
-    summary,
-)
+from rolloutbus.replay.regenerating import Again, difference, first_difference, max_delta, summary
+from rolloutbus.replay.trajectories import Answered
 from tests.unit.replay.streams import floats, ints
 
 

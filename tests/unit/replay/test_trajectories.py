@@ -101,7 +101,7 @@ def test_an_ending_that_comes_again_makes_no_second_row() -> None:
     tape.asked()  # it had not heard of its end
     tape.ended()
     found, n_rows = tape.read()
-    assert (n_rows, found.n_open, found.n_headless) == (1, 0, 0)
+    assert (n_rows, found.requests.n_open, found.requests.n_headless) == (1, 0, 0)
 
 
 def test_what_has_not_finished_is_counted() -> None:
@@ -114,7 +114,11 @@ def test_what_has_not_finished_is_counted() -> None:
     tape.ended("finished", "c/4")  # asked for before the recording began
     found, n_rows = tape.read()
     assert n_rows == 0
-    assert (found.n_unfinished, found.n_open, found.n_headless) == (2, 1, 1)
+    assert (found.requests.n_unfinished, found.requests.n_open, found.requests.n_headless) == (
+        2,
+        1,
+        1,
+    )
 
 
 def test_a_result_that_is_none_is_counted_and_does_not_stop_the_others() -> None:
@@ -124,7 +128,7 @@ def test_a_result_that_is_none_is_counted_and_does_not_stop_the_others() -> None
     tape.asked("c/2")
     tape.ended(rid="c/2")
     found, n_rows = tape.read()
-    assert (n_rows, found.n_malformed) == (1, 1)
+    assert (n_rows, found.requests.n_malformed) == (1, 1)
 
 
 def test_what_could_not_be_delivered_is_not_taken_for_a_question() -> None:
@@ -134,4 +138,4 @@ def test_what_could_not_be_delivered_is_not_taken_for_a_question() -> None:
     tape.add("undelivered", returned)  # asked before the recording began
     tape.ended()
     found, n_rows = tape.read()
-    assert (n_rows, found.n_headless, found.n_open) == (0, 1, 0)
+    assert (n_rows, found.requests.n_headless, found.requests.n_open) == (0, 1, 0)
