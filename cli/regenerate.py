@@ -7,7 +7,6 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +15,7 @@ from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.errors import BusError, SettingsError
 from rolloutbus.bus.wire.validation import check_placement, cost_of
 from rolloutbus.cli.journal_gaps import gaps_told, refuse_gaps, tell_gaps
-from rolloutbus.cli.terminal import connected
+from rolloutbus.cli.terminal import connected, print_json
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.regenerating import (
@@ -84,7 +83,7 @@ async def regenerate(wanted: Regeneration, *, as_json: bool) -> bool:
             **gaps_told(source),
             "differences": found,
         }
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        print_json(told)
     else:
         _show(found, requests)
     if not all(each.is_equal for each in found):

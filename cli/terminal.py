@@ -12,10 +12,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import IntEnum, unique
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 import typer
@@ -91,6 +91,22 @@ def run(
         fail(str(error), ExitStatus.FAILED)
 
 
+def print_json(value: object, enc_hook: Callable[[Any], Any] | None = None) -> None:
+    """One line on stdout."""
+    sys.stdout.write(msgspec.json.encode(value, enc_hook=enc_hook).decode() + "\n")
+    sys.stdout.flush()
+
+
+def by_name(each: "_Named") -> tuple[int, str]:
+    """A key for sorting: w10 comes after w9."""
+    return len(each.name), each.name
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
 def fail(message: str, status: ExitStatus) -> NoReturn:
     """End the program with one line."""
     sys.stderr.write(f"error: {message}\n")
@@ -129,26 +145,53 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> "Cli
 
 
 @asynccontextmanager
+async def reached(service: "AbstractAsyncContextManager[T]") -> "AsyncGenerator[T]":
+    """Enter what needs a router. Raises Unreachable: none answers there."""
+    try:
+        entered = await service.__aenter__()
+    except PeerLost as error:
+        raise Unreachable(str(error).partition(";")[0]) from error
+    try:
+        yield entered
+    finally:
+        await service.__aexit__(None, None, None)
+
+
+@asynccontextmanager
 async def connected(address: str, key_file: str = "") -> "AsyncGenerator[RolloutClient]":
-    """A client of the router at `address`, which may be a fleet's name; see `client_settings`.
+    """A client of the router at `address`, which may be a fleet's name.
 
     Raises:
         Unreachable: no router answers there, or no such fleet runs here.
-        SettingsError: the address needs a key, or the key file cannot be used.
+        SettingsError: as `client_settings`.
     """
     # Usage and help come without what only a client needs.
     from rolloutbus.trainer_adapter.client.client import RolloutClient  # noqa: PLC0415
 
-    settings = client_settings(address, key_file)
-    client = RolloutClient(settings)
-    try:
-        await client.__aenter__()
-    except PeerLost as error:
-        raise Unreachable(str(error).partition(";")[0]) from error
-    try:
+    async with reached(RolloutClient(client_settings(address, key_file))) as client:
         yield client
+
+
+def ask(address: str, key_file: str, question: "Callable[[RolloutClient], Awaitable[T]]") -> T:
+    """Run one question to a fleet to its answer; see `run` and `connected`."""
+
+    async def asked() -> T:
+        async with connected(address, key_file) as client:
+            return await question(client)
+
+    return run(asked())
+
+
+async def until_ended(work: Coroutine[Any, Any, T], look: Callable[[], None], every_s: float) -> T:
+    """What `work` returns; meanwhile look each `every_s` seconds."""
+    ended = asyncio.ensure_future(work)
+    try:
+        while not ended.done():
+            look()
+            await asyncio.wait([ended], timeout=every_s)
+        return ended.result()
     finally:
-        await client.__aexit__(None, None, None)
+        ended.cancel()
 
 
 class _StoppedError(Exception):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.control import PauseMode
 from rolloutbus.cli.options import Address, Deadline, YourKey, example, not_empty
-from rolloutbus.cli.terminal import ExitStatus, connected, run
+from rolloutbus.cli.terminal import ExitStatus, ask
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 
@@ -58,10 +58,10 @@ def resume(
 
 
 def _command(
-    address: str, key: str, ask: Callable[[RolloutClient], Awaitable[FleetResult]]
+    address: str, key: str, question: Callable[[RolloutClient], Awaitable[FleetResult]]
 ) -> None:
     """Send it and print one line per worker; exit status 1 unless every worker did it."""
-    result = run(_ask(address, key, ask))
+    result = ask(address, key, question)
     console = Console(highlight=False)
     for name, answer in sorted(result.by_worker.items()):
         console.print(f"{name}: {answer if isinstance(answer, BusError) else 'done'}", markup=False)
@@ -71,10 +71,3 @@ def _command(
         console.print("no workers")
     if result.errors or result.silent:
         raise typer.Exit(ExitStatus.FAILED)
-
-
-async def _ask(
-    address: str, key: str, ask: Callable[[RolloutClient], Awaitable[FleetResult]]
-) -> FleetResult:
-    async with connected(address, key) as client:
-        return await ask(client)

@@ -1,7 +1,6 @@
 """`rolloutbus doctor`: what this machine, its packages and a model support, and why not."""
 
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rolloutbus.cli.options import AsJson, example
-from rolloutbus.cli.terminal import ExitStatus
+from rolloutbus.cli.terminal import ExitStatus, print_json
 from rolloutbus.engine_worker.engines.survey.machine import Finding
 from rolloutbus.launcher.plan import environment, python
 
@@ -38,7 +37,7 @@ def doctor(
     """
     findings = look(str(model.absolute()) if model else "")
     if as_json:
-        sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
+        print_json(findings)
     else:
         Console().print(report(findings))
     if any(each.state == "failed" for each in findings):

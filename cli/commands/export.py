@@ -6,12 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
 from rolloutbus.cli.options import AsJson, example
-from rolloutbus.cli.terminal import checked
+from rolloutbus.cli.terminal import checked, print_json
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.trajectories import Trajectories, Trajectory
@@ -53,7 +52,7 @@ def export(
         **gaps_told(source),
     }
     if as_json:
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        print_json(told)
     else:
         notes = [f"{told[name]} {name}" for name in ("unfinished", "open", "headless", "malformed")]
         sys.stdout.write(f"{n_rows} rows in {to} ({', '.join(notes)})\n")

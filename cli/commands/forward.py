@@ -1,6 +1,5 @@
 """`rolloutbus forward`: the streams of a fleet at one address."""
 
-import asyncio
 import sys
 from typing import Annotated
 
@@ -8,9 +7,8 @@ import typer
 
 from rolloutbus.bus.actor.process import announce_ready
 from rolloutbus.bus.transport.zmq_topics import MAX_UNREAD
-from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.cli.options import Address, AllowFile, YourKey, example
-from rolloutbus.cli.terminal import ExitStatus, Unreachable, client_settings, run
+from rolloutbus.cli.terminal import ExitStatus, client_settings, reached, run, until_ended
 from rolloutbus.replay.forwarder import Forwarder
 
 LOOK_S = 1.0
@@ -38,30 +36,17 @@ def forward(
 
 
 async def _forward(bind: str, address: str, key: str, allow_list: str) -> None:
-    settings = client_settings(address, key, "forwarder")
-    forwarder = Forwarder(settings, bind, allow_list)
-    try:
-        await forwarder.__aenter__()
-    except PeerLost as error:
-        raise Unreachable(f"no router answers at {settings.router}") from error
-    try:
-        announce_ready(stream=forwarder.endpoint)
-        await _watch(forwarder)
-    finally:
-        await forwarder.__aexit__(None, None, None)
-
-
-async def _watch(forwarder: Forwarder) -> None:
-    """Say when it falls behind, until it ends."""
-    ended = asyncio.ensure_future(forwarder.stopped())
     was_behind = False
-    try:
-        while not ended.done():
-            is_behind = forwarder.counters.streak_in >= MAX_UNREAD // 2
-            if is_behind and not was_behind:
-                sys.stderr.write("warning: it reads too slowly: what it misses, all here miss\n")
-            was_behind = is_behind
-            await asyncio.wait([ended], timeout=LOOK_S)
-        ended.result()
-    finally:
-        ended.cancel()
+
+    def look() -> None:
+        """Say when it falls behind."""
+        nonlocal was_behind
+        is_behind = forwarder.counters.streak_in >= MAX_UNREAD // 2
+        if is_behind and not was_behind:
+            sys.stderr.write("warning: it reads too slowly: what it misses, all here miss\n")
+        was_behind = is_behind
+
+    settings = client_settings(address, key, "forwarder")
+    async with reached(Forwarder(settings, bind, allow_list)) as forwarder:
+        announce_ready(stream=forwarder.endpoint)
+        await until_ended(forwarder.stopped(), look, LOOK_S)

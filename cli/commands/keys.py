@@ -15,7 +15,7 @@ from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.options import AsJson, example
-from rolloutbus.cli.terminal import ExitStatus, checked, fail
+from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json
 
 app = typer.Typer()
 keys = typer.Typer(
@@ -54,11 +54,11 @@ def show(
     """Print the public half of a key file, or who may connect. Secrets are never printed."""
     if file is not None:
         pair = checked(lambda: read_key_pair(file))
-        _say(msgspec.json.encode({"name": pair.name, "key": pair.public}).decode())
+        print_json({"name": pair.name, "key": pair.public})
         return
     for each in checked(lambda: read_allow_list(allow_list)):
         if as_json:
-            _say(msgspec.json.encode(each).decode())
+            print_json(each)
         else:
             sessions = f", sessions {' '.join(each.sessions)}" if each.sessions else ""
             actors = " ".join(each.actor_patterns)
@@ -159,7 +159,7 @@ def rotate(
     public_file(draft).replace(public_file(file))
     kept.hardlink_to(file)
     draft.replace(file)
-    _say(msgspec.json.encode({"old": old.public, "new": fresh.public}).decode())
+    print_json({"old": old.public, "new": fresh.public})
 
 
 def _public(text: str) -> str:

@@ -1,17 +1,23 @@
 """`rolloutbus record`: a fleet's streams and commands, written down as they happen."""
 
-import asyncio
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.cli.options import AsJson, YourKey, example
-from rolloutbus.cli.terminal import ExitStatus, Unreachable, checked, client_settings, fail, run
+from rolloutbus.cli.terminal import (
+    ExitStatus,
+    checked,
+    client_settings,
+    fail,
+    print_json,
+    reached,
+    run,
+    until_ended,
+)
 from rolloutbus.replay.choice import Filter, filter_in
 from rolloutbus.replay.journal.core import MIB, JournalSettings
 from rolloutbus.replay.recorder import Progress, Recorder
@@ -75,13 +81,10 @@ def record(
             keep_s=keep_s,
         )
     )
-    work = _record(_client(router, key), out.absolute(), chosen, settings, as_json=as_json)
+    client = checked(lambda: client_settings(router, key, "recorder"))
+    work = _record(client, out.absolute(), chosen, settings, as_json=as_json)
     problem = run(work, terminated=ExitStatus.OK, interrupted=ExitStatus.OK)
     fail(f"recording has ended: {problem}", ExitStatus.FAILED)
-
-
-def _client(router: str, key_file: str) -> ClientSettings:
-    return checked(lambda: client_settings(router, key_file, "recorder"))
 
 
 async def _record(
@@ -89,36 +92,26 @@ async def _record(
 ) -> str:
     """Until something ends it; returns what."""
     recorder = Recorder(client, out, wanted, settings)
-    try:
-        await recorder.__aenter__()
-    except PeerLost as error:
-        raise Unreachable(f"no router answers at {client.router}") from error
-    try:
-        streams_only = "" if recorder.has_tap else ": streams only, the router has no tap"
-        sys.stderr.write(f"recording to {out}{streams_only}\n")
-        sys.stderr.flush()
-        return await _watch(recorder)
-    finally:
-        await recorder.__aexit__(None, None, None)
-        told = recorder.progress
-        sys.stderr.write(f"\n{line_of(told)}\n")
-        if as_json:
-            sys.stdout.write(msgspec.json.encode(told._asdict()).decode() + "\n")
 
+    def show() -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{line_of(recorder.progress)}")
+            sys.stderr.flush()
 
-async def _watch(recorder: Recorder) -> str:
-    """Show how it goes until it can go no further."""
-    ended = asyncio.ensure_future(recorder.stopped())
-    is_terminal = sys.stderr.isatty()
+    has_begun = False
     try:
-        while not ended.done():
-            if is_terminal:
-                sys.stderr.write(f"\r\x1b[K{line_of(recorder.progress)}")
-                sys.stderr.flush()
-            await asyncio.wait([ended], timeout=PROGRESS_EVERY_S)
-        return ended.result()
+        async with reached(recorder):
+            has_begun = True
+            streams_only = "" if recorder.has_tap else ": streams only, the router has no tap"
+            sys.stderr.write(f"recording to {out}{streams_only}\n")
+            sys.stderr.flush()
+            return await until_ended(recorder.stopped(), show, PROGRESS_EVERY_S)
     finally:
-        ended.cancel()
+        if has_begun:
+            told = recorder.progress
+            sys.stderr.write(f"\n{line_of(told)}\n")
+            if as_json:
+                print_json(told._asdict())
 
 
 def line_of(told: Progress) -> str:

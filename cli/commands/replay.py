@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
 from rolloutbus.cli.options import AsJson, YourKey, example
 from rolloutbus.cli.regenerate import Regeneration, regenerate
-from rolloutbus.cli.terminal import ExitStatus, checked, fail, run
+from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json, run
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.version import installed_version
 from rolloutbus.replay.journal.format import JournalError
@@ -291,8 +291,7 @@ async def _play(
             await player.subscribed(n_wanted)
             await player.play()
             if as_json:
-                sys.stdout.write(msgspec.json.encode(_told(player, source)).decode() + "\n")
-                sys.stdout.flush()
+                print_json(_told(player, source))
             if is_staying:
                 await asyncio.Event().wait()
         finally:

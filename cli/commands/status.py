@@ -5,7 +5,6 @@ import sys
 import time
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.cli.options import Address, AsJson, YourKey, example
-from rolloutbus.cli.terminal import ExitStatus, checked, connected, fail, run
+from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, fail, print_json, run
 from rolloutbus.launcher.discovery import RunningFleet, running_fleets
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
@@ -46,8 +45,7 @@ async def _print_json(address: str, key: str, interval_s: float) -> None:
     async with connected(address, key) as client:
         while True:
             found = await client.status()
-            sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
-            sys.stdout.flush()
+            print_json(found)
             if not interval_s:
                 return
             await asyncio.sleep(interval_s)
@@ -73,7 +71,7 @@ def report(found: FleetStatus) -> Group:
     for name in ("version", "running", "tokens", "heartbeat age", "stall", "pid"):
         table.add_column(name, justify="right")
     # w10 comes after w9.
-    for each in sorted(found.workers, key=lambda each: (len(each.name), each.name)):
+    for each in sorted(found.workers, key=by_name):
         table.add_row(
             each.name,
             Text(each.state, STATE_STYLES.get(each.state, "red")),
@@ -110,7 +108,7 @@ def _update_lines(found: FleetStatus) -> list[Text]:
 def _quarantine_lines(found: FleetStatus) -> list[Text]:
     return [
         Text(f"{each.name} gets no work until it has caught up: {each.problem}", "red")
-        for each in sorted(found.workers, key=lambda each: (len(each.name), each.name))
+        for each in sorted(found.workers, key=by_name)
         if each.problem
     ]
 
@@ -119,7 +117,7 @@ def _blocked_lines(found: FleetStatus) -> list[Text]:
     """Why workers get no requests, where no other line says it better."""
     return [
         Text(f"{each.name} gets no work: {sentence}", "yellow")
-        for each in sorted(found.workers, key=lambda each: (len(each.name), each.name))
+        for each in sorted(found.workers, key=by_name)
         for reason, sentence in each.blocked_by.items()
         if not (reason == "behind" and each.problem)
         and not (reason == "tripped" and each.name in found.troubled)
@@ -153,7 +151,7 @@ def ls(as_json: AsJson = False) -> None:
     """
     fleets = checked(running_fleets)
     if as_json:
-        sys.stdout.write(msgspec.json.encode(fleets).decode() + "\n")
+        print_json(fleets)
     elif fleets:
         Console().print(_fleets(fleets))
     else:

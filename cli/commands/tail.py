@@ -9,16 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.cli.options import Address, AsJson, YourKey, example
-from rolloutbus.cli.terminal import Unreachable, checked, client_settings, run
+from rolloutbus.cli.terminal import checked, client_settings, print_json, reached, run
 from rolloutbus.replay.choice import Filter
 from rolloutbus.replay.stream.events import (
     Demoted,
@@ -179,12 +177,7 @@ def tail(
 async def _tail(
     make: Callable[[], Subscriber], tokenizer: TokenizerFile | None, *, as_json: bool
 ) -> None:
-    subscriber = make()
-    try:
-        await subscriber.__aenter__()
-    except PeerLost as error:
-        raise Unreachable(str(error)) from error
-    try:
+    async with reached(make()) as subscriber:
         decode = partial(tokenizer.decode, skip_special_tokens=False) if tokenizer else ids_of
         if as_json:
             await _print_json(subscriber, tokenizer)
@@ -192,8 +185,6 @@ async def _tail(
             await _show(subscriber, StreamTexts(decode))
         else:
             await _print_endings(subscriber, StreamTexts(decode))
-    finally:
-        await subscriber.__aexit__(None, None, None)
 
 
 async def _print_json(subscriber: Subscriber, tokenizer: TokenizerFile | None) -> None:
@@ -201,8 +192,7 @@ async def _print_json(subscriber: Subscriber, tokenizer: TokenizerFile | None) -
         line = as_line(event)
         if tokenizer is not None and "tokens" in line:
             line["text"] = tokenizer.decode(line["tokens"].tolist(), skip_special_tokens=False)
-        sys.stdout.write(msgspec.json.encode(line, enc_hook=_listed).decode() + "\n")
-        sys.stdout.flush()
+        print_json(line, _listed)
 
 
 async def _print_endings(subscriber: Subscriber, texts: StreamTexts) -> None:

@@ -6,13 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
 from rolloutbus.cli.options import AsJson, example
-from rolloutbus.cli.terminal import ExitStatus, checked, fail
+from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.timeline.browser import page_of, trace_of
@@ -94,7 +93,7 @@ def _tell(found: Timeline, source: Journal, out: Path, *, as_json: bool) -> None
         **gaps_told(source),
     }
     if as_json:
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        print_json(told)
         return
     sys.stdout.write(
         f"{out}: {len(found.lanes)} workers, {n_executions} executions, "

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,7 +19,7 @@ from rich.text import Text
 from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.cli.options import Address, YourKey, example
-from rolloutbus.cli.terminal import connected, run
+from rolloutbus.cli.terminal import connected, print_json, run
 from rolloutbus.cli.top import Gauges, TopFrame, TopHistory, TopRow, loads_of
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 
@@ -296,8 +295,7 @@ class Watch:
 
     def _print(self, frame: TopFrame, *, as_json: bool) -> None:
         if as_json:
-            sys.stdout.write(msgspec.json.encode(frame).decode() + "\n")
-            sys.stdout.flush()
+            print_json(frame)
         else:
             Console().print(view_of(frame, list(self._history.totals)))
             sys.stdout.flush()

@@ -34,7 +34,7 @@ from rolloutbus.cli.options import (
     not_empty,
     parse_save_targets,
 )
-from rolloutbus.cli.terminal import ExitStatus, checked, connected, run
+from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, run
 from rolloutbus.launcher.fleet import Fleet, up
 from rolloutbus.launcher.settings import EngineKind, Transport, UpOptions
 
@@ -163,7 +163,7 @@ def state_line(status: FleetStatus) -> Text:
     """`w0 ready v3 2/32 | w1 … | 4 running, 0 queued`."""
     workers = [
         f"{each.name} {each.state} v{each.version} {each.n_running}/{each.slots}"
-        for each in sorted(status.workers, key=lambda each: (len(each.name), each.name))
+        for each in sorted(status.workers, key=by_name)
     ]
     totals = f"{status.n_running} running, {status.n_queued} queued, {status.n_clients} clients"
     return Text(" | ".join([*workers, totals]), overflow="ellipsis", no_wrap=True)

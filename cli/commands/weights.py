@@ -13,7 +13,8 @@ from rich.text import Text
 from rolloutbus.bus.weights.tensor_files import header_of
 from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.cli.options import Address, AsJson, Deadline, YourKey, example
-from rolloutbus.cli.terminal import ExitStatus, connected, fail, run
+from rolloutbus.cli.terminal import ExitStatus, ask, fail, print_json
+from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.weight_queries import (
     ActiveTensor,
     WeightsReport,
@@ -44,9 +45,14 @@ def check(
     deadline: Deadline = 120.0,
 ) -> None:
     """Compare every tensor with the store's, by digest; exit status 1 on a difference."""
-    report = run(_check(address, key, names or [], worker or "fleet", deadline))
+    target = worker or "fleet"
+    report = ask(
+        address,
+        key,
+        lambda client: client.check_weights(names or [], target=target, deadline_s=deadline),
+    )
     if as_json:
-        sys.stdout.write(msgspec.json.encode(as_plain(report)).decode() + "\n")
+        print_json(as_plain(report))
     else:
         Console(highlight=False).print(as_table(report))
     if not report.is_ok:
@@ -65,7 +71,7 @@ def get(
     deadline: Deadline = 120.0,
 ) -> None:
     """Write one tensor to a file, as a worker has it active."""
-    holder, tensor = run(_get(address, key, name, worker, deadline))
+    holder, tensor = ask(address, key, lambda client: _get(client, name, worker, deadline))
     place = Tensor(tensor.name, tensor.dtype, tensor.shape, 0, len(tensor.content))
     try:
         with output.open("wb") as file:
@@ -130,19 +136,11 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:MAX_SHOWN]) + more
 
 
-async def _check(
-    address: str, key: str, names: list[str], target: str, deadline_s: float
-) -> WeightsReport:
-    async with connected(address, key) as client:
-        return await client.check_weights(names, target=target, deadline_s=deadline_s)
-
-
 async def _get(
-    address: str, key: str, name: str, worker: str, deadline_s: float
+    client: RolloutClient, name: str, worker: str, deadline_s: float
 ) -> tuple[str, ActiveTensor]:
-    async with connected(address, key) as client:
-        workers = sorted(each.name for each in (await client.status()).workers)
-        if not worker and not workers:
-            fail("there are no workers", ExitStatus.FAILED)
-        holder = worker or workers[0]
-        return holder, await client.get_weights(name, holder, deadline_s=deadline_s)
+    workers = sorted(each.name for each in (await client.status()).workers)
+    if not worker and not workers:
+        fail("there are no workers", ExitStatus.FAILED)
+    holder = worker or workers[0]
+    return holder, await client.get_weights(name, holder, deadline_s=deadline_s)
