@@ -125,7 +125,7 @@ class Recorder:
             raise LocalProtocolError("this recorder has begun already; make another one")
         self._has_begun = True
         await self.journal.__aenter__()
-        self._n_before = self.journal.next_seq
+        self._n_before = self.journal.core.next_seq
         self._is_recording = True
         try:
             await self.client.open()
@@ -156,7 +156,7 @@ class Recorder:
     @property
     def progress(self) -> Progress:
         """As of now."""
-        journal = self.journal
+        journal = self.journal.core
         return Progress(
             journal.next_seq - self._n_before,
             journal.durable,
@@ -194,7 +194,7 @@ class Recorder:
         """
         self.client.connection.require_home()
         await self._ended.wait()
-        return self.journal.problem
+        return self.journal.core.problem
 
     async def _hears_an_answer(self) -> bool:
         """Whether the tap, too, tells what the router answers to us."""

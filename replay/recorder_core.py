@@ -6,7 +6,7 @@ Spec: docs/journal.md.
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, GapTracker, Span
@@ -43,21 +43,19 @@ class RecordingGap(NamedTuple):
     n_missing: int
 
 
+@dataclass(slots=True)
 class _Progress:
     """One attempt, as far as it was heard."""
 
-    __slots__ = ("base", "due_ns", "first", "has_ended", "n_result", "numbers")
-
-    def __init__(self) -> None:
-        self.base: int | None = None
-        """Where its first row begins; None while nobody has said."""
-        self.first: int | None = None
-        """Where the first row began that came."""
-        self.numbers = GapTracker()
-        self.has_ended = False
-        """Its last row has come."""
-        self.n_result: int | None = None
-        self.due_ns = 0
+    base: int | None = None
+    """Where its first row begins; None: not known yet."""
+    first: int | None = None
+    """Where the first row began that came."""
+    numbers: GapTracker = field(default_factory=GapTracker)
+    has_ended: bool = False
+    """Its last row has come."""
+    n_result: int | None = None
+    due_ns: int = 0
 
 
 class StreamGaps:
@@ -103,7 +101,7 @@ class StreamGaps:
         progress.base = len(prefix.tokens) // TOKEN_BYTES if prefix is not None else 0
         if progress.first is not None and progress.first > progress.base:
             span = Span(progress.base, progress.first)
-            return _gaps((entry.rid, entry.attempt), span)
+            return _gaps("stream", (entry.rid, entry.attempt), span)
         progress.numbers.pass_over(progress.base, progress.base)
         return []
 
@@ -138,7 +136,7 @@ class StreamGaps:
                 is_known = progress.base is not None or progress.first is not None
                 if is_known and progress.n_result is not None:
                     span = progress.numbers.pass_over(progress.n_result, progress.n_result)
-                    found += _gaps(key, span)
+                    found += _gaps("stream", key, span)
         return found
 
     def _row(
@@ -150,7 +148,7 @@ class StreamGaps:
             progress.first = seq
             if progress.base is None:  # where it begins is known by nobody yet
                 progress.numbers = GapTracker(seq)
-        return _gaps(key, progress.numbers.pass_over(seq, seq + count))
+        return _gaps("stream", key, progress.numbers.pass_over(seq, seq + count))
 
     def _of(self, key: tuple[str, Attempt]) -> _Progress:
         progress = self._attempts.get(key)
@@ -162,10 +160,8 @@ class StreamGaps:
         return progress
 
 
-def _gaps(key: tuple[str, Attempt], span: Span | None) -> list[RecordingGap]:
-    return (
-        [] if span is None else [RecordingGap("stream", *key, span.start, span.stop - span.start)]
-    )
+def _gaps(source: LostSource, key: tuple[str, Attempt], span: Span | None) -> list[RecordingGap]:
+    return [] if span is None else [RecordingGap(source, *key, span.start, span.stop - span.start)]
 
 
 def is_generate_to_worker(event: str, entry: Entry) -> bool:
@@ -223,12 +219,7 @@ class RecorderCore:
         if self._tap is None or mark.n < self._tap.next:
             self._tap = GapTracker(mark.n)
         span = self._tap.pass_over(mark.n, mark.n + 1)
-        missed = (
-            [RecordingGap("tap", "", NO_ATTEMPT, span.start, span.stop - span.start)]
-            if span
-            else []
-        )
-        built = [self._lost(gap) for gap in missed]
+        built = [self._lost(gap) for gap in _gaps("tap", ("", NO_ATTEMPT), span)]
         built += self._followed(mark, entries, now_ns)
         if self._wanted.is_everything:
             built.append(_tap(mark, entries))
@@ -241,9 +232,7 @@ class RecorderCore:
     def published(self, topic: bytes, entries: list[Entry], now_ns: int) -> list[Build]:
         """A message that a worker published."""
         self.heard.stream += 1
-        if self._wanted.is_everything:
-            return [*self._missed(entries), _stream(topic, entries)]
-        if self._choice.is_published(topic, entries):
+        if self._wanted.is_everything or self._choice.is_published(topic, entries):
             return [*self._missed(entries), _stream(topic, entries)]
         if len(self._undecided) < MAX_UNDECIDED:
             self._undecided.append((now_ns, topic, entries))

@@ -108,25 +108,12 @@ def difference(
     recorded: Answered, again: Again | str, tolerance: float = LOGPROB_TOLERANCE
 ) -> Difference:
     """Compare; `again` may be the reason why there is nothing to compare with."""
-    before = recorded.result
-    is_reproducible = is_repeatable(recorded)
-    tokens = ints(before.tokens)
+    problem = again if isinstance(again, str) else ""
     if isinstance(again, str):
-        return Difference(
-            rid=recorded.rid,
-            is_equal=False,
-            n_recorded=len(tokens),
-            n_again=0,
-            first=0,
-            max_logprob_delta=0.0,
-            versions_recorded=before.versions,
-            versions_again=[],
-            finish_recorded=before.finish_reason,
-            finish_again="",
-            is_reproducible=is_reproducible,
-            problem=again,
-        )
-    first = first_difference(tokens, again.tokens)
+        again = Again(np.empty(0, "<i4"), np.empty(0, "<f4"), [], "")
+    before = recorded.result
+    tokens = ints(before.tokens)
+    first = 0 if problem else first_difference(tokens, again.tokens)
     n_same = len(tokens) if first is None else first
     delta = max_delta(floats(before.logprobs)[:n_same], again.logprobs[:n_same])
     is_equal = first is None and delta <= tolerance and before.finish_reason == again.finish_reason
@@ -141,7 +128,8 @@ def difference(
         versions_again=list(again.version_runs),
         finish_recorded=before.finish_reason,
         finish_again=again.finish_reason,
-        is_reproducible=is_reproducible,
+        is_reproducible=is_repeatable(recorded),
+        problem=problem,
     )
 
 

@@ -104,7 +104,7 @@ class TurnWriter:
         assert self._journal is not None
         self._say_hole(why)
         ended, self._journal = self._journal, None
-        self._n_missing += ended.next_seq - 1 - ended.durable
+        self._n_missing += ended.core.next_seq - 1 - ended.core.durable
         self._reopen_later(ended)
 
     def _say_hole(self, why: str) -> None:

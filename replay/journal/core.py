@@ -142,11 +142,7 @@ class JournalCore:
             self.n_dropped += 1
             self._n_unsaid += 1
             return False
-        if self._n_unsaid:
-            n_lost, self._n_unsaid = self._n_unsaid, 0
-            self._put(
-                lambda seq: LostRecord(seq, now_ns, "memory", "", NO_ATTEMPT, 0, n_lost), now_ns
-            )
+        self._put_lost(now_ns)
         self._put(build, now_ns)
         return True
 
@@ -189,11 +185,7 @@ class JournalCore:
         """Write what waits, and the end; only when no write is under way."""
         if self.problem or self._framer is None:
             return []
-        if self._n_unsaid:
-            n_lost, self._n_unsaid = self._n_unsaid, 0
-            self._put(
-                lambda seq: LostRecord(seq, now_ns, "memory", "", NO_ATTEMPT, 0, n_lost), now_ns
-            )
+        self._put_lost(now_ns)
         self._end("closed", now_ns)
         return [*self._flush([]), FinishSegment(self._segment)]
 
@@ -221,6 +213,13 @@ class JournalCore:
     def _end(self, reason: EndReason, now_ns: int) -> None:
         n_records = self.next_seq - self._segment_first
         self._put(lambda seq: End(seq, now_ns, reason, n_records), now_ns)
+
+    def _put_lost(self, now_ns: int) -> None:
+        n_lost, self._n_unsaid = self._n_unsaid, 0
+        if n_lost:
+            self._put(
+                lambda seq: LostRecord(seq, now_ns, "memory", "", NO_ATTEMPT, 0, n_lost), now_ns
+            )
 
     def _put(self, build: Callable[[int], Record], now_ns: int) -> None:
         assert self._framer is not None

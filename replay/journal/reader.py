@@ -59,15 +59,6 @@ class JournalGap(NamedTuple):
     sentence: str
 
 
-class _Suspense(NamedTuple):
-    """Damage of which the next right record will tell how many records it cost."""
-
-    file: str
-    offset: int
-    size_bytes: int
-    why: str
-
-
 class Journal:
     """The journal in a directory, as it is now. Reads only."""
 
@@ -102,7 +93,8 @@ class Journal:
         self._interruptions: list[JournalGap] = []
         self._ending = ""
         """Why the journal does not end where its writer said; empty: it does, or nobody knows."""
-        self._suspense: _Suspense | None = None
+        self._suspense: Damage | None = None
+        """The next right record will tell how many records it cost."""
 
     @property
     def gaps(self) -> list[JournalGap]:
@@ -142,7 +134,7 @@ class Journal:
             return
         if files[0].number != first.segment:
             why = "a segment before it is not there"
-            self._suspend(_Suspense(files[0].path.name, 0, 0, why))
+            self._suspend(files[0].path.name, 0, 0, why)
         for file, after in zip(files, [*files[1:], None], strict=True):
             for record in self._segment(file, is_last=after is None):
                 if isinstance(record, Unknown):
@@ -152,7 +144,7 @@ class Journal:
                     self.lost.append(record)
                 yield record
             if after is not None and after.number != file.number + 1:
-                self._suspend(_Suspense(after.path.name, 0, 0, "a segment before it is not there"))
+                self._suspend(after.path.name, 0, 0, "a segment before it is not there")
         if self._suspense is not None:
             self._report(1, is_cut=True)  # no right record follows that has a number
         self._end(files[-1].path.name)
@@ -203,7 +195,7 @@ class Journal:
             # Only closed segments are packed: this is no writer's doing.
             if self._suspense is None:
                 why = "a sealed segment ends before its end"
-                self._suspend(_Suspense(file.path.name, len(content), 0, why))
+                self._suspend(file.path.name, len(content), 0, why)
             n_missing = next_seq_beside(file.path, framer) - max(self.next_seq, 0)
             if n_missing > 0:
                 self._report(n_missing)
@@ -228,7 +220,7 @@ class Journal:
             return [each.record for each in unpacked(framer, found.record)]
         except RemoteProtocolError as error:
             size_bytes = found.end - found.offset
-            self._suspend(_Suspense(file.path.name, found.offset, size_bytes, str(error)))
+            self._suspend(file.path.name, found.offset, size_bytes, str(error))
             return []
 
     def _wrong(self, file: SegmentFile, wrong: Wrong, *, is_last: bool) -> None:
@@ -239,7 +231,7 @@ class Journal:
             )
             return
         why = "no segment" if wrong.offset == 0 else "no right record"
-        self._suspend(_Suspense(file.path.name, wrong.offset, size_bytes, why))
+        self._suspend(file.path.name, wrong.offset, size_bytes, why)
         if is_last and wrong.is_tail and not file.is_packed:
             self._report(0)
 
@@ -250,26 +242,27 @@ class Journal:
         if record.seq < self.next_seq:
             size_bytes = found.end - found.offset
             why = f"record {record.seq} after {self.next_seq - 1}"
-            self._suspend(_Suspense(file.path.name, found.offset, size_bytes, why))
+            self._suspend(file.path.name, found.offset, size_bytes, why)
             return False
         if self._suspense is None and record.seq > self.next_seq:
-            self._suspend(_Suspense(file.path.name, found.offset, 0, "records are not there"))
+            self._suspend(file.path.name, found.offset, 0, "records are not there")
         if self._suspense is not None:
             self._report(record.seq - self.next_seq)
         self.next_seq = record.seq + 1
         return True
 
-    def _suspend(self, suspense: _Suspense) -> None:
+    def _suspend(self, file: str, offset: int, size_bytes: int, why: str) -> None:
         if self._suspense is not None:
             self._report(0)
-        self._suspense = suspense
+        self._suspense = Damage(file, offset, size_bytes, 0, 0, why)
 
     def _report(self, n_missing: int, *, is_cut: bool = False) -> None:
         assert self._suspense is not None
-        file, offset, size_bytes, why = self._suspense
-        self._suspense = None
         first_missing = max(self.next_seq, 0)
-        damage = Damage(file, offset, size_bytes, first_missing, n_missing, why, is_cut)
+        damage = self._suspense._replace(
+            first_missing=first_missing, n_missing=n_missing, is_cut=is_cut
+        )
+        self._suspense = None
         self.damages.append(damage)
         if not self._skip:
             raise JournalDamaged(damage)

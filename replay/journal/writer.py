@@ -176,6 +176,8 @@ class JournalWriter:
         self._news = asyncio.Event()
         """A write has ended."""
         self._is_closing = False
+        self.core: JournalCore
+        """What is durable, lost and wrong; there is one once the writer has been entered."""
         self.cut_bytes = 0
         """Of a torn tail that an earlier writer left."""
         self.n_unpacked = 0
@@ -200,7 +202,7 @@ class JournalWriter:
         except BusError:
             self._release()
             raise
-        self._core.synced()
+        self.core.synced()
         for segment in found.unpacked:
             self._packer.submit(self._pack, segment)
         self._arm()
@@ -212,36 +214,16 @@ class JournalWriter:
         await self._written()
         if self._timer is not None:
             self._timer.cancel()
-        self._write(self._core.close(now_ns()))
+        self._write(self.core.close(now_ns()))
         await self._written()
         self._file.close()
         await self._loop.run_in_executor(None, self._packer.shutdown)
         self._release()
 
-    @property
-    def durable(self) -> int:
-        """Records up to this number survive the end of this machine; -1: none yet."""
-        return self._core.durable
-
-    @property
-    def next_seq(self) -> int:
-        """Number of the record that comes next."""
-        return self._core.next_seq
-
-    @property
-    def n_dropped(self) -> int:
-        """Messages that had no room in memory, because the disk is slow."""
-        return self._core.n_dropped
-
-    @property
-    def problem(self) -> str:
-        """Why nothing is recorded any more; empty while all is well."""
-        return self._core.problem
-
     def append(self, build: Callable[[int, int], Record]) -> bool:
         """Take the record that `build` makes of its number and the time; False if it is lost."""
         now = now_ns()
-        was_taken = self._core.append(lambda seq: build(seq, now), now)
+        was_taken = self.core.append(lambda seq: build(seq, now), now)
         if self._writing is None:
             self._arm()
         return was_taken
@@ -252,19 +234,19 @@ class JournalWriter:
         Raises:
             JournalError: it never will be.
         """
-        last = self.next_seq - 1
-        while self.durable < last:
-            if self.problem:
-                raise JournalError(self.problem)
+        last = self.core.next_seq - 1
+        while self.core.durable < last:
+            if self.core.problem:
+                raise JournalError(self.core.problem)
             self._news.clear()
             await self._news.wait()
 
     def _begin(self) -> Recovered:
         self._lock = lock(self.directory)
         found = recover(self.directory, now_ns())
-        self._core = self._core_after(found)
+        self.core = self._core_after(found)
         self.cut_bytes = found.cut_bytes
-        self._carry_out(self._core.start(now_ns(), time.time_ns()))
+        self._carry_out(self.core.start(now_ns(), time.time_ns()))
         return found
 
     def _core_after(self, found: Recovered) -> JournalCore:
@@ -279,9 +261,9 @@ class JournalWriter:
 
     def _arm(self) -> None:
         """Look again when something is due."""
-        if self._is_closing or self._core.problem:
+        if self._is_closing or self.core.problem:
             return
-        at = self._loop.time() + self._core.due_in_s(now_ns())
+        at = self._loop.time() + self.core.due_in_s(now_ns())
         # Not `timer.when()`: what uvloop is to call at once has none.
         if self._timer is None or self._timer_at > at:
             if self._timer is not None:
@@ -293,7 +275,7 @@ class JournalWriter:
             self._timer.cancel()
             self._timer = None
         if self._writing is None:
-            self._write(self._core.due(now_ns(), time.time_ns()))
+            self._write(self.core.due(now_ns(), time.time_ns()))
         if self._writing is None:
             self._arm()
 
@@ -307,12 +289,12 @@ class JournalWriter:
         self._news.set()
         error = writing.exception()
         if error is None:
-            self._core.synced()
+            self.core.synced()
             if not self._is_closing:
                 self._look()
             return
         why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        self._core.failed(why)
+        self.core.failed(why)
         if self._on_problem is not None:
             self._on_problem(why)
 

@@ -4,6 +4,7 @@ Pure. Spec: docs/protocol.md, "Streams".
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,56 +14,36 @@ from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.replay.stream.events import Finished, GapLost, Tokens
 
 
+@dataclass(slots=True, eq=False)
 class FollowedStream:
     """Rows of one request, over all attempts at it."""
 
-    __slots__ = (
-        "_holes",
-        "_n_holes_told",
-        "assembly",
-        "attempt",
-        "finish_reason",
-        "found",
-        "heard_at",
-        "is_asked_for",
-        "is_ended",
-        "is_hidden",
-        "is_over",
-        "n_excused",
-        "n_held_bytes",
-        "n_tries",
-        "n_waiting_bytes",
-        "rid",
-        "topic",
-        "worker",
-    )
-
-    def __init__(self, rid: str, attempt: Attempt, worker: str, topic: bytes) -> None:
-        self.rid = rid
-        self.attempt = attempt
-        self.worker = worker
-        self.topic = topic
-        self.heard_at = 0.0
-        self.assembly = Assembly()
-        self.finish_reason: FinishReason | None = None
-        self.is_over = False
-        """The attempt has ended, as its last row says or as nobody speaks of it any more."""
-        self.is_asked_for = False
-        """It was silent, and its worker was asked whether it is there."""
-        self.is_hidden = False
-        """Nobody knows yet whether it is wanted."""
-        self.is_ended = False
-        """It is complete, and only waits to be told."""
-        self.found: tuple[int, int] | None = None
-        """The gap that was told."""
-        self.n_tries = 0
-        """Repairs that brought nothing."""
-        self.n_excused = 0
-        """Untold tokens that do not count as waiting."""
-        self.n_held_bytes = self.n_waiting_bytes = 0
-        """As its owner has counted them."""
-        self._holes: list[GapLost] = []
-        self._n_holes_told = 0
+    rid: str
+    attempt: Attempt
+    worker: str
+    topic: bytes
+    heard_at: float = 0.0
+    assembly: Assembly = field(default_factory=Assembly)
+    finish_reason: FinishReason | None = None
+    is_over: bool = False
+    """The attempt has ended, as its last row says or as nobody speaks of it any more."""
+    is_asked_for: bool = False
+    """It was silent, and its worker was asked whether it is there."""
+    is_hidden: bool = False
+    """Nobody knows yet whether it is wanted."""
+    is_ended: bool = False
+    """It is complete, and only waits to be told."""
+    found: tuple[int, int] | None = None
+    """The gap that was told."""
+    n_tries: int = 0
+    """Repairs that brought nothing."""
+    n_excused: int = 0
+    """Untold tokens that do not count as waiting."""
+    n_held_bytes: int = 0
+    n_waiting_bytes: int = 0
+    """As its owner has counted them."""
+    _holes: list[GapLost] = field(default_factory=list[GapLost])
+    _n_holes_told: int = 0
 
     @property
     def n_held(self) -> int:

@@ -5,12 +5,13 @@ Pure. Times are seconds since the beginning of the recording.
 
 import heapq
 from collections.abc import Iterable
-from typing import cast
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
 
 import msgspec
 
-from rolloutbus.bus.wire.codec import unpack_as, unpack_result
-from rolloutbus.bus.wire.entry import Attempt, Entry
+from rolloutbus.bus.wire.codec import unpack, unpack_as, unpack_result
+from rolloutbus.bus.wire.entry import Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.delivery import Accepted, Fenced, Lost
 from rolloutbus.bus.wire.messages.generation import Generate, Generated
 from rolloutbus.bus.wire.messages.stream import Deltas
@@ -20,46 +21,47 @@ TOKEN_BYTES = 4
 Key = tuple[str, Attempt]
 
 
-class Asked:
+class Asked(NamedTuple):
     """A request, as its client asked for it."""
 
-    __slots__ = ("at_s", "group", "is_streamed", "n_prompt_tokens", "session")
-
-    def __init__(self, entry: Entry, at_s: float) -> None:
-        body = unpack_as(Generate, entry)
-        self.at_s = at_s
-        self.is_streamed = body.stream
-        self.n_prompt_tokens = len(body.prompt) // TOKEN_BYTES
-        self.session = entry.place.session if entry.place else ""
-        self.group = entry.place.group if entry.place else ""
+    is_streamed: bool
+    n_prompt_tokens: int
+    session: str
+    group: str
 
 
+def _asked(entry: Entry) -> Asked:
+    body, place = unpack_as(Generate, entry), entry.place or Placement("")
+    n_tokens = len(body.prompt) // TOKEN_BYTES
+    return Asked(body.stream, n_tokens, place.session, place.group)
+
+
+@dataclass(slots=True, eq=False)
 class RunningAttempt:
     """One attempt at a request, while its story is heard."""
 
-    def __init__(self, key: Key, worker: str, asked: Asked | None) -> None:
-        self.key = key
-        self.worker = worker
-        self.asked = asked
-        self.waiting_since_s = 0.0
-        self.given_s: float | None = None
-        """When the router gave it to the worker."""
-        self.accepted_s: float | None = None
-        self.first_row_s: float | None = None
-        self.first_counts: list[int] = []
-        """Tokens of each version in the portion that came first."""
-        self.parts: list[Span] = []
-        """Kind `decode`, one for each run of one version; the first begins with the first row."""
-        self.ended_s: float | None = None
-        self.heard_s = 0.0
-        """When anything was last heard of it."""
-        self.outcome: Outcome = "open"
-        self.note = ""
-        self.run_s: float | None = None
-        """From the first token to the end, as the worker says."""
-        self.n_resumed = 0
-        self._portion = (0.0, 0)
-        """Beginning of the portion of tokens that came last, and how many are in it so far."""
+    key: Key
+    worker: str
+    asked: Asked | None
+    waiting_since_s: float = 0.0
+    given_s: float | None = None
+    """When the router gave it to the worker."""
+    accepted_s: float | None = None
+    first_row_s: float | None = None
+    first_counts: list[int] = field(default_factory=list[int])
+    """Tokens of each version in the portion that came first."""
+    parts: list[Span] = field(default_factory=list[Span])
+    """Kind `decode`, one for each run of one version; the first begins with the first row."""
+    ended_s: float | None = None
+    heard_s: float = 0.0
+    """When anything was last heard of it."""
+    outcome: Outcome = "open"
+    note: str = ""
+    run_s: float | None = None
+    """From the first token to the end, as the worker says."""
+    n_resumed: int = 0
+    _portion: tuple[float, int] = (0.0, 0)
+    """Beginning of the portion of tokens that came last, and how many are in it so far."""
 
     def row(self, at_s: float, count: int, version: int) -> None:
         """Tokens came."""
@@ -117,7 +119,7 @@ class RequestStories:
     def asked(self, entry: Entry, at_s: float) -> None:
         """A client sent a `generate`, perhaps again."""
         if entry.rid not in self._asked:
-            self._asked[entry.rid] = Asked(entry, at_s)
+            self._asked[entry.rid] = _asked(entry)
         elif entry.rid in self._waiting or entry.rid in self._over or self._open.get(entry.rid):
             return
         self._waiting[entry.rid] = at_s
@@ -173,17 +175,11 @@ class RequestStories:
         self._end(key, at_s, cast("Outcome", entry.kind), "")
         running.outcome = cast("Outcome", entry.kind)  # a row may have told of the end, not of this
 
-    def lost(self, entry: Entry, at_s: float) -> None:
-        """The router says that executions are gone with their worker."""
-        body = unpack_as(Lost, entry)
+    def taken_away(self, entry: Entry, at_s: float) -> None:
+        """The router says `lost`: gone with their worker, or `fenced`: its executions no more."""
+        body = cast("Lost | Fenced", unpack(entry))
         for rid, attempt in body.items:
-            self._end((rid, attempt), at_s, "lost", body.reason)
-
-    def fenced(self, entry: Entry, at_s: float) -> None:
-        """The router says that executions are not their worker's any more."""
-        body = unpack_as(Fenced, entry)
-        for rid, attempt in body.items:
-            self._end((rid, attempt), at_s, "fenced", body.reason)
+            self._end((rid, attempt), at_s, cast("Outcome", entry.kind), body.reason)
 
     def interrupt(self, at_s: float) -> None:
         """Nothing was heard for a while: what happened meanwhile is not known."""

@@ -243,10 +243,8 @@ class TimelineReader:
         match entry.kind:
             case "generate":
                 requests.given(name, entry, now_s)
-            case "lost":
-                requests.lost(entry, now_s)
-            case "fenced":
-                requests.fenced(entry, now_s)
+            case "lost" | "fenced":
+                requests.taken_away(entry, now_s)
             case "welcome" | "members":
                 self._membership(entry)
             case kind if kind in ENDINGS:

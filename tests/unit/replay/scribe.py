@@ -24,16 +24,16 @@ async def main() -> None:
     ended = asyncio.Event()
 
     async with JournalWriter(directory, SETTINGS, on_problem=lambda _: ended.set()) as journal:
-        print("durable", journal.durable, flush=True)
-        told = journal.durable
+        print("durable", journal.core.durable, flush=True)
+        told = journal.core.durable
         while not ended.is_set():
             journal.append(lambda n, at: Stream(n, at, TOPIC, [Entry("idle", f"c/{n}")]))
             await asyncio.sleep(0)  # the writer's turn
-            if journal.durable != told:
-                told = journal.durable
+            if journal.core.durable != told:
+                told = journal.core.durable
                 print("durable", told, flush=True)
-        print("durable", journal.durable, flush=True)
-        print("problem", journal.problem, flush=True)
+        print("durable", journal.core.durable, flush=True)
+        print("problem", journal.core.problem, flush=True)
 
 
 asyncio.run(main())

@@ -120,8 +120,8 @@ async def test_closing_makes_everything_durable(tmp_path: Path) -> None:
     async with JournalWriter(tmp_path / "j", JournalSettings(sync_s=3600.0)) as writer:
         for i in range(10):
             writer.append(stream(f"c/{i}"))
-        assert writer.durable == 0
-    assert writer.durable == writer.next_seq - 1 == 11
+        assert writer.core.durable == 0
+    assert writer.core.durable == writer.core.next_seq - 1 == 11
     assert len(list(Journal(tmp_path / "j"))) == 12
 
 
@@ -137,7 +137,7 @@ async def test_old_segments_are_deleted_beyond_what_is_to_be_kept(tmp_path: Path
     assert "000001.rbz" not in left
     assert sum(each.stat().st_size for each in directory.glob("*.rbz")) <= 4_000 + 2_500
     journal = Journal(directory)
-    assert [each.seq for each in journal][-1] == writer.next_seq - 1
+    assert [each.seq for each in journal][-1] == writer.core.next_seq - 1
     assert journal.damages == []
 
 
