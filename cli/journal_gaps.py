@@ -6,7 +6,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from rolloutbus.cli.terminal import ExitStatus, fail
+from rolloutbus.cli.terminal import ExitStatus, fail, print_json
 from rolloutbus.replay.journal.format import JournalDamaged
 from rolloutbus.replay.journal.reader import GapKind, Journal
 
@@ -53,13 +53,25 @@ def fail_reading(error: Exception) -> NoReturn:
 def refuse_gaps(
     journal: Journal, *, are_allowed: bool, harmless: Collection[GapKind] = frozenset()
 ) -> None:
-    """End the program with an error if anything is missing of a journal that was read.
-
-    Args:
-        journal: all of it was read, and it was told.
-        are_allowed: nothing of it matters.
-        harmless: nor do these.
-    """
+    """End the program with an error if anything that is not harmless is missing of a journal."""
     if not are_allowed and any(gap.kind not in harmless for gap in journal.gaps):
         sys.stdout.flush()
         fail(f"{journal.directory} is not whole: --allow-gaps takes it as it is", ExitStatus.FAILED)
+
+
+def finish(
+    journal: Journal,
+    told: dict[str, Any],
+    text: str,
+    *,
+    as_json: bool,
+    allow_gaps: bool,
+    harmless: Collection[GapKind] = frozenset(),
+) -> None:
+    """Print what a command made of a journal, and what is missing of it; see `refuse_gaps`."""
+    if as_json:
+        print_json({**told, **gaps_told(journal)})
+    else:
+        sys.stdout.write(f"{text}\n")
+    tell_gaps(journal)
+    refuse_gaps(journal, are_allowed=allow_gaps, harmless=harmless)

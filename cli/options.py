@@ -33,13 +33,6 @@ def engine_options(
 ) -> dict[str, Any]:
     """Everything that was said about the engine, as `FleetSettings` wants it.
 
-    Args:
-        context: of the command, with what no option of ours took.
-        engine: its kind.
-        plain: `NAME=VALUE`, see `parse_engine_options`.
-        tp: `--tp`.
-        text: `--text`.
-
     Raises:
         typer.BadParameter: an option that is not of this engine, or of nobody.
     """

@@ -114,7 +114,7 @@ def fail(message: str, status: ExitStatus) -> NoReturn:
 
 
 def client_settings(address: str, key_file: str = "", name: str = "cli") -> "ClientSettings":
-    """Settings of a command that is a client; see `connected`. A key gives it its own name.
+    """Settings of a client called `name`; a key gives it its own name.
 
     Args:
         address: an endpoint, or a fleet's name; empty: the only fleet that runs here.
@@ -123,8 +123,7 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> "Cli
 
     Raises:
         Unreachable: no such fleet runs here.
-        SettingsError: several do, and none was named; the address needs a key, or the key file
-            cannot be used.
+        SettingsError: several do, and none was named; or a key is missing or cannot be used.
     """
     from rolloutbus.trainer_adapter.client.client import settings_for  # noqa: PLC0415 - as in `connected`
 

@@ -16,9 +16,6 @@ from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.endpoints import require_bindable
 from rolloutbus.bus.transport.ports import (
-    BatchHandler,
-    DownHandler,
-    LinkPort,
     PortCounters,
     SubscriptionPort,
     TopicBatchHandler,
@@ -26,7 +23,7 @@ from rolloutbus.bus.transport.ports import (
 from rolloutbus.bus.transport.zmq_topics import ForwardPort
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.replay.stream.dismissal import sent_away
+from rolloutbus.replay.listening import read_along, sent_away
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
@@ -52,9 +49,8 @@ class Forwarder:
         self._endpoint = require_bindable(endpoint, security)
         self._security = security
         self._dialer = dialer_of(client.security)
-        sockets = ports_of(self._dialer)
-        self._link = sockets.link
-        self._client = RolloutClient(client, Ports(self._open_link, self._subscription))
+        link = read_along(ports_of(self._dialer).link, self._heard)
+        self._client = RolloutClient(client, Ports(link, self._subscription))
         self._ending: asyncio.Future[None] | None = None
         self._guard: SocketGuard | None = None
         self._port: ForwardPort | None = None
@@ -112,14 +108,10 @@ class Forwarder:
         else:
             await self._guard.while_proven(self._ending)
 
-    def _open_link(self, endpoint: str, on_batch: BatchHandler, on_down: DownHandler) -> LinkPort:
-        def heard(entries: list[Entry]) -> None:
-            on_batch(entries)
-            for error in filter(None, map(sent_away, entries)):
-                if self._ending is not None and not self._ending.done():
-                    self._ending.set_exception(error)
-
-        return self._link(endpoint, heard, on_down)
+    def _heard(self, entries: list[Entry]) -> None:
+        for error in filter(None, map(sent_away, entries)):
+            if self._ending is not None and not self._ending.done():
+                self._ending.set_exception(error)
 
     def _subscription(self, _: TopicBatchHandler, __: Sequence[str]) -> SubscriptionPort:
         """What the client follows members with."""

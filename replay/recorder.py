@@ -14,9 +14,6 @@ from typing import NamedTuple, NoReturn, Self
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.transport.ports import (
-    BatchHandler,
-    DownHandler,
-    LinkPort,
     SubscriptionPort,
     TopicBatchHandler,
 )
@@ -32,6 +29,7 @@ from rolloutbus.bus.wire.messages.membership import Welcome
 from rolloutbus.replay.choice import Filter
 from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.writer import JournalWriter, now_ns
+from rolloutbus.replay.listening import TapFollower, read_along
 from rolloutbus.replay.recorder_core import Build, Heard, RecorderCore
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
@@ -86,9 +84,9 @@ class Recorder:
             filter_text=self._wanted.text,
             on_problem=lambda _: self._ended.set(),
         )
-        self.client = RolloutClient(client, Ports(self._link, self._subscription))
-        self._tap: SubscriptionPort | None = None
-        self._tap_endpoint = ""
+        link = read_along(self._ports.link, self._told)
+        self.client = RolloutClient(client, Ports(link, self._subscription))
+        self._tap = TapFollower(self._ports, self._on_tap)
         self._instance = ""
         self._tick: asyncio.TimerHandle | None = None
         self._n_before = 0
@@ -143,15 +141,14 @@ class Recorder:
         self._is_recording = False
         if self._tick is not None:
             self._tick.cancel()
-        if self._tap is not None:
-            self._tap.close()
+        self._tap.close()
         await self.client.close()
         await self.journal.__aexit__(None, None, None)
 
     @property
     def has_tap(self) -> bool:
         """Whether the router publishes what it routes; otherwise only streams are recorded."""
-        return bool(self._tap_endpoint)
+        return bool(self._tap.endpoint)
 
     @property
     def progress(self) -> Progress:
@@ -210,13 +207,6 @@ class Recorder:
         self._news.clear()
         await self._news.wait()
 
-    def _link(self, endpoint: str, on_batch: BatchHandler, on_down: DownHandler) -> LinkPort:
-        def heard(entries: list[Entry]) -> None:
-            self._told(entries)
-            on_batch(entries)
-
-        return self._ports.link(endpoint, heard, on_down)
-
     def _subscription(self, _: TopicBatchHandler, __: Sequence[str]) -> SubscriptionPort:
         """What the client follows members with: its rows come to the journal instead."""
         return self._ports.subscription(self._on_stream, self._wanted.client)
@@ -236,15 +226,7 @@ class Recorder:
         if welcome.instance != self._instance:
             self._instance = welcome.instance
             self._core.another_router()
-        if welcome.tap == self._tap_endpoint:
-            return
-        if self._tap is not None:
-            self._tap.close()
-            self._tap = None
-        self._tap_endpoint = welcome.tap
-        if welcome.tap:
-            self._tap = self._ports.subscription(self._on_tap, [])
-            self._tap.connect(welcome.tap)
+        self._tap.follow(welcome.tap)
 
     def _on_tap(self, topic: bytes, entries: list[Entry]) -> None:
         self._write(self._core.tapped(topic, entries, now_ns()))

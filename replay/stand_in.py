@@ -143,14 +143,7 @@ class StandIn:
     def __init__(
         self, instance: str, members: Sequence[Member], played: Played, *, tap: str = ""
     ) -> None:
-        """Answer from now on.
-
-        Args:
-            instance: random name of this one.
-            members: whose streams are played, each with the endpoint where.
-            played: fills as they are.
-            tap: where the recorded router's tap is played; empty: nowhere.
-        """
+        """`instance`: random name of this one; `tap`: where the recorded one is played."""
         self._instance = instance
         self._members = list(members)
         self._played = played

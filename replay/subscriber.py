@@ -16,9 +16,6 @@ from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.transport.endpoints import require_reachable
 from rolloutbus.bus.transport.ports import (
-    BatchHandler,
-    DownHandler,
-    LinkPort,
     PortCounters,
     SubscriptionPort,
     TopicBatchHandler,
@@ -36,6 +33,7 @@ from rolloutbus.bus.wire.errors import (
 from rolloutbus.bus.wire.messages.generation import Repaired
 from rolloutbus.bus.wire.messages.membership import Members, Welcome
 from rolloutbus.replay.choice import Choice, Filter
+from rolloutbus.replay.listening import TapFollower, read_along, sent_away
 from rolloutbus.replay.stream.core import (
     Answer,
     AskRepair,
@@ -43,7 +41,6 @@ from rolloutbus.replay.stream.core import (
     SubscriberCounters,
     Unrepaired,
 )
-from rolloutbus.replay.stream.dismissal import sent_away
 from rolloutbus.replay.stream.event_queue import SubscriberSettings
 from rolloutbus.replay.stream.events import StreamEvent
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
@@ -97,11 +94,11 @@ class Subscriber:
         self._core = SubscriberCore(
             settings or SubscriberSettings(), Choice(self._wanted), self._rids
         )
-        self.client = RolloutClient(client, Ports(self._link, self._subscription))
+        link = read_along(self._ports.link, self._told)
+        self.client = RolloutClient(client, Ports(link, self._subscription))
         """Its place on the bus; also for questions to the router, such as `status`."""
         self._streams: SubscriptionPort | None = None
-        self._tap: SubscriptionPort | None = None
-        self._tap_endpoint = ""
+        self._tap = TapFollower(self._ports, self._on_tap)
         self._actor: Actor[AskRepair] | None = None
         self._news = asyncio.Event()
         self._error: Exception | None = None
@@ -151,9 +148,7 @@ class Subscriber:
         self.client.connection.require_home()
         if self._actor is not None:
             self._actor.stop("closed")
-        if self._tap is not None:
-            self._tap.close()
-            self._tap = None
+        self._tap.close()
         await self.client.close()
         self._news.set()
 
@@ -204,14 +199,6 @@ class Subscriber:
             self._news.clear()
             await self._news.wait()
 
-    def _link(self, endpoint: str, on_batch: BatchHandler, on_down: DownHandler) -> LinkPort:
-        def heard(entries: list[Entry]) -> None:
-            on_batch(entries)
-            for entry in entries:
-                self._told(entry)
-
-        return self._ports.link(endpoint, heard, on_down)
-
     def _subscription(self, _: TopicBatchHandler, __: Sequence[str]) -> SubscriptionPort:
         """What the client follows members with: their rows come here instead."""
         of_rids = {rid.rpartition("/")[0] for rid in self._rids}
@@ -226,22 +213,24 @@ class Subscriber:
             raise
         return _FixedPort(self._streams)
 
-    def _told(self, entry: Entry) -> None:
+    def _told(self, entries: list[Entry]) -> None:
         """What the router says to it as to any client."""
-        try:
-            match entry.kind:
-                case "welcome":
-                    welcome = unpack_as(Welcome, entry)
-                    self._follow_tap(welcome.tap)
-                    self._feed_members(welcome)
-                case "members":
-                    self._feed_members(unpack_as(Members, entry))
-                case _:
-                    error = sent_away(entry)
-                    if error is not None:
-                        self._fail(error)
-        except RemoteProtocolError:
-            self._core.counters.malformed += 1
+        for entry in entries:
+            try:
+                match entry.kind:
+                    case "welcome":
+                        welcome = unpack_as(Welcome, entry)
+                        if self._needs_tap:
+                            self._tap.follow(welcome.tap)
+                        self._feed_members(welcome)
+                    case "members":
+                        self._feed_members(unpack_as(Members, entry))
+                    case _:
+                        error = sent_away(entry)
+                        if error is not None:
+                            self._fail(error)
+            except RemoteProtocolError:
+                self._core.counters.malformed += 1
 
     def _feed_members(self, told: Welcome | Members) -> None:
         if self._actor is not None:
@@ -252,22 +241,11 @@ class Subscriber:
         return bool(self._wanted.session or self._wanted.policy)
 
     def _require_tap(self) -> None:
-        if self._needs_tap and not self._tap_endpoint:
+        if self._needs_tap and not self._tap.endpoint:
             raise SettingsError(
                 "which requests belong to a session or policy shows in the router's tap only: "
                 "start it with --tap"
             )
-
-    def _follow_tap(self, endpoint: str) -> None:
-        if endpoint == self._tap_endpoint or not self._needs_tap:
-            return
-        if self._tap is not None:
-            self._tap.close()
-            self._tap = None
-        self._tap_endpoint = endpoint
-        if endpoint:
-            self._tap = self._ports.subscription(self._on_tap, [])
-            self._tap.connect(endpoint)
 
     def _on_tap(self, _: bytes, entries: list[Entry]) -> None:
         if self._actor is not None:

@@ -1,6 +1,5 @@
 """`rolloutbus export`: the rollouts of a journal as a table."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
+from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, finish
 from rolloutbus.cli.options import AsJson, example
-from rolloutbus.cli.terminal import checked, print_json
+from rolloutbus.cli.terminal import checked
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.trajectories import Trajectories, Trajectory
@@ -43,22 +42,21 @@ def export(
         n_rows = checked(lambda: write(to, _texted(found, loaded) if loaded else found))
     except (JournalError, OSError) as error:
         fail_reading(error)
-    told = {
-        "rows": n_rows,
+    counts = {
         "unfinished": found.requests.n_unfinished,
         "open": found.requests.n_open,
         "headless": found.requests.n_headless,
         "malformed": found.requests.n_malformed,
-        **gaps_told(source),
     }
-    if as_json:
-        print_json(told)
-    else:
-        notes = [f"{told[name]} {name}" for name in ("unfinished", "open", "headless", "malformed")]
-        sys.stdout.write(f"{n_rows} rows in {to} ({', '.join(notes)})\n")
-    tell_gaps(source)
-    # Results hold all their tokens: nothing of a row comes from streams.
-    refuse_gaps(source, are_allowed=allow_gaps, harmless=["lost_stream"])
+    finish(
+        source,
+        {"rows": n_rows, **counts},
+        f"{n_rows} rows in {to} ({', '.join(f'{n} {name}' for name, n in counts.items())})",
+        as_json=as_json,
+        allow_gaps=allow_gaps,
+        # Results hold all their tokens: nothing of a row comes from streams.
+        harmless=["lost_stream"],
+    )
 
 
 def _texted(rows: Iterable[Trajectory], tokenizer: TokenizerFile) -> Iterator[Trajectory]:

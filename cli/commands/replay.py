@@ -50,14 +50,7 @@ MAX_LINES, MAX_CHARS = 5, 240
 def replay_core(
     directory: Path, changes: Iterable[str], *, allow_gaps: bool, as_json: bool
 ) -> None:
-    """Repeat a router's journal, print what was found, and end with 1 if anything differs.
-
-    Args:
-        directory: what `up --journal` or `router --journal` has written.
-        changes: `NAME=JSON` of settings that the repeating cores have instead.
-        allow_gaps: take a journal that is not whole as it is, and go on behind damage.
-        as_json: one JSON object instead of a text.
-    """
+    """Repeat a router's journal, print what was found, and end with 1 if anything differs."""
     begun = _Begun(checked(partial(settings_in, changes)))
     player = CorePlayer(begun)
     try:
@@ -238,16 +231,8 @@ def replay(
     try:
         if again:
             wanted = Regeneration(
-                journal,
-                allow_gaps,
-                rids,
-                router,
-                key,
-                version,
-                deadline,
-                concurrency,
-                tolerance,
-                score,
+                *(journal, allow_gaps, rids, router, key),
+                *(version, deadline, concurrency, tolerance, score),
             )
             is_equal = run(regenerate(wanted, as_json=as_json))
             raise typer.Exit(ExitStatus.OK if is_equal else ExitStatus.FAILED)

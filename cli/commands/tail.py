@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -248,7 +248,7 @@ def drawn(texts: StreamTexts, width: int) -> Group:
 def as_line(event: StreamEvent) -> dict[str, Any]:
     """An event for scripts: its name in small letters, and its fields."""
     name = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(event).__name__)
-    return {"event": name[1:], **{field: getattr(event, field) for field in event.__slots__}}
+    return {"event": name[1:], **{each.name: getattr(event, each.name) for each in fields(event)}}
 
 
 def _listed(value: object) -> list[Any]:

@@ -1,6 +1,5 @@
 """`rolloutbus timeline`: what each worker of a recorded fleet did when, as a page or a picture."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Annotated
 import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
+from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, finish
 from rolloutbus.cli.options import AsJson, example
-from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json
+from rolloutbus.cli.terminal import ExitStatus, checked, fail
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.timeline.browser import page_of, trace_of
@@ -61,9 +60,20 @@ def timeline(
         checked(partial(write, found))
     except OSError as error:
         fail(str(error), ExitStatus.FAILED)
-    _tell(found, source, out, as_json=as_json)
-    tell_gaps(source)
-    refuse_gaps(source, are_allowed=allow_gaps)
+    n_executions = sum(len(lane.executions) for lane in found.lanes)
+    told = {
+        "workers": len(found.lanes),
+        "executions": n_executions,
+        "updates": len(found.updates),
+        "seconds": round(found.duration_s, 3),
+        "notes": found.notes,
+    }
+    head = (
+        f"{out}: {len(found.lanes)} workers, {n_executions} executions, "
+        f"{len(found.updates)} updates in {found.duration_s:.1f} s"
+    )
+    text = "\n  ".join([head, *found.notes])
+    finish(source, told, text, as_json=as_json, allow_gaps=allow_gaps)
 
 
 def _writer_for(path: Path) -> Callable[[Timeline], None]:
@@ -80,24 +90,3 @@ def _writer_for(path: Path) -> Callable[[Timeline], None]:
 
 def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-
-
-def _tell(found: Timeline, source: Journal, out: Path, *, as_json: bool) -> None:
-    n_executions = sum(len(lane.executions) for lane in found.lanes)
-    told = {
-        "workers": len(found.lanes),
-        "executions": n_executions,
-        "updates": len(found.updates),
-        "seconds": round(found.duration_s, 3),
-        "notes": found.notes,
-        **gaps_told(source),
-    }
-    if as_json:
-        print_json(told)
-        return
-    sys.stdout.write(
-        f"{out}: {len(found.lanes)} workers, {n_executions} executions, "
-        f"{len(found.updates)} updates in {found.duration_s:.1f} s\n"
-    )
-    for note in found.notes:
-        sys.stdout.write(f"  {note}\n")

@@ -36,13 +36,9 @@ MAX_NOTES = 8
 def view_of(
     frame: TopFrame, totals: Sequence[float], *, stale: str = "", max_rows: int | None = None
 ) -> Group:
-    """Everything of one frame.
+    """The newest frame; `totals`: tokens per second of the frames so far, oldest first.
 
-    Args:
-        frame: the newest.
-        totals: tokens per second of the frames so far, oldest first.
-        stale: why there is no newer one; empty: it is fresh.
-        max_rows: how many workers can be shown; None: all.
+    `stale`: why there is no newer one; `max_rows`: workers that can be shown, None: all.
     """
     parts = [_fleet_line(frame), _curve(totals), _workers(frame.rows[:max_rows])]
     n_hidden = len(frame.rows) - len(frame.rows[:max_rows])

@@ -281,13 +281,8 @@ def next_seq_beside(path: Path, framer: Framer) -> int:
 def retain(directory: Path, keep_bytes: int, oldest_s: float) -> int:
     """Delete the oldest packed segments; returns how many.
 
-    Before that it writes down where the journal begins then: whoever reads it knows that this was
-    on purpose.
-
-    Args:
-        directory: of the journal.
-        keep_bytes: delete those beyond; 0: none.
-        oldest_s: Unix time; delete those closed before; 0: none.
+    Segments beyond `keep_bytes` go, and those closed before `oldest_s` (Unix time); 0: none. Before
+    that it writes down where the journal begins: a reader then knows that this was on purpose.
     """
     files = [each for each in segments_in(directory) if each.is_packed]
     sizes = {each.number: each.path.stat() for each in files}

@@ -130,11 +130,7 @@ def length_at(content: Content, offset: int) -> int:
 
 
 def header_in(content: Content) -> tuple[int, bytes]:
-    """Format (-1: this is no segment of a journal) and salt of a segment.
-
-    Args:
-        content: its beginning, at least HEADER_BYTES.
-    """
+    """Format (-1: no segment) and salt of a segment, from its first HEADER_BYTES or more."""
     number = content[len(_NAME)] if content[: len(_NAME)] == _NAME else -1
     return number, content[HEADER_BYTES - SALT_BYTES : HEADER_BYTES]
 

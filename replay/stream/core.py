@@ -179,14 +179,7 @@ class SubscriberCore:
     def published(
         self, topic: bytes, entries: Iterable[Entry], n_unread: int, now: float
     ) -> list[AskRepair]:
-        """A message of a worker.
-
-        Args:
-            topic: of which client.
-            entries: what it says.
-            n_unread: messages that the socket has given without a pause.
-            now: seconds.
-        """
+        """A message of a worker. `n_unread`: messages that the socket has given without a pause."""
         if n_unread >= self._settings.unread_messages:
             self.telling.demote("socket")
         for entry in entries:

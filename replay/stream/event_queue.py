@@ -61,18 +61,11 @@ class EventQueue:
         """Of the stream whose turn it is."""
         self._ready: dict[FollowedStream, None] = {}
         self._all: dict[FollowedStream, None] = {}
-        self._n_held_bytes = self._n_waiting_bytes = 0
-        self._let_go: LetGo | None = None
-
-    @property
-    def n_waiting_bytes(self) -> int:
-        """Of tokens that the reader could take now."""
-        return self._n_waiting_bytes
-
-    @property
-    def n_held_bytes(self) -> int:
+        self.n_held_bytes = 0
         """Of all streams."""
-        return self._n_held_bytes
+        self.n_waiting_bytes = 0
+        """Of tokens that the reader could take now."""
+        self._let_go: LetGo | None = None
 
     def say(self, event: StreamEvent) -> None:
         """Tell this, in the order of its coming."""
@@ -86,20 +79,20 @@ class EventQueue:
         self._weigh(stream)
         if stream.n_waiting_bytes:
             self._ready[stream] = None
-            if self.is_live and self._n_waiting_bytes > self._settings.waiting_bytes:
+            if self.is_live and self.n_waiting_bytes > self._settings.waiting_bytes:
                 self.demote("reader")
 
     def forget(self, stream: FollowedStream) -> None:
         """Nothing more is told of it."""
         self._all.pop(stream, None)
         self._ready.pop(stream, None)
-        self._n_held_bytes -= stream.n_held_bytes
-        self._n_waiting_bytes -= stream.n_waiting_bytes
+        self.n_held_bytes -= stream.n_held_bytes
+        self.n_waiting_bytes -= stream.n_waiting_bytes
         stream.n_held_bytes = stream.n_waiting_bytes = 0
 
     def oldest_to_let_go(self) -> FollowedStream | None:
         """While more is held than there is room for: the stream to drop, which was forgotten."""
-        if self._n_held_bytes <= self._settings.held_bytes or not self._all:
+        if self.n_held_bytes <= self._settings.held_bytes or not self._all:
             return None
         oldest = next(iter(self._ready), None) or next(iter(self._all))
         before = self._let_go or LetGo(0, 0)
@@ -111,7 +104,7 @@ class EventQueue:
         """Tell results only."""
         if cause in self._causes:
             return
-        self._news.appendleft(Demoted(cause, self._n_waiting_bytes))
+        self._news.appendleft(Demoted(cause, self.n_waiting_bytes))
         self._causes.add(cause)
         self.is_live = False
         self._ready = {stream: None for stream in self._ready if stream.is_ended}
@@ -132,11 +125,7 @@ class EventQueue:
         self._weigh_all()
 
     def take(self, n_unread: int) -> StreamEvent | None:
-        """The next event; None if there is none now.
-
-        Args:
-            n_unread: messages that the socket has given without a pause.
-        """
+        """The next event, or None. `n_unread`: messages that the socket gave without a pause."""
         while True:
             if self._next:
                 return self._next.popleft()
@@ -184,6 +173,6 @@ class EventQueue:
             n_waiting += STREAM_BYTES * stream.is_ended
         elif stream.is_ended:
             n_waiting = n_held
-        self._n_held_bytes += n_held - stream.n_held_bytes
-        self._n_waiting_bytes += n_waiting - stream.n_waiting_bytes
+        self.n_held_bytes += n_held - stream.n_held_bytes
+        self.n_waiting_bytes += n_waiting - stream.n_waiting_bytes
         stream.n_held_bytes, stream.n_waiting_bytes = n_held, n_waiting

@@ -62,36 +62,28 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class GapFound:
+class _Gap:
+    rid: str
+    attempt: Attempt
+    worker: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapFound(_Gap):
     """Tokens [start, stop) did not come; the worker is asked for them."""
 
-    rid: str
-    attempt: Attempt
-    worker: str
-    start: int
-    stop: int
-
 
 @dataclass(frozen=True, slots=True)
-class GapRepaired:
+class GapRepaired(_Gap):
     """They have come: the tokens told next hold them."""
 
-    rid: str
-    attempt: Attempt
-    worker: str
-    start: int
-    stop: int
-
 
 @dataclass(frozen=True, slots=True)
-class GapLost:
+class GapLost(_Gap):
     """They will not come; the stream goes on at `stop`."""
 
-    rid: str
-    attempt: Attempt
-    worker: str
-    start: int
-    stop: int
     why: str
 
 

@@ -31,15 +31,7 @@ def notes_of(
     lost: Mapping[str, int],
     n_malformed: int,
 ) -> list[str]:
-    """Sentences.
-
-    Args:
-        lanes: what is shown.
-        has_tap: whether the router was heard.
-        chosen: filter of the recording; empty: everything was recorded.
-        lost: source -> how much of it the recorder missed.
-        n_malformed: entries that could not be read.
-    """
+    """Sentences. `chosen`: filter of the recording; `lost`: source -> how much was missed."""
     notes = ["Times are those at which the recorder heard of something."]
     if has_tap:
         notes.append(
