@@ -34,7 +34,7 @@ def engine_options(
     """Everything that was said about the engine, as `FleetSettings` wants it.
 
     Raises:
-        typer.BadParameter: an option that is not of this engine, or of nobody.
+        typer.BadParameter: an option that this engine, or any, does not have.
     """
     options = parse_engine_options(plain)
     arguments: dict[str, object] = dict(_arguments(context.args))

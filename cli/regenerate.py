@@ -37,7 +37,7 @@ MAX_LISTED = 50
 
 
 class Regeneration(NamedTuple):
-    """What to ask again, and of whom."""
+    """What to ask again, and of which fleet."""
 
     journal: Path
     allow_gaps: bool

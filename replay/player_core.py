@@ -99,7 +99,7 @@ class Pace:
             self._elapsed_ns += max(0, record.at_ns - self._last_ns)
         self._last_ns = record.at_ns
         if isinstance(record, End) and record.reason != "rotated":
-            self._last_ns = None  # nobody recorded from here until the next head
+            self._last_ns = None  # no recorder ran from here until the next head
         return self._elapsed_ns * _S
 
 
@@ -118,7 +118,7 @@ class JournalSurvey:
         self.n_tapped = 0
         """Of the router's tap."""
         self.length_s = 0.0
-        """From the first record to the last, while somebody recorded."""
+        """From the first record to the last, while a recorder ran."""
 
     @property
     def workers(self) -> dict[str, Member]:

@@ -97,7 +97,7 @@ class Recorder:
         """Rids of the last answers that the router gave us, by itself and by its tap."""
         self._news = asyncio.Event()
         self.workers_heard: set[str] = set()
-        """Of whom something has come."""
+        """Workers that have published anything."""
 
     def __reduce__(self) -> NoReturn:
         raise cannot_be_pickled(
@@ -111,7 +111,7 @@ class Recorder:
         await self.close()
 
     async def open(self) -> Self:
-        """Begin, for whom an `async with` is too short; `close` ends it.
+        """Begin, where an `async with` is too short; `close` ends it.
 
         Raises:
             PeerLost: no router answers.
@@ -169,7 +169,7 @@ class Recorder:
 
         Raises:
             TimeoutError: that took more than `deadline_s` seconds.
-            SettingsError: the router has no tap, so nobody can know.
+            SettingsError: the router has no tap, so it cannot be known.
             WrongEventLoop: called from another loop than that which opened it.
         """
         self.client.connection.require_home()

@@ -146,7 +146,7 @@ class StreamGaps:
         progress.has_ended |= is_last
         if progress.first is None:
             progress.first = seq
-            if progress.base is None:  # where it begins is known by nobody yet
+            if progress.base is None:  # where it begins is not known yet
                 progress.numbers = GapTracker(seq)
         return _gaps("stream", key, progress.numbers.pass_over(seq, seq + count))
 

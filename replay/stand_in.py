@@ -1,6 +1,6 @@
 """What a player says in the place of the router: who publishes, and what has been played.
 
-Pure: a batch and the time (seconds) in, effects out. It serves clients and lets nobody do anything.
+Pure: a batch and the time (seconds) in, effects out. It answers clients, and refuses all commands.
 Spec: docs/journal.md, "Playing"; docs/protocol.md, "Membership".
 """
 
@@ -57,7 +57,7 @@ class _Rows:
 
     def put_after(self, row: Row) -> None:
         """Go on with the next row."""
-        if row.start > self.end:  # the recorder has missed some: nobody can repair across that
+        if row.start > self.end:  # the recorder has missed some: no repair goes across that
             self.start, self.held = row.start, TokenColumns()
         self.held.append(row)
 

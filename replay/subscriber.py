@@ -1,6 +1,6 @@
 """Follows the streams of a fleet: an async iterator of what its workers sample, gaps repaired.
 
-The shell around `SubscriberCore`. It is a client of the bus that only watches; nobody waits for it.
+The shell around `SubscriberCore`. It is a client that only watches; no actor waits for it.
 Spec: docs/protocol.md, "Streams".
 """
 
@@ -59,8 +59,8 @@ TRY_LATER = frozenset({"busy", "not_ready"})
 class Subscriber:
     """An async iterator of what is published. An async context manager; see `subscribe`.
 
-    A reader that is slow is demoted, which it is told, and later restored; it never slows down
-    anybody else. What was missed is asked for again, and told to be lost only if it is.
+    A reader that is slow is demoted, which it is told, and later restored; it never slows
+    down others. What was missed is asked for again, and told to be lost only if it is.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Subscriber:
         await self.close()
 
     async def open(self) -> Self:
-        """Connect, for whom an `async with` is too short; `close` ends it.
+        """Connect, where an `async with` is too short; `close` ends it.
 
         Raises:
             PeerLost: no router answers.
@@ -155,7 +155,7 @@ class Subscriber:
     @property
     def is_live(self) -> bool:
         """Whether tokens are told as they come; else it was demoted to results."""
-        return self._core.telling.is_live
+        return self._core.events.is_live
 
     @property
     def counters(self) -> SubscriberCounters:
@@ -170,11 +170,11 @@ class Subscriber:
     @property
     def n_waiting_bytes(self) -> int:
         """What the reader could take now, of tokens and logprobs."""
-        return self._core.telling.n_waiting_bytes
+        return self._core.events.n_waiting_bytes
 
     def catch_up(self) -> None:
         """Be told tokens again, at once, also of what was held back while demoted."""
-        self._core.telling.restore()
+        self._core.events.restore()
         self._news.set()
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]:

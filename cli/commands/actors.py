@@ -87,7 +87,7 @@ def router(
             queue_limit=queue_limit,
             sessions_per_slot=sessions_per_slot,
             security=_security(key, allow_list),
-            dead_letters=dead_letters and str(Path(dead_letters).absolute()),
+            dead_letters=_absolute(dead_letters),
             tap=tap,
         )
     )
@@ -120,7 +120,7 @@ def store(
             router=router,
             directory=str(directory.absolute()),
             bulk=bulk,
-            disk=disk and str(Path(disk).absolute()),
+            disk=_absolute(disk),
             security=_security(key, allow_list),
         )
     )
@@ -165,9 +165,9 @@ def worker(
             policy=policy,
             stream=stream,
             relay=relay,
-            weights_root=weights_root and str(Path(weights_root).absolute()),
+            weights_root=_absolute(weights_root),
             save_targets=absolute_targets(save_targets),
-            profile_dir=profile_dir and str(Path(profile_dir).absolute()),
+            profile_dir=_absolute(profile_dir),
             engine=engine,
             engine_options=engine_options(alone),
             security=_security(key, allow_list),
@@ -179,12 +179,15 @@ def worker(
 def _security(key: str, allow_list: str) -> SecuritySettings | None:
     if not key and not allow_list:
         return None
-    absolute = [str(Path(each).absolute()) if each else "" for each in (key, allow_list)]
+    key_file = _absolute(key)
+    server_key_file = router_key_beside(key_file) if key else ""
     return SecuritySettings(
-        key_file=absolute[0],
-        server_key_file=router_key_beside(absolute[0]) if key else "",
-        allow_list=absolute[1],
+        key_file=key_file, server_key_file=server_key_file, allow_list=_absolute(allow_list)
     )
+
+
+def _absolute(path: str) -> str:
+    return path and str(Path(path).absolute())
 
 
 def _become(module: str, settings: msgspec.Struct) -> None:

@@ -1,4 +1,4 @@
-"""`rolloutbus replay`: a recording, heard again by whoever listens or asked of a fleet again."""
+"""`rolloutbus replay`: a recording, played to subscribers, or asked of a fleet again."""
 
 import asyncio
 import math

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -35,10 +36,8 @@ def status(
     source = context.get_parameter_source("interval")
     if not watch and source is not None and source.name == "COMMANDLINE":
         fail("--interval needs --watch: without it the status is shown once", ExitStatus.USAGE)
-    if as_json:
-        run(_print_json(address, key, interval if watch else 0.0))
-    else:
-        run(_print_table(address, key, interval if watch else 0.0))
+    shown = _print_json if as_json else _print_table
+    run(shown(address, key, interval if watch else 0.0))
 
 
 async def _print_json(address: str, key: str, interval_s: float) -> None:
@@ -84,50 +83,31 @@ def report(found: FleetStatus) -> Group:
             f"{each.stalled_ms:.1f} ms",
             str(each.pid),
         )
-    notes = [
-        *_update_lines(found),
-        *_quarantine_lines(found),
-        *_blocked_lines(found),
-        *_trouble_lines(found),
-    ]
-    return Group(table, *notes, _router_line(found))
+    return Group(table, *_notes(found), _router_line(found))
 
 
-def _update_lines(found: FleetStatus) -> list[Text]:
-    return [
-        Text(
+def _notes(found: FleetStatus) -> Iterator[Text]:
+    """Updates under way, and why workers get no requests: each reason once, as it is said best."""
+    for each in found.updates:
+        yield Text(
             f"{each.policy} v{each.version} is {each.phase}"
             f"{' (catching up)' if each.is_catch_up else ''} for {each.age_ms / 1000:.1f} s: "
             f"{each.n_prepared} of {each.n_targets} prepared, {each.n_active} active",
             "cyan",
         )
-        for each in found.updates
-    ]
-
-
-def _quarantine_lines(found: FleetStatus) -> list[Text]:
-    return [
-        Text(f"{each.name} gets no work until it has caught up: {each.problem}", "red")
-        for each in sorted(found.workers, key=by_name)
-        if each.problem
-    ]
-
-
-def _blocked_lines(found: FleetStatus) -> list[Text]:
-    """Why workers get no requests, where no other line says it better."""
-    return [
-        Text(f"{each.name} gets no work: {sentence}", "yellow")
-        for each in sorted(found.workers, key=by_name)
-        for reason, sentence in each.blocked_by.items()
-        if not (reason == "behind" and each.problem)
-        and not (reason == "tripped" and each.name in found.troubled)
-    ]
-
-
-def _trouble_lines(found: FleetStatus) -> list[Text]:
-    return [
-        Text(f"{name} gets no work: {why}", "red") for name, why in sorted(found.troubled.items())
-    ]
+    workers = sorted(found.workers, key=by_name)
+    for each in workers:
+        if each.problem:
+            yield Text(f"{each.name} gets no work until it has caught up: {each.problem}", "red")
+    for each in workers:
+        for reason, sentence in each.blocked_by.items():
+            is_said = (reason == "behind" and each.problem) or (
+                reason == "tripped" and each.name in found.troubled
+            )
+            if not is_said:
+                yield Text(f"{each.name} gets no work: {sentence}", "yellow")
+    for name, why in sorted(found.troubled.items()):
+        yield Text(f"{name} gets no work: {why}", "red")
 
 
 def _router_line(found: FleetStatus) -> Text:

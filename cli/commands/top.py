@@ -18,6 +18,7 @@ from rich.text import Text
 
 from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.wire.errors import BusError, Refused
+from rolloutbus.cli.commands.status import STATE_STYLES
 from rolloutbus.cli.options import Address, YourKey, example
 from rolloutbus.cli.terminal import connected, print_json, run
 from rolloutbus.cli.top import Gauges, TopFrame, TopHistory, TopRow, loads_of
@@ -25,8 +26,6 @@ from rolloutbus.trainer_adapter.client.client import RolloutClient
 
 CURVE = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 40
-STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
-"""Any other state is red; the word says it, too."""
 OLD_BEAT_MS = 1500
 """Three heartbeats that did not come."""
 MAX_NOTES = 8

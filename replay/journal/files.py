@@ -198,7 +198,7 @@ def lock(directory: Path) -> int:
             if wait_s is None:
                 os.close(descriptor)
                 raise SettingsError(f"another recorder writes to {directory}") from error
-            time.sleep(wait_s)  # a reader that looks whether somebody writes holds it for a moment
+            time.sleep(wait_s)  # a reader that looks for a writer holds it for a moment
     return descriptor
 
 

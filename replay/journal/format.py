@@ -70,10 +70,10 @@ class Damage(NamedTuple):
     first_missing: int
     """Numbers of the records that were there: from this one …"""
     n_missing: int
-    """… so many; 0: none is missing, or nobody can tell."""
+    """… so many; 0: none is missing, or it is not known."""
     why: str
     is_cut: bool = False
-    """`n_missing` are the least: more may have followed, and nobody can tell how many."""
+    """`n_missing` are the least: how many more followed is not known."""
 
     @property
     def sentence(self) -> str:

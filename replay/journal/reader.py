@@ -92,7 +92,7 @@ class Journal:
         """Whether a writer was at work when reading began: then the journal has no end yet."""
         self._interruptions: list[JournalGap] = []
         self._ending = ""
-        """Why the journal does not end where its writer said; empty: it does, or nobody knows."""
+        """Why the journal does not end where its writer said; empty: it does, or may."""
         self._suspense: Damage | None = None
         """The next right record will tell how many records it cost."""
 

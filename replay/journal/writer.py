@@ -193,7 +193,7 @@ class JournalWriter:
         """
         self._loop = asyncio.get_running_loop()
         try:
-            # In the disk's thread: somebody may be served meanwhile.
+            # In the disk's thread: the loop may serve others meanwhile.
             found = await self._loop.run_in_executor(self._disk, self._begin)
         except OSError as error:
             self._file.close()

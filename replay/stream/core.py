@@ -1,4 +1,4 @@
-"""A subscriber's decisions: rows into streams, gaps found and repaired, ends that nobody told.
+"""A subscriber's decisions: rows into streams, gaps repaired, streams without an end ended.
 
 Pure: it gets what was published and the time, returns the repairs to ask for, and is asked for the
 next event. Spec: docs/protocol.md, "Streams".
@@ -101,7 +101,7 @@ class Repairs:
 
 
 SILENT_S = 3.0
-"""A stream that nobody speaks of for so long may have ended: it has five heartbeats a second."""
+"""A stream that is not named for so long may have ended: it has five heartbeats a second."""
 GONE_S = 10.0
 """After so long it has: a client resumes what was lost elsewhere before that."""
 LOOK_S = 1.0
@@ -111,7 +111,7 @@ OVER_S = 600.0
 """A stream that was told to its end is remembered so long."""
 UNDECIDED_S = 1.0
 """The word that a request is one of those wanted may come after its stream has ended."""
-GONE = "nobody speaks of it any more"
+GONE = "no worker speaks of it any more"
 
 
 @dataclass(slots=True)
@@ -139,11 +139,11 @@ class SubscriberCore:
         """(worker, topic) -> the open streams there, by rid."""
         self._over = Tombstones(OVER_S)
         self._undecided: dict[str, tuple[FollowedStream, float]] = {}
-        """Streams that ended before anybody knew whether they are wanted."""
+        """Streams that ended before it was known whether they are wanted."""
         self._repairs = Repairs(settings.repairs_at_once)
         self._members: dict[str, Member] = {}
         self._look_at = self._ticked_at = self._awake_at = 0.0
-        self.telling = EventQueue(settings)
+        self.events = EventQueue(settings)
         self.counters = SubscriberCounters()
 
     @property
@@ -156,11 +156,11 @@ class SubscriberCore:
         present = {each.name: each for each in members}
         for name, known in list(self._members.items()):
             if name not in present or present[name].epoch != known.epoch:
-                self.telling.say(WorkerLeft(name, known.epoch))
+                self.events.say(WorkerLeft(name, known.epoch))
                 del self._members[name]
         for name, each in present.items():
             if name not in self._members:
-                self.telling.say(WorkerJoined(name, each.epoch, each.policy))
+                self.events.say(WorkerJoined(name, each.epoch, each.policy))
             self._members[name] = each
         return self._repairs.next(now)
 
@@ -181,7 +181,7 @@ class SubscriberCore:
     ) -> list[AskRepair]:
         """A message of a worker. `n_unread`: messages that the socket has given without a pause."""
         if n_unread >= self._settings.unread_messages:
-            self.telling.demote("socket")
+            self.events.demote("socket")
         for entry in entries:
             try:
                 if entry.kind == "deltas":
@@ -194,7 +194,7 @@ class SubscriberCore:
 
     def interrupted(self, n_connections: int, now: float) -> list[AskRepair]:
         """So many connections to publishers broke."""
-        self.telling.say(Interrupted(n_connections))
+        self.events.say(Interrupted(n_connections))
         return self._repairs.next(now)
 
     def answered(self, ask: AskRepair, answer: Answer, now: float) -> list[AskRepair]:
@@ -232,12 +232,12 @@ class SubscriberCore:
             for rid, (stream, ended_at) in list(self._undecided.items()):
                 if now - ended_at >= UNDECIDED_S:
                     del self._undecided[rid]
-                    self.telling.forget(stream)
+                    self.events.forget(stream)
         return self._repairs.next(now)
 
     def take(self, n_unread: int) -> StreamEvent | None:
         """The next event; see `EventQueue.take`."""
-        return self.telling.take(n_unread)
+        return self.events.take(n_unread)
 
     def _deltas(self, topic: bytes, entry: Entry, now: float) -> None:
         deltas = unpack_as(Deltas, entry)
@@ -299,8 +299,8 @@ class SubscriberCore:
             self._judge_gap(stream, gap)
         if stream.is_over and gap is None and not (stream.is_ended or stream in self._repairs):
             self._end(stream)
-        self.telling.changed(stream)
-        while (dropped := self.telling.oldest_to_let_go()) is not None:
+        self.events.changed(stream)
+        while (dropped := self.events.oldest_to_let_go()) is not None:
             if not dropped.is_ended:
                 self._end(dropped)
             self._over.put(dropped.rid, dropped.attempt, self._ticked_at)
@@ -311,14 +311,14 @@ class SubscriberCore:
         if found is not None and (gap is None or gap[0] >= found[1]):
             stream.found = None
             stream.n_tries = 0
-            if self.telling.is_live:
-                self.telling.say(GapRepaired(*where, *found))
+            if self.events.is_live:
+                self.events.say(GapRepaired(*where, *found))
         if gap is not None and not stream.is_ended:
             if stream.found is None:
                 stream.found = gap
                 self.counters.gaps += 1
-                if self.telling.is_live:
-                    self.telling.say(GapFound(*where, *gap))
+                if self.events.is_live:
+                    self.events.say(GapFound(*where, *gap))
             self._repairs.want(stream)
 
     def _look(self, stream: FollowedStream, now: float) -> None:

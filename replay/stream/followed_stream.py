@@ -26,11 +26,11 @@ class FollowedStream:
     assembly: Assembly = field(default_factory=Assembly)
     finish_reason: FinishReason | None = None
     is_over: bool = False
-    """The attempt has ended, as its last row says or as nobody speaks of it any more."""
+    """The attempt has ended, as its last row says or as no worker speaks of it any more."""
     is_asked_for: bool = False
     """It was silent, and its worker was asked whether it is there."""
     is_hidden: bool = False
-    """Nobody knows yet whether it is wanted."""
+    """It is not known yet whether it is wanted."""
     is_ended: bool = False
     """It is complete, and only waits to be told."""
     found: tuple[int, int] | None = None

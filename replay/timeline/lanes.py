@@ -113,7 +113,7 @@ class Timeline(msgspec.Struct, frozen=True):
     waiting: list[int]
     """Most requests that waited at the router at once, of each bin."""
     unrecorded: list[Span]
-    """While nobody recorded."""
+    """While no recorder ran."""
     notes: list[str]
     """What a reader must know: what was measured how, and what is not in the recording."""
 

@@ -314,8 +314,8 @@ def _begin_s(running: RunningAttempt) -> float | None:
 def _first_token_s(running: RunningAttempt) -> float | None:
     """When the first token was sampled; None if nothing tells.
 
-    What nobody streams is published in larger portions: the end of such a rollout, less the time
-    that its worker says it took, tells.
+    A request without a stream is published in larger portions: the end of such a rollout, less the
+    time that its worker says it took, tells.
     """
     if running.first_row_s is None or sum(running.first_counts) == 1:
         return running.first_row_s

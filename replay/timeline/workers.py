@@ -87,7 +87,7 @@ class WorkerBook:
         worker.slots = body.worker.slots
 
     def heartbeat(self, name: str, entry: Entry, at_s: float) -> None:
-        """A member heartbeats; those that nobody called a worker are none."""
+        """A member heartbeats; only those that said they are workers count."""
         worker = self.workers.get(name)
         if worker is not None:
             body = unpack_as(Heartbeat, entry)

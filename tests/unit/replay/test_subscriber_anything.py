@@ -106,10 +106,10 @@ def test_it_outlives_workers_that_say_anything_and_holds_nothing_in_the_end(
                 bench.read()
             case _:
                 bench.advance(data.draw(st.sampled_from([0.25, 3.5])))
-        assert bench.core.telling.n_held_bytes <= small.held_bytes
-        assert 0 <= bench.core.telling.n_waiting_bytes <= bench.core.telling.n_held_bytes
+        assert bench.core.events.n_held_bytes <= small.held_bytes
+        assert 0 <= bench.core.events.n_waiting_bytes <= bench.core.events.n_held_bytes
     bench.n_unread = 0
     bench.advance(GONE_S + SILENT_S)
     bench.read()
     assert bench.core.n_open == 0
-    assert bench.core.telling.n_held_bytes == bench.core.telling.n_waiting_bytes == 0
+    assert bench.core.events.n_held_bytes == bench.core.events.n_waiting_bytes == 0

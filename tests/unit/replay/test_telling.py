@@ -34,8 +34,8 @@ def test_a_reader_for_whom_too_much_waits_is_demoted_and_told_so_first() -> None
     bench.row(N, N + 9)
     told = bench.read()
     assert told == [Demoted("reader", TOKEN_BYTES * (ROOM + 1))]
-    assert not bench.core.telling.is_live
-    assert bench.core.telling.n_waiting_bytes == 0
+    assert not bench.core.events.is_live
+    assert bench.core.events.n_waiting_bytes == 0
     bench.row(N + 9, N + 10, "stop")
     (end,) = bench.read()
     assert isinstance(end, Finished)
@@ -60,17 +60,17 @@ def test_what_was_held_back_does_not_demote_it_again() -> None:
     bench.row(N, 3 * N)
     assert [type(bench.core.take(0)) for _ in range(2)] == [Demoted, Restored]
     bench.row(3 * N, 3 * N + 1)
-    assert bench.core.telling.is_live
+    assert bench.core.events.is_live
     bench.read()
     assert bench.text() == tokens_of(0, 3 * N + 1)
     bench.row(3 * N + 1, 4 * N)
-    assert not bench.core.telling.is_live
+    assert not bench.core.events.is_live
 
 
 def test_it_may_ask_to_catch_up_before_it_has_taken_all_results() -> None:
     bench = overwhelmed(PATIENT)
     bench.row(0, 5, "stop", rid=OTHER)
-    bench.core.telling.restore()
+    bench.core.events.restore()
     told = bench.read()
     assert [type(event) for event in told] == [Demoted, Restored, Tokens, Finished, Tokens]
     assert bench.text() == tokens_of(0, N)
@@ -111,7 +111,7 @@ def test_beyond_the_room_that_there_is_the_oldest_are_let_go_and_counted() -> No
     bench = StreamBench(room)
     for n in range(10):
         bench.row(0, 8, rid=f"c/{n}")
-    assert bench.core.telling.n_held_bytes <= room.held_bytes
+    assert bench.core.events.n_held_bytes <= room.held_bytes
     told = bench.read()
     assert told[0] == LetGo(7, 56)
     assert {event.rid for event in bench.of(Tokens)} == {"c/7", "c/8", "c/9"}
@@ -125,15 +125,15 @@ def test_nothing_is_held_of_streams_that_were_told_to_their_end() -> None:
     for n in range(100):
         bench.row(0, 8, "stop", rid=f"c/{n}")
     bench.read()
-    assert bench.core.telling.n_held_bytes == bench.core.telling.n_waiting_bytes == 0
+    assert bench.core.events.n_held_bytes == bench.core.events.n_waiting_bytes == 0
     assert bench.core.n_open == 0
 
 
 def test_news_are_bounded() -> None:
     bench = StreamBench()
     for _ in range(MAX_NEWS + 5):
-        bench.core.telling.say(Restored())
-    assert bench.core.telling.n_dropped == 5
+        bench.core.events.say(Restored())
+    assert bench.core.events.n_dropped == 5
 
 
 @pytest.mark.parametrize("n_reads", [1, 7, 1000])
