@@ -231,8 +231,8 @@ class Player:
         programme = Programme(members, tap, settings.rids)
         self._core = PlayerCore(programme, secrets.token_hex(16))
         self._steps = map(self._core.step, self._journal)
-        port = self._port
-        self._actor = Actor(port.apply, clock=self._clock, tick=self._core.tick, tick_s=TICK_S)
+        tick = self._core.router.tick
+        self._actor = Actor(self._port.apply, clock=self._clock, tick=tick, tick_s=TICK_S)
         self._actor.start()
 
     def _publisher(self, name: str) -> str:
@@ -263,7 +263,7 @@ class Player:
 
     def _receive(self, peer: Peer, entries: list[Entry]) -> None:
         if self._actor is not None and self._core is not None:
-            self._actor.feed(self._core.receive, peer, entries)
+            self._actor.feed(self._core.router.receive, peer, entries)
 
     def _close(self, *, linger_ms: int) -> None:
         if self._actor is not None:

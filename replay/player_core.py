@@ -12,7 +12,7 @@ import msgspec
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES
 from rolloutbus.bus.streams.tap import TapMark
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
-from rolloutbus.bus.wire.entry import Entry, Peer
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
@@ -240,14 +240,6 @@ class PlayerCore:
                 self._played.add(entry)
             except RemoteProtocolError:
                 self.n_malformed += 1
-
-    def receive(self, peer: Peer, entries: Sequence[Entry], now: float) -> list[Effect]:
-        """A batch from a client; `now` in seconds of any clock."""
-        return self.router.receive(peer, entries, now)
-
-    def tick(self, now: float) -> list[Effect]:
-        """Time passes."""
-        return self.router.tick(now)
 
     def _stream(self, record: Stream) -> Message | None:
         name = publisher_of(record)

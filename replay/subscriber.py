@@ -189,7 +189,7 @@ class Subscriber:
         """
         self.client.connection.require_home()
         while True:
-            event = self._core.take(self.heard.streak_in)
+            event = self._core.events.take(self.heard.streak_in)
             if event is not None:
                 return event
             if self._error is not None:

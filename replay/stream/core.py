@@ -14,7 +14,7 @@ from rolloutbus.bus.streams.reassembly import Span, row_of_repaired, rows_of
 from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.messages.generation import FinishReason, Repair, Repaired
+from rolloutbus.bus.wire.messages.generation import Repair, Repaired
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.choice import Choice
@@ -23,7 +23,6 @@ from rolloutbus.replay.stream.events import (
     GapFound,
     GapRepaired,
     Interrupted,
-    StreamEvent,
     WorkerJoined,
     WorkerLeft,
 )
@@ -235,10 +234,6 @@ class SubscriberCore:
                     self.events.forget(stream)
         return self._repairs.next(now)
 
-    def take(self, n_unread: int) -> StreamEvent | None:
-        """The next event; see `EventQueue.take`."""
-        return self.events.take(n_unread)
-
     def _deltas(self, topic: bytes, entry: Entry, now: float) -> None:
         deltas = unpack_as(Deltas, entry)
         finishes = dict(deltas.finishes)
@@ -247,7 +242,7 @@ class SubscriberCore:
             if stream is not None:
                 stream.assembly.add(row)
                 if index in finishes:
-                    self._finish(stream, finishes[index])
+                    stream.finish_reason, stream.is_over = finishes[index], True
                 self._judge(stream)
 
     def _idle(self, topic: bytes, entry: Entry, now: float) -> None:
@@ -333,9 +328,6 @@ class SubscriberCore:
         elif silent_s >= SILENT_S and not (stream.is_asked_for or stream.is_hidden):
             stream.is_asked_for = True
             self._repairs.want(stream)
-
-    def _finish(self, stream: FollowedStream, reason: FinishReason) -> None:
-        stream.finish_reason, stream.is_over = reason, True
 
     def _lose(self, stream: FollowedStream, why: str) -> None:
         self.counters.tokens_lost += stream.lose(why)

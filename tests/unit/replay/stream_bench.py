@@ -122,7 +122,7 @@ class StreamBench:
     def read(self) -> list[StreamEvent]:
         """Take all that is told now."""
         taken: list[StreamEvent] = []
-        while (event := self.core.take(self.n_unread)) is not None:
+        while (event := self.core.events.take(self.n_unread)) is not None:
             taken.append(event)
         self.told += taken
         return taken

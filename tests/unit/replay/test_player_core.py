@@ -93,7 +93,9 @@ def test_a_resumed_attempt_can_be_repaired_from_its_first_token() -> None:
 
 def test_listeners_hear_how_workers_changed_but_not_of_what_stayed_the_same() -> None:
     core = player()
-    core.receive(Peer(b"x"), [Entry("hello", body=pack(Hello("client", "ann", "f" * 32)))], 1.0)
+    core.router.receive(
+        Peer(b"x"), [Entry("hello", body=pack(Hello("client", "ann", "f" * 32)))], 1.0
+    )
     elsewhere = msgspec.structs.replace(W0, stream="ipc:///live/w0")
     assert core.step(told(1, elsewhere)).effects == []
     (effect,) = core.step(told(2, msgspec.structs.replace(elsewhere, version=2))).effects

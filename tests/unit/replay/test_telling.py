@@ -58,7 +58,7 @@ def test_a_reader_that_has_taken_everything_goes_on_where_it_was() -> None:
 def test_what_was_held_back_does_not_demote_it_again() -> None:
     bench = overwhelmed()
     bench.row(N, 3 * N)
-    assert [type(bench.core.take(0)) for _ in range(2)] == [Demoted, Restored]
+    assert [type(bench.core.events.take(0)) for _ in range(2)] == [Demoted, Restored]
     bench.row(3 * N, 3 * N + 1)
     assert bench.core.events.is_live
     bench.read()
