@@ -147,7 +147,7 @@ def _played(topic: bytes, entries: list[Entry]) -> None:
     rids = frozenset(entry.rid for entry in entries)
     for chosen in (frozenset[str](), rids | {"c/1"}):
         core = PlayerCore(Programme([PLAYED], "ipc:///tap", chosen), "i" * 32)
-        core.receive(Peer(b"x"), [Entry("hello", body=pack(Hello("client", "c", "b")))], 1.0)
+        core.router.receive(Peer(b"x"), [Entry("hello", body=pack(Hello("client", "c", "b")))], 1.0)
         for record in (
             Tap(1, 1, "sent", 1, 0.0, 1, "w0", entries),
             Stream(2, 2, topic, by_w0),
@@ -156,11 +156,11 @@ def _played(topic: bytes, entries: list[Entry]) -> None:
             message = core.step(record).message
             if message is not None:
                 core.published(message)
-        core.receive(Peer(b"x"), entries, 2.0)
-        core.receive(
+        core.router.receive(Peer(b"x"), entries, 2.0)
+        core.router.receive(
             Peer(b"x"), [msgspec.structs.replace(e, route="worker:w0") for e in entries], 3
         )
-        core.tick(60.0)
+        core.router.tick(60.0)
 
 
 def _asked_again(entries: list[Entry]) -> None:
