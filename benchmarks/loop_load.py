@@ -19,7 +19,7 @@ from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_sockets import Reader, new_socket
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
-from rolloutbus.bus.wire.messages.delivery import Ack, AttemptList
+from rolloutbus.bus.wire.messages.endings import Ack, AttemptList
 from rolloutbus.bus.wire.messages.membership import ClientHeartbeat, Hello
 
 BEAT_S = 0.5

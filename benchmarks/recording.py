@@ -28,9 +28,8 @@ from benchmarks.side_processes import ANY_PORT, machine, process, said, usage_of
 from rolloutbus.bus.transport.zmq_topics import SubPort
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
-from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
+from rolloutbus.bus.wire.messages.generation import Deltas, Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Members
-from rolloutbus.bus.wire.messages.stream import Deltas
 
 GOAL = 0.97
 """Of the tokens per second without a recorder."""

@@ -26,9 +26,8 @@ from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.zmq_topics import PubPort
 from rolloutbus.bus.wire.codec import pack, topic_of, unpack
 from rolloutbus.bus.wire.entry import Attempt, Entry, RequestId
-from rolloutbus.bus.wire.messages.generation import FinishReason, Generate, Generated
+from rolloutbus.bus.wire.messages.generation import Deltas, FinishReason, Generate, Generated
 from rolloutbus.bus.wire.messages.membership import WorkerFacts
-from rolloutbus.bus.wire.messages.stream import Deltas
 
 SLOTS = 256
 HAT_BYTES = 4 * 65_536

@@ -24,8 +24,7 @@ from rolloutbus.bus.streams.reassembly import rows_of
 from rolloutbus.bus.transport.zmq_topics import PubPort, SubPort
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry, Epoch, Placement
-from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
-from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.generation import Deltas, Generate, SamplingParams
 from rolloutbus.engine_worker.settings import StreamSettings
 from rolloutbus.engine_worker.worker.requests import RunningRequest
 from rolloutbus.engine_worker.worker.streams import StreamBatcher

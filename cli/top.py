@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
-from rolloutbus.bus.wire.messages.engine import Load
+from rolloutbus.bus.wire.messages.control import FleetStatus, Load, WorkerStatus
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 

@@ -18,12 +18,11 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from rolloutbus.bus.wire.entry import AttemptKey
-from rolloutbus.bus.wire.messages.array import Array
-from rolloutbus.bus.wire.messages.control import CacheTier
+from rolloutbus.bus.wire.messages.control import CacheTier, SaveKind, StartProfile
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
 from rolloutbus.bus.wire.messages.generation import (
     NOTHING_MORE,
+    Array,
     FinishReason,
     Grammar,
     Media,
@@ -32,7 +31,7 @@ from rolloutbus.bus.wire.messages.generation import (
     SamplingParams,
     Want,
 )
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.bus.wire.messages.membership import Prefixes
 from rolloutbus.engine_worker.weights.raw_tensor import HandleBook, RawTensor
 
 Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]

@@ -6,7 +6,7 @@ from rolloutbus.bus.prefix_hashes import MARK_BYTES, packed, unpacked
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.limits import MAX_MARK_NEWS_BYTES
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.bus.wire.messages.membership import Prefixes
 
 PACE_S = 0.25
 """Between two messages, of 8 KiB at most: heartbeats and endings are not to wait for them."""

@@ -13,8 +13,8 @@ from rolloutbus.bus.wire.codec import topic_of, unpack
 from rolloutbus.bus.wire.commands import with_trait
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
-from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced, Lost, Queued
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Fenced, Lost, Queued
+from rolloutbus.bus.wire.messages.generation import Deltas, Idle
 from rolloutbus.bus.wire.validation import check_name
 
 MAX_CHOSEN = 100_000

@@ -14,9 +14,8 @@ from rolloutbus.bus.streams.tap import TapMark
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.messages.generation import Generate
+from rolloutbus.bus.wire.messages.generation import Deltas, Generate, Idle
 from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.journal.records import End, Record, Stream, Tap, ToldRecord, Unknown
 from rolloutbus.replay.recorder_core import is_generate_to_worker
 from rolloutbus.replay.stand_in import Effect, Played, StandIn

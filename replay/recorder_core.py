@@ -15,8 +15,7 @@ from rolloutbus.bus.wire.codec import unpack_as, unpack_result
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.messages.generation import Generate, Generated
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.messages.generation import Deltas, Generate, Generated, Idle
 from rolloutbus.replay.choice import Choice, Filter
 from rolloutbus.replay.journal.records import (
     LostRecord,

@@ -23,7 +23,14 @@ from rolloutbus.bus.wire.messages.control import (
     WorkerStatus,
 )
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Aborted, DetachedList, Prefix, Repair, Repaired
+from rolloutbus.bus.wire.messages.generation import (
+    Aborted,
+    Deltas,
+    DetachedList,
+    Prefix,
+    Repair,
+    Repaired,
+)
 from rolloutbus.bus.wire.messages.membership import (
     ClientHeartbeat,
     Dismissed,
@@ -33,7 +40,6 @@ from rolloutbus.bus.wire.messages.membership import (
     Members,
     Welcome,
 )
-from rolloutbus.bus.wire.messages.stream import Deltas
 
 MAX_BYTES = 256 * 1024 * 1024
 

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
 from rolloutbus.bus.wire.commands import COMMANDS, done_by, sent_by
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, WorkerStatus
+from rolloutbus.bus.wire.messages.control import FleetStatus, LoadLora, Pause, Resume, WorkerStatus
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.engine import LoadLora
 from rolloutbus.bus.wire.messages.generation import Abort, Aborted
 from rolloutbus.bus.wire.validation import check_rid
 from rolloutbus.router.context import Context, check_deadline, refusal

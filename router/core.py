@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.control import FleetStatus
-from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
+from rolloutbus.bus.wire.messages.endings import Accepted, Ack
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.router.client_commands import PASSED_ON, ClientCommands
 from rolloutbus.router.context import Context, refusal

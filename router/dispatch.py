@@ -11,8 +11,7 @@ import msgspec
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, AttemptList, Queued
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Accepted, Ack, AttemptList, Problem, Queued
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
 from rolloutbus.bus.wire.validation import TOKEN_BYTES, cost_of
 from rolloutbus.bus.wire.versions import VersionRule

@@ -8,8 +8,7 @@ from collections import defaultdict
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement, RequestId
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, AttemptList
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Accepted, Ack, AttemptList, Problem
 from rolloutbus.router.context import Context
 from rolloutbus.router.health.health import Health
 from rolloutbus.router.members.member_commands import is_share

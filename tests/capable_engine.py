@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rolloutbus.bus.wire.messages.control import CacheTier
-from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
+from rolloutbus.bus.wire.messages.control import CacheTier, SaveKind, StartProfile
 from rolloutbus.engine_worker.engine import (
     Embeddings,
     EngineBusy,

@@ -38,8 +38,7 @@ from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
 from rolloutbus.bus.wire.entry import AttemptKey, Entry, Epoch
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Fenced, Problem
 from rolloutbus.bus.wire.messages.membership import (
     Dismissed,
     Goodbye,

@@ -15,8 +15,7 @@ from rolloutbus.bus.membership.tombstones import ABORTED, OverRids, Tombstones
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_BODY, Attempt, AttemptKey, Entry, Epoch, RequestId
-from rolloutbus.bus.wire.messages.delivery import AttemptList
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import AttemptList, Problem
 from rolloutbus.bus.wire.messages.membership import Intent
 
 

@@ -11,8 +11,7 @@ import msgspec
 
 from rolloutbus.bus.wire.entry import Attempt
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.messages.generation import Prefix, Repaired, VersionRuns
-from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.generation import Deltas, Prefix, Repaired, VersionRuns
 
 TOKEN_BYTES = 4
 """Tokens are int32, logprobs float32, both little endian."""

@@ -17,8 +17,8 @@ from rolloutbus.bus.wire.commands import KINDS, RESULTS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_BATCH_ENTRIES, MAX_PIECE_BYTES
-from rolloutbus.bus.wire.messages.array import Array, ArrayDtype
 from rolloutbus.bus.wire.messages.control import FleetOutcome
+from rolloutbus.bus.wire.messages.generation import Array, ArrayDtype
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 

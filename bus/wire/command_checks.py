@@ -8,16 +8,16 @@ import re
 import msgspec
 
 from rolloutbus.bus.wire.limits import MAX_LABELS, MAX_SCORED, MAX_TEXT_CHARS
-from rolloutbus.bus.wire.messages.control import FlushCache
-from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.engine import (
+from rolloutbus.bus.wire.messages.control import (
     Embed,
+    FlushCache,
     LoadLora,
     Rerank,
     SaveWeights,
     Score,
     UnloadLora,
 )
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.validation import (
     ADAPTER_NAME,
     MAX_ADAPTER_CHARS,

@@ -1,6 +1,6 @@
-"""Everything that can be said on the bus: the literal name of each kind and its body type.
+"""Every kind of message by its literal name; commands in one row each: body, sender, target.
 
-A name, once used, keeps its meaning for ever. Spec: docs/protocol.md, "Messages".
+A name, once used, keeps its meaning for ever. Spec: docs/protocol.md, "Commands", "Messages".
 """
 
 from collections.abc import Set as AbstractSet
@@ -8,82 +8,7 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from rolloutbus.bus.wire.messages import (
-    delivery,
-    endings,
-    host,
-    membership,
-    prefixes,
-    session,
-    stream,
-    weights,
-)
-from rolloutbus.bus.wire.messages.control import (
-    FleetStatus,
-    FlushCache,
-    Flushed,
-    Memory,
-    Pause,
-    Resume,
-    ServerFacts,
-    ServerInfo,
-    Shutdown,
-    Sleep,
-    Status,
-    WakeUp,
-)
-from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.engine import (
-    Adapters,
-    Embed,
-    Embedded,
-    GetLoad,
-    Load,
-    LoadLora,
-    Profiled,
-    Rerank,
-    Reranked,
-    Saved,
-    SaveWeights,
-    Score,
-    Scored,
-    StartProfile,
-    StopProfile,
-    UnloadLora,
-)
-from rolloutbus.bus.wire.messages.generation import (
-    Abort,
-    Aborted,
-    Attach,
-    DetachedList,
-    Generate,
-    Generated,
-    ListDetached,
-    Repair,
-    Repaired,
-)
-from rolloutbus.bus.wire.messages.session import CloseSession, OpenedSession, OpenSession
-from rolloutbus.bus.wire.messages.weights import (
-    AbortUpdate,
-    CheckedWeights,
-    CheckWeights,
-    Committed,
-    CommitUpdate,
-    GetWeights,
-    GotWeights,
-    Prepared,
-    PrepareUpdate,
-    PublishVersion,
-    RecordCommit,
-    Reserved,
-    ReserveVersion,
-    RestoreVersion,
-    SealVersion,
-    Settled,
-    SettleVersion,
-    VersionPublished,
-    VersionRestored,
-)
+from rolloutbus.bus.wire.messages import control, endings, generation, host, membership, weights
 
 Sender = Literal["subscriber", "client", "trainer", "admin", "router"]
 """The first role that may send a command; each role after it may send it, too."""
@@ -116,65 +41,112 @@ class CommandRow(NamedTuple):
 
 COMMANDS: dict[str, CommandRow] = {
     # generation and reading
-    "generate": CommandRow(Generate, Generated, "client", "worker", COMPUTING),
-    "abort": CommandRow(Abort, Aborted, "client", "worker"),
-    "repair": CommandRow(Repair, Repaired, "subscriber", "worker"),
-    "list_detached": CommandRow(ListDetached, DetachedList, "client", "router"),
-    "attach": CommandRow(Attach, Generated, "client", "router"),
-    "score": CommandRow(Score, Scored, "client", "engine", COMPUTING),
-    "embed": CommandRow(Embed, Embedded, "client", "engine", COMPUTING),
-    "rerank": CommandRow(Rerank, Reranked, "client", "engine", COMPUTING),
-    "open_session": CommandRow(OpenSession, OpenedSession, "client", "router"),
-    "close_session": CommandRow(CloseSession, Done, "client", "router"),
-    # the fleet and its engines
-    "status": CommandRow(Status, FleetStatus, "subscriber", "router"),
-    "server_info": CommandRow(ServerInfo, ServerFacts, "trainer", "worker"),
-    "get_load": CommandRow(GetLoad, Load, "trainer", "engine", {"torn"}),
-    "pause": CommandRow(Pause, Done, "trainer", "engine", {"torn"}),
-    "resume": CommandRow(Resume, Done, "trainer", "engine", {"torn"}),
-    "sleep": CommandRow(
-        Sleep, Memory, "trainer", "engine", {"draining", "updating"}, {"slow", "missed"}
+    "generate": CommandRow(
+        generation.Generate, generation.Generated, "client", "worker", COMPUTING
     ),
-    "wake_up": CommandRow(WakeUp, Memory, "trainer", "engine", traits={"slow", "missed"}),
-    "flush_cache": CommandRow(FlushCache, Flushed, "trainer", "engine", {"torn"}, {"missed"}),
+    "abort": CommandRow(generation.Abort, generation.Aborted, "client", "worker"),
+    "repair": CommandRow(generation.Repair, generation.Repaired, "subscriber", "worker"),
+    "list_detached": CommandRow(
+        generation.ListDetached, generation.DetachedList, "client", "router"
+    ),
+    "attach": CommandRow(generation.Attach, generation.Generated, "client", "router"),
+    "score": CommandRow(control.Score, control.Scored, "client", "engine", COMPUTING),
+    "embed": CommandRow(control.Embed, control.Embedded, "client", "engine", COMPUTING),
+    "rerank": CommandRow(control.Rerank, control.Reranked, "client", "engine", COMPUTING),
+    "open_session": CommandRow(
+        generation.OpenSession, generation.OpenedSession, "client", "router"
+    ),
+    "close_session": CommandRow(generation.CloseSession, endings.Done, "client", "router"),
+    # the fleet and its engines
+    "status": CommandRow(control.Status, control.FleetStatus, "subscriber", "router"),
+    "server_info": CommandRow(control.ServerInfo, control.ServerFacts, "trainer", "worker"),
+    "get_load": CommandRow(control.GetLoad, control.Load, "trainer", "engine", {"torn"}),
+    "pause": CommandRow(control.Pause, endings.Done, "trainer", "engine", {"torn"}),
+    "resume": CommandRow(control.Resume, endings.Done, "trainer", "engine", {"torn"}),
+    "sleep": CommandRow(
+        control.Sleep,
+        control.Memory,
+        "trainer",
+        "engine",
+        {"draining", "updating"},
+        {"slow", "missed"},
+    ),
+    "wake_up": CommandRow(
+        control.WakeUp, control.Memory, "trainer", "engine", traits={"slow", "missed"}
+    ),
+    "flush_cache": CommandRow(
+        control.FlushCache, control.Flushed, "trainer", "engine", {"torn"}, {"missed"}
+    ),
     "load_lora": CommandRow(
-        LoadLora, Adapters, "trainer", "engine", {"torn", "updating", "asleep"}, {"slow", "missed"}
+        control.LoadLora,
+        control.Adapters,
+        "trainer",
+        "engine",
+        {"torn", "updating", "asleep"},
+        {"slow", "missed"},
     ),
     "unload_lora": CommandRow(
-        UnloadLora, Adapters, "trainer", "engine", {"torn", "asleep"}, {"missed"}
+        control.UnloadLora, control.Adapters, "trainer", "engine", {"torn", "asleep"}, {"missed"}
     ),
     "save_weights": CommandRow(
-        SaveWeights, Saved, "trainer", "engine", {"torn", "updating", "no_weights"}, {"slow"}
+        control.SaveWeights,
+        control.Saved,
+        "trainer",
+        "engine",
+        {"torn", "updating", "no_weights"},
+        {"slow"},
     ),
     "start_profile": CommandRow(
-        StartProfile, Done, "trainer", "engine", {"torn"}, {"slow", "missed"}
+        control.StartProfile, endings.Done, "trainer", "engine", {"torn"}, {"slow", "missed"}
     ),
     "stop_profile": CommandRow(
-        StopProfile, Profiled, "trainer", "engine", {"torn"}, {"slow", "missed"}
+        control.StopProfile, control.Profiled, "trainer", "engine", {"torn"}, {"slow", "missed"}
     ),
-    "shutdown": CommandRow(Shutdown, Done, "admin", "worker", traits={"missed"}),
+    "shutdown": CommandRow(control.Shutdown, endings.Done, "admin", "worker", traits={"missed"}),
     # weights
     "reserve_version": CommandRow(
-        ReserveVersion, Reserved, "trainer", "store", traits={"versioned"}
+        weights.ReserveVersion, weights.Reserved, "trainer", "store", traits={"versioned"}
     ),
-    "seal_version": CommandRow(SealVersion, Done, "trainer", "store", traits={"versioned"}),
+    "seal_version": CommandRow(
+        weights.SealVersion, endings.Done, "trainer", "store", traits={"versioned"}
+    ),
     "restore_version": CommandRow(
-        RestoreVersion, VersionRestored, "trainer", "store", traits={"versioned"}
+        weights.RestoreVersion, weights.VersionRestored, "trainer", "store", traits={"versioned"}
     ),
-    "settle_version": CommandRow(SettleVersion, Settled, "trainer", "store", traits={"versioned"}),
+    "settle_version": CommandRow(
+        weights.SettleVersion, weights.Settled, "trainer", "store", traits={"versioned"}
+    ),
     "publish_version": CommandRow(
-        PublishVersion, VersionPublished, "trainer", "router", traits={"versioned"}
+        weights.PublishVersion, weights.VersionPublished, "trainer", "router", traits={"versioned"}
     ),
     "prepare_update": CommandRow(
-        PrepareUpdate, Prepared, "router", "engine", {"no_weights"}, {"slow", "versioned"}
+        weights.PrepareUpdate,
+        weights.Prepared,
+        "router",
+        "engine",
+        {"no_weights"},
+        {"slow", "versioned"},
     ),
     "commit_update": CommandRow(
-        CommitUpdate, Committed, "router", "engine", {"no_weights"}, {"slow", "versioned"}
+        weights.CommitUpdate,
+        weights.Committed,
+        "router",
+        "engine",
+        {"no_weights"},
+        {"slow", "versioned"},
     ),
-    "abort_update": CommandRow(AbortUpdate, Done, "router", "engine", traits={"versioned"}),
-    "record_commit": CommandRow(RecordCommit, Done, "router", "store", traits={"versioned"}),
-    "check_weights": CommandRow(CheckWeights, CheckedWeights, "trainer", "engine", {"torn"}),
-    "get_weights": CommandRow(GetWeights, GotWeights, "trainer", "engine", {"torn"}),
+    "abort_update": CommandRow(
+        weights.AbortUpdate, endings.Done, "router", "engine", traits={"versioned"}
+    ),
+    "record_commit": CommandRow(
+        weights.RecordCommit, endings.Done, "router", "store", traits={"versioned"}
+    ),
+    "check_weights": CommandRow(
+        weights.CheckWeights, weights.CheckedWeights, "trainer", "engine", {"torn"}
+    ),
+    "get_weights": CommandRow(
+        weights.GetWeights, weights.GotWeights, "trainer", "engine", {"torn"}
+    ),
 }
 """Literal name -> row. A name, once used, keeps its meaning for ever."""
 
@@ -213,26 +185,26 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "intent": membership.Intent,
     "rejected": membership.Rejected,
     # what engines have cached
-    "prefixes": prefixes.Prefixes,
+    "prefixes": membership.Prefixes,
     # delivery
-    "queued": delivery.Queued,
-    "accepted": delivery.Accepted,
-    "ack": delivery.Ack,
-    "lost": delivery.Lost,
-    "fenced": delivery.Fenced,
+    "queued": endings.Queued,
+    "accepted": endings.Accepted,
+    "ack": endings.Ack,
+    "lost": endings.Lost,
+    "fenced": endings.Fenced,
     # commands
     **{kind: row.body for kind, row in COMMANDS.items()},
     # how far a publication has come
     "update_progress": weights.UpdateProgress,
     # sessions that have a place
-    "session_moved": session.SessionMoved,
+    "session_moved": generation.SessionMoved,
     # endings; the body of `finished` and `cancelled` depends on the command: see COMMANDS
     "failed": endings.Problem,
     "expired": endings.Problem,
     "refused": endings.Problem,
     # streams
-    "deltas": stream.Deltas,
-    "idle": stream.Idle,
+    "deltas": generation.Deltas,
+    "idle": generation.Idle,
     # weight store's bulk socket
     "pull_manifest": weights.PullManifest,
     "manifest": weights.Manifest,

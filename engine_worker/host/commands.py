@@ -18,33 +18,31 @@ from rolloutbus.bus.wire.commands import done_by
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import BusError, EngineFailed, RequestError
 from rolloutbus.bus.wire.limits import MAX_PIECE_BYTES
-from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.control import (
-    FlushCache,
-    Flushed,
-    Memory,
-    Pause,
-    Resume,
-    Sleep,
-    WakeUp,
-)
-from rolloutbus.bus.wire.messages.endings import Done, Problem, bad_request
-from rolloutbus.bus.wire.messages.engine import (
     Adapters,
     Embed,
     Embedded,
+    FlushCache,
+    Flushed,
     GetLoad,
     Load,
     LoadLora,
+    Memory,
+    Pause,
     Rerank,
     Reranked,
+    Resume,
     SaveWeights,
     Score,
     Scored,
+    Sleep,
     StartProfile,
     StopProfile,
     UnloadLora,
+    WakeUp,
 )
+from rolloutbus.bus.wire.messages.endings import Done, Problem, bad_request
+from rolloutbus.bus.wire.messages.generation import Array
 from rolloutbus.engine_worker.engine import (
     Embedder,
     Engine,

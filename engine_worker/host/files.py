@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.control import Profiled, Saved, SaveWeights, StartProfile
 from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.engine import Profiled, Saved, SaveWeights, StartProfile
 from rolloutbus.engine_worker.engine import Checkpointer, EngineBusy, Profiler
 from rolloutbus.engine_worker.settings import WorkerSettings
 

@@ -12,11 +12,9 @@ import numpy as np
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Attempt, AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
-from rolloutbus.bus.wire.messages.array import Array, ArrayDtype
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import FinishReason
+from rolloutbus.bus.wire.messages.generation import Array, ArrayDtype, Deltas, FinishReason
 from rolloutbus.bus.wire.messages.host import Extras
-from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.validation import is_pinned
 from rolloutbus.bus.wire.versions import MAX_VERSION
 from rolloutbus.engine_worker.engine import Step

@@ -10,8 +10,8 @@ from rolloutbus.bus.paths import named_directory
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, RemoteProtocolError, SettingsError
+from rolloutbus.bus.wire.messages.control import LoadLora
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.engine import LoadLora
 from rolloutbus.bus.wire.messages.weights import PrepareUpdate
 from rolloutbus.engine_worker.engine import LoraTensors, TensorSpec
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer

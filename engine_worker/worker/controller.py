@@ -11,9 +11,8 @@ from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.command_checks import check_command
 from rolloutbus.bus.wire.commands import COMMANDS, done_by
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, AttemptKey, Entry, RequestId
-from rolloutbus.bus.wire.messages.control import Memory, Sleep
+from rolloutbus.bus.wire.messages.control import Adapters, LoadLora, Memory, Sleep
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
 from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
 from rolloutbus.engine_worker.features import cannot_do

@@ -16,11 +16,9 @@ from rolloutbus.bus.wire.entry import AttemptKey, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.control import ServerFacts, Shutdown
 from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.generation import Abort, Generated, Repair
+from rolloutbus.bus.wire.messages.generation import Abort, Deltas, Generated, Repair
 from rolloutbus.bus.wire.messages.host import EngineFailure, EngineHeartbeat, EngineReady, Extras
-from rolloutbus.bus.wire.messages.membership import WorkerFacts
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
-from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.membership import Prefixes, WorkerFacts
 from rolloutbus.engine_worker.prefixes import PrefixNews
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.controller import Controller, Ending, Outcomes, key_of, refused

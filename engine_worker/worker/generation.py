@@ -10,9 +10,8 @@ from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Attempt, AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Abort, FinishReason, Generate
+from rolloutbus.bus.wire.messages.generation import Abort, Deltas, FinishReason, Generate
 from rolloutbus.bus.wire.messages.host import EngineReady, Extras
-from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.validation import check_cost, check_generate
 from rolloutbus.bus.wire.versions import parse_versions
 from rolloutbus.engine_worker.features import NOTHING_LOST, missing, unknown_adapter

@@ -4,9 +4,9 @@ import numpy as np
 import xxhash
 
 from rolloutbus.bus.wire.entry import AttemptKey, Entry, RequestId
-from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import (
+    Array,
     FinishReason,
     Generate,
     Generated,

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from rolloutbus.bus.actor.effects import Publish
 from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Entry, Epoch
-from rolloutbus.bus.wire.messages.generation import FinishReason
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.messages.generation import Deltas, FinishReason, Idle
 from rolloutbus.engine_worker.settings import StreamSettings
 from rolloutbus.engine_worker.worker.requests import RunningRequest
 

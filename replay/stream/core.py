@@ -14,9 +14,8 @@ from rolloutbus.bus.streams.reassembly import Span, row_of_repaired, rows_of
 from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.messages.generation import Repair, Repaired
+from rolloutbus.bus.wire.messages.generation import Deltas, Idle, Repair, Repaired
 from rolloutbus.bus.wire.messages.membership import Member
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.choice import Choice
 from rolloutbus.replay.stream.event_queue import EventQueue, SubscriberSettings
 from rolloutbus.replay.stream.events import (

@@ -12,9 +12,8 @@ import msgspec
 
 from rolloutbus.bus.wire.codec import unpack, unpack_as, unpack_result
 from rolloutbus.bus.wire.entry import Attempt, Entry, Placement
-from rolloutbus.bus.wire.messages.delivery import Accepted, Fenced, Lost
-from rolloutbus.bus.wire.messages.generation import Generate, Generated
-from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.endings import Accepted, Fenced, Lost
+from rolloutbus.bus.wire.messages.generation import Deltas, Generate, Generated
 from rolloutbus.replay.timeline.lanes import Execution, Highs, Outcome, Span, Sums
 
 TOKEN_BYTES = 4

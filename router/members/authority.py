@@ -16,9 +16,8 @@ from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Repair
+from rolloutbus.bus.wire.messages.generation import CloseSession, OpenSession, Repair
 from rolloutbus.bus.wire.messages.membership import Hello
-from rolloutbus.bus.wire.messages.session import CloseSession, OpenSession
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.membership import Membership

@@ -14,8 +14,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
-from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Problem
 from rolloutbus.router.context import Context, why_no_store
 from rolloutbus.router.members.records import MemberRecord
 

@@ -9,7 +9,7 @@ from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.prefix_hashes import MARKED_TOKENS, unpacked
 from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.bus.wire.messages.membership import Prefixes
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.placement.placement import Rest

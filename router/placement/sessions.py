@@ -9,7 +9,7 @@ from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.session import (
+from rolloutbus.bus.wire.messages.generation import (
     CloseSession,
     OpenedSession,
     OpenSession,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
-from rolloutbus.bus.wire.messages.delivery import Accepted
+from rolloutbus.bus.wire.messages.endings import Accepted
 from rolloutbus.bus.wire.messages.generation import DetachedList, DetachedRequest
 from rolloutbus.router.context import Context, refusal
 from rolloutbus.router.members.clients import ClientRecord

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Attempt, Entry
-from rolloutbus.bus.wire.messages.delivery import AttemptList, Fenced, Lost
+from rolloutbus.bus.wire.messages.endings import AttemptList, Fenced, Lost
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.requests.queue import Bounds, WaitingRoom

@@ -8,9 +8,8 @@ from functools import partial
 
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.control import WorkerOutcome
-from rolloutbus.bus.wire.messages.engine import Adapters as LoadedAdapters
-from rolloutbus.bus.wire.messages.engine import LoadLora, UnloadLora
+from rolloutbus.bus.wire.messages.control import Adapters as LoadedAdapters
+from rolloutbus.bus.wire.messages.control import LoadLora, UnloadLora, WorkerOutcome
 from rolloutbus.bus.wire.messages.weights import RecordCommit
 from rolloutbus.router.context import Context, lacking, store_facts
 from rolloutbus.router.members.member_commands import (

@@ -10,20 +10,7 @@ import struct
 import msgspec
 
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.wire.messages import (
-    array,
-    control,
-    delivery,
-    endings,
-    engine,
-    generation,
-    host,
-    membership,
-    prefixes,
-    session,
-    stream,
-    weights,
-)
+from rolloutbus.bus.wire.messages import control, endings, generation, host, membership, weights
 
 RID = "trainer/7"
 ATTEMPT = (3, 41)
@@ -74,7 +61,7 @@ WANT = generation.Want(
 PROCESSOR = generation.Processor(
     "temperature_schedule", {"is_on": True, "n": 3, "final": 0.5, "ids": [1, 300, 2.5]}
 )
-SCORES = array.Array("float32", (1, 3), LOGPROBS)
+SCORES = generation.Array("float32", (1, 3), LOGPROBS)
 TENSORS = [
     weights.Tensor("lm_head.weight", "F32", (32000, 64), 0, 8192000, 2**64 - 1),
     weights.Tensor("norm.weight", "BF16", (64,), 8192000, 128, 1),
@@ -112,7 +99,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         fleet=INSTANCE,
     ),
     "members": membership.Members([MEMBER], BULK, marks=True, fleet=INSTANCE),
-    "prefixes": prefixes.Prefixes(7, MARKS, struct.pack("<Q", 2**64 - 2)),
+    "prefixes": membership.Prefixes(7, MARKS, struct.pack("<Q", 2**64 - 2)),
     "dismissed": membership.Dismissed("unknown-peer", "say hello again"),
     "beat": membership.Heartbeat(
         seq=900,
@@ -138,14 +125,14 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "goodbye": membership.Goodbye("engine_crashed"),
     "rejected": membership.Rejected(3, INSTANCE),
     "intent": INTENT,
-    "queued": delivery.Queued([RID]),
-    "accepted": delivery.Accepted([(RID, ATTEMPT)]),
-    "ack": delivery.Ack([(RID, ATTEMPT)], [RID]),
-    "lost": delivery.Lost([(RID, ATTEMPT)], "w0", "lease_expired"),
-    "fenced": delivery.Fenced([(RID, ATTEMPT)], "superseded"),
+    "queued": endings.Queued([RID]),
+    "accepted": endings.Accepted([(RID, ATTEMPT)]),
+    "ack": endings.Ack([(RID, ATTEMPT)], [RID]),
+    "lost": endings.Lost([(RID, ATTEMPT)], "w0", "lease_expired"),
+    "fenced": endings.Fenced([(RID, ATTEMPT)], "superseded"),
     "update_progress": weights.UpdateProgress(VERSION, "committing", 4, 3, 1, "update-1"),
-    "session_moved": session.SessionMoved("conv-1", "w0", "w1", "lost"),
-    "deltas": stream.Deltas(
+    "session_moved": generation.SessionMoved("conv-1", "w0", "w1", "lost"),
+    "deltas": generation.Deltas(
         rids=[RID, "trainer/8"],
         attempts=[ATTEMPT, (3, 42)],
         seqs=[7, 0],
@@ -156,7 +143,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         finishes=[(1, "length")],
         behaviour_logprobs=BEHAVIOUR,
     ),
-    "idle": stream.Idle([RID], [ATTEMPT], [9]),
+    "idle": generation.Idle([RID], [ATTEMPT], [9]),
     "pull_manifest": weights.PullManifest(POLICY, VERSION),
     "manifest": weights.Manifest(
         *(POLICY, VERSION, "host-1", "rb-5f", 8192128, TENSORS, [OFFER]), allow_zeros=True
@@ -202,17 +189,17 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "flush_cache": control.FlushCache(["host", "storage"]),
     "server_info": control.ServerInfo(),
     "shutdown": control.Shutdown(drain=False),
-    "score": engine.Score(TOKENS, [TOKENS, b""], [1, 258], apply_softmax=False, item_first=True),
-    "embed": engine.Embed([TOKENS], 256),
-    "rerank": engine.Rerank([("why?", "because")]),
-    "load_lora": engine.LoadLora("judge", VERSION, "adapters/judge", BULK),
-    "unload_lora": engine.UnloadLora("judge"),
-    "save_weights": engine.SaveWeights("results", "step-100", "sharded"),
-    "start_profile": engine.StartProfile(5, ["CPU"], with_stack=True, record_shapes=True),
-    "stop_profile": engine.StopProfile(),
-    "get_load": engine.GetLoad(),
-    "open_session": session.OpenSession("conv-1", POLICY, 90.5, 20.25, "w0"),
-    "close_session": session.CloseSession("conv-1"),
+    "score": control.Score(TOKENS, [TOKENS, b""], [1, 258], apply_softmax=False, item_first=True),
+    "embed": control.Embed([TOKENS], 256),
+    "rerank": control.Rerank([("why?", "because")]),
+    "load_lora": control.LoadLora("judge", VERSION, "adapters/judge", BULK),
+    "unload_lora": control.UnloadLora("judge"),
+    "save_weights": control.SaveWeights("results", "step-100", "sharded"),
+    "start_profile": control.StartProfile(5, ["CPU"], with_stack=True, record_shapes=True),
+    "stop_profile": control.StopProfile(),
+    "get_load": control.GetLoad(),
+    "open_session": generation.OpenSession("conv-1", POLICY, 90.5, 20.25, "w0"),
+    "close_session": generation.CloseSession("conv-1"),
     "status": control.Status(),
     "reserve_version": weights.ReserveVersion(POLICY, TENSORS),
     "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER], allow_zeros=True),
@@ -258,7 +245,7 @@ _GENERATED = generation.Generated(
     n_resumed=2,
     queue_ms=1.5,
     run_ms=250.25,
-    arrays={"hidden_states": array.Array("bfloat16", (1, 2), b"\x80\x3f\x00\x40")},
+    arrays={"hidden_states": generation.Array("bfloat16", (1, 2), b"\x80\x3f\x00\x40")},
     lora="judge@7",
 )
 _MEMORY = control.Memory({"kv_cache": 2**33, "weights": 2**31}, ["kv_cache", "weights"])
@@ -310,16 +297,16 @@ _RESULTS: dict[str, msgspec.Struct] = {
         *("transformers", VERSION, "ready", 12345, 2, 1, 640, 32001, 4096, 8),
         *({"tp": 2}, {"torch": "2.9.1"}, ["seed"], {"judge": VERSION}, ["kv_cache"]),
     ),
-    "score": engine.Scored(SCORES, 9),
-    "embed": engine.Embedded(SCORES, 9),
-    "rerank": engine.Reranked(array.Array("float32", (3,), LOGPROBS)),
-    "load_lora": engine.Adapters({"judge": VERSION}),
-    "unload_lora": engine.Adapters({"judge": VERSION}),
-    "save_weights": engine.Saved("/results/step-100", ["model.safetensors"], 8192128),
-    "stop_profile": engine.Profiled(["profile-1/trace.json.gz"]),
-    "get_load": engine.Load({"num_running_reqs": 2.0, "token_usage": 0.25}),
+    "score": control.Scored(SCORES, 9),
+    "embed": control.Embedded(SCORES, 9),
+    "rerank": control.Reranked(generation.Array("float32", (3,), LOGPROBS)),
+    "load_lora": control.Adapters({"judge": VERSION}),
+    "unload_lora": control.Adapters({"judge": VERSION}),
+    "save_weights": control.Saved("/results/step-100", ["model.safetensors"], 8192128),
+    "stop_profile": control.Profiled(["profile-1/trace.json.gz"]),
+    "get_load": control.Load({"num_running_reqs": 2.0, "token_usage": 0.25}),
     "status": _FLEET_STATUS,
-    "open_session": session.OpenedSession("w0"),
+    "open_session": generation.OpenedSession("w0"),
     "reserve_version": weights.Reserved(VERSION, "host-1", "rb-5f", 8192128),
     "restore_version": weights.VersionRestored(VERSION),
     "settle_version": weights.Settled(is_committed=True),

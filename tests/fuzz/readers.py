@@ -19,9 +19,8 @@ from rolloutbus.bus.wire.codec import decode_batch, pack, unpack, unpack_fleet, 
 from rolloutbus.bus.wire.commands import COMMANDS, KINDS, RESULTS
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
-from rolloutbus.bus.wire.messages.generation import Generate
+from rolloutbus.bus.wire.messages.generation import Deltas, Generate
 from rolloutbus.bus.wire.messages.membership import Hello, Member
-from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.messages.weights import Manifest, ReserveVersion, WeightDelta
 from rolloutbus.bus.wire.validation import check_generate, check_name, check_placement, check_rid
 from rolloutbus.engine_worker.host.link import LENGTH_BYTES, HostLink

@@ -8,8 +8,7 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
-from rolloutbus.bus.wire.messages.control import ServerFacts
-from rolloutbus.bus.wire.messages.engine import Adapters
+from rolloutbus.bus.wire.messages.control import Adapters, ServerFacts
 from rolloutbus.errors import Refused
 from tests.gpu.gpu_fleets import DEADLINE_S, Served, gpu_fleet, running
 from tests.gpu.tiny import FAR, NEAR, error_of, load_tiny, save_tiny

@@ -8,8 +8,7 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
-from rolloutbus.bus.wire.messages.control import CacheTier, Flushed
-from rolloutbus.bus.wire.messages.engine import Load
+from rolloutbus.bus.wire.messages.control import CacheTier, Flushed, Load
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.errors import BusError
 from tests.gpu.gpu_fleets import DEADLINE_S, gpu_fleet, running

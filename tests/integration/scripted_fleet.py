@@ -12,7 +12,7 @@ from rolloutbus.bus.wire.codec import pack, topic_of, unpack
 from rolloutbus.bus.wire.entry import Attempt, Entry, Peer
 from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Repair, Repaired
+from rolloutbus.bus.wire.messages.generation import Deltas, Idle, Repair, Repaired
 from rolloutbus.bus.wire.messages.membership import (
     ClientHeartbeat,
     Dismissed,
@@ -20,7 +20,6 @@ from rolloutbus.bus.wire.messages.membership import (
     Member,
     Welcome,
 )
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 
 WORKER = "w0"
 ATTEMPT: Attempt = (1, 1)

@@ -17,8 +17,7 @@ from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.control import FleetStatus, Status
-from rolloutbus.bus.wire.messages.delivery import Ack
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Ack, Problem
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
 from rolloutbus.trainer_adapter.client.commands import FleetRef
 from rolloutbus.trainer_adapter.client.connection import Connection

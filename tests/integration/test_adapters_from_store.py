@@ -12,8 +12,8 @@ from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, digest_of
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.control import Adapters, LoadLora
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
 from rolloutbus.bus.wire.messages.weights import (
     PushChunk,
     Reserved,

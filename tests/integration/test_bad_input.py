@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rolloutbus import RolloutClient, SamplingParams
-from rolloutbus.bus.wire.messages.session import CloseSession
+from rolloutbus.bus.wire.messages.generation import CloseSession
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.errors import BusError, Refused, RequestError, RequestExpired
 from rolloutbus.launcher.settings import UpOptions

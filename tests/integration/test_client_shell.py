@@ -18,18 +18,17 @@ from rolloutbus.bus.wire.codec import pack, topic_of, unpack
 from rolloutbus.bus.wire.entry import Attempt, Entry, Peer
 from rolloutbus.bus.wire.errors import ActorStopped, LocalProtocolError, PeerLost, Refused
 from rolloutbus.bus.wire.messages.control import FleetOutcome, FleetStatus, Status, WorkerOutcome
-from rolloutbus.bus.wire.messages.delivery import Accepted
-from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.endings import Accepted, Done
 from rolloutbus.bus.wire.messages.generation import (
     Abort,
     Aborted,
+    Deltas,
     Generate,
     Generated,
+    OpenedSession,
     SamplingParams,
 )
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
-from rolloutbus.bus.wire.messages.session import OpenedSession
-from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.replay.stream.events import Tokens
 from rolloutbus.replay.subscriber import subscribe
 from rolloutbus.trainer_adapter.client.client import RolloutClient, connect

@@ -18,13 +18,13 @@ from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.wire.codec import array_of, pack, unpack
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError
-from rolloutbus.bus.wire.messages.array import Array
-from rolloutbus.bus.wire.messages.control import FleetOutcome, FlushCache, Flushed, WorkerOutcome
-from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.engine import (
+from rolloutbus.bus.wire.messages.control import (
     Adapters,
     Embed,
     Embedded,
+    FleetOutcome,
+    FlushCache,
+    Flushed,
     GetLoad,
     Load,
     LoadLora,
@@ -38,8 +38,10 @@ from rolloutbus.bus.wire.messages.engine import (
     StartProfile,
     StopProfile,
     UnloadLora,
+    WorkerOutcome,
 )
-from rolloutbus.bus.wire.messages.generation import Generate, Generated
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import Array, Generate, Generated
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 

@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from rolloutbus import Fleet, RolloutClient, WeightPublisher
-from rolloutbus.bus.wire.messages.control import ServerFacts
-from rolloutbus.bus.wire.messages.engine import Adapters
+from rolloutbus.bus.wire.messages.control import Adapters, ServerFacts
 from rolloutbus.errors import RequestError, SettingsError
 from rolloutbus.types import FleetStatus
 from tests.integration import lora_steps

@@ -10,8 +10,7 @@ import pytest_asyncio
 import torch
 
 from rolloutbus import RolloutClient, WeightPublisher, connect, record, subscribe
-from rolloutbus.bus.wire.messages.generation import SamplingParams
-from rolloutbus.bus.wire.messages.session import OpenSession
+from rolloutbus.bus.wire.messages.generation import OpenSession, SamplingParams
 from rolloutbus.errors import WrongEventLoop
 from rolloutbus.types import Session
 from tests.integration.live_fleet import DEADLINE_S

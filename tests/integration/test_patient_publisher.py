@@ -12,7 +12,7 @@ from rolloutbus.bus.transport.zmq_topics import PatientPubPort
 from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.bus.wire.messages.stream import Idle
+from rolloutbus.bus.wire.messages.generation import Idle
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.raw_subscriber import RawSubscriber, frames_of_message
 

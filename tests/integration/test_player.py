@@ -14,8 +14,8 @@ from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.messages.generation import Idle
 from rolloutbus.bus.wire.messages.membership import Member, Members
-from rolloutbus.bus.wire.messages.stream import Idle
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, ToldRecord
 from rolloutbus.replay.player import QUIET_S, SOONER_S, Player, PlayerSettings

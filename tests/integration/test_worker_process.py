@@ -11,11 +11,9 @@ import pytest
 from rolloutbus.bus.streams.reassembly import rows_of
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.messages.control import Pause, Resume, ServerFacts, ServerInfo, Shutdown
-from rolloutbus.bus.wire.messages.delivery import Accepted
-from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.generation import Abort, Generated
+from rolloutbus.bus.wire.messages.endings import Accepted, Done, Problem
+from rolloutbus.bus.wire.messages.generation import Abort, Deltas, Generated
 from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat
-from rolloutbus.bus.wire.messages.stream import Deltas
 from tests.integration.live_fleet import DEADLINE_S, process_ends
 from tests.integration.token_limit import TokenLimit
 from tests.integration.worker_bench import generate_body, worker_process

@@ -14,8 +14,7 @@ import transformers
 
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, WeightPublisher
-from rolloutbus.bus.wire.messages.control import ServerFacts
-from rolloutbus.bus.wire.messages.engine import Adapters
+from rolloutbus.bus.wire.messages.control import Adapters, ServerFacts
 from rolloutbus.engine_worker.engine import Float32s
 from rolloutbus.errors import EngineFailed, FleetCommandFailed, Refused, RequestError
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings

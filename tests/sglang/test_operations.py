@@ -16,9 +16,15 @@ import transformers
 from safetensors.torch import load
 
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
-from rolloutbus.bus.wire.messages.control import CacheTier, Flushed, PauseMode, ServerFacts
+from rolloutbus.bus.wire.messages.control import (
+    CacheTier,
+    Flushed,
+    Load,
+    PauseMode,
+    Profiled,
+    ServerFacts,
+)
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.engine import Load, Profiled
 from rolloutbus.errors import Refused, RequestError
 from rolloutbus.launcher.fleet import children_of
 from tests.integration.live_fleet import DEADLINE_S, PACE_S, Streamed

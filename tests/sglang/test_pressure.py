@@ -13,7 +13,7 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams
-from rolloutbus.bus.wire.messages.engine import Load
+from rolloutbus.bus.wire.messages.control import Load
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.live_fleet import PACE_S, Streamed
 from tests.sglang.conftest import DEADLINE_S

@@ -10,8 +10,7 @@ import pytest
 
 import rolloutbus
 from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
-from rolloutbus.bus.wire.messages.control import ServerFacts
-from rolloutbus.bus.wire.messages.engine import Load
+from rolloutbus.bus.wire.messages.control import Load, ServerFacts
 from rolloutbus.bus.wire.messages.weights import InFlight
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.errors import EngineFailed

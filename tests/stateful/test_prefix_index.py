@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rolloutbus.bus.prefix_hashes import packed
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.bus.wire.messages.membership import Prefixes
 from tests.unit.router.harness import Bus, SimWorker
 
 N_WORKERS = 3

@@ -19,41 +19,41 @@ from rolloutbus.bus.wire.errors import Refused, cannot_be_pickled
 from rolloutbus.bus.wire.messages.control import (
     DEVICE,
     CacheTier,
+    Embed,
+    Embedded,
     FleetStatus,
     FlushCache,
+    GetLoad,
+    LoadLora,
     MemoryTag,
     Pause,
     PauseMode,
-    Resume,
-    ServerInfo,
-    Shutdown,
-    Sleep,
-    WakeUp,
-)
-from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.engine import (
-    Embed,
-    Embedded,
-    GetLoad,
-    LoadLora,
     Rerank,
     Reranked,
+    Resume,
     Saved,
     SaveKind,
     SaveWeights,
     Score,
     Scored,
+    ServerInfo,
+    Shutdown,
+    Sleep,
     StartProfile,
     StopProfile,
     UnloadLora,
+    WakeUp,
 )
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import (
+    DEFAULT_GRACE_S,
+    DEFAULT_LEASE_S,
     Attach,
     DetachedList,
     DetachedRequest,
     ListDetached,
+    OpenSession,
 )
-from rolloutbus.bus.wire.messages.session import DEFAULT_GRACE_S, DEFAULT_LEASE_S, OpenSession
 from rolloutbus.bus.wire.validation import MAX_RID_BYTES
 from rolloutbus.trainer_adapter.client.asks import (
     DEFAULT_DEADLINE_S,

@@ -13,7 +13,7 @@ import msgspec
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.errors import ActorStopped, MailboxFull, Refused, cannot_be_pickled
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.session import (
+from rolloutbus.bus.wire.messages.generation import (
     CloseSession,
     OpenedSession,
     OpenSession,

@@ -13,9 +13,8 @@ import torch
 
 from rolloutbus.bus.actor.ref import ROUTER, worker
 from rolloutbus.bus.wire.errors import BusError, Refused, SettingsError
-from rolloutbus.bus.wire.messages.control import FleetStatus, Status
+from rolloutbus.bus.wire.messages.control import Adapters, FleetStatus, LoadLora, Status
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
 from rolloutbus.trainer_adapter.publisher.tensor_source import (

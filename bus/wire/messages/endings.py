@@ -1,6 +1,6 @@
-"""How a command ends without `finished`: one error shape for all.
+"""Messages about the delivery of commands: who holds one, and how it ends.
 
-Spec: docs/protocol.md, "Errors".
+Spec: docs/protocol.md, "Delivery", "Errors".
 """
 
 from typing import Literal
@@ -10,11 +10,49 @@ import msgspec
 from rolloutbus.bus.wire.limits import (
     MAX_FIELD_CHARS,
     MAX_SENTENCE_CHARS,
+    AttemptList,
     Field,
     Natural,
+    Rids,
     Sentence,
     Short,
 )
+
+
+class Queued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router to client: these commands wait at the router; stop resending them."""
+
+    rids: Rids
+
+
+class Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Worker to router to client: these executions have begun."""
+
+    items: AttemptList
+
+
+class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Client to router to worker: these endings arrived and may leave the outbox."""
+
+    items: AttemptList
+    over: Rids = msgspec.field(default_factory=list[str])
+    """Detached requests that have ended for their caller: nothing else of theirs counts."""
+
+
+class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router to client: these executions are gone with their worker; resume, retry or give up."""
+
+    items: AttemptList
+    worker: Short
+    reason: Sentence
+
+
+class Fenced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router to worker: these executions are not yours any more; stop and forget them."""
+
+    items: AttemptList
+    reason: Sentence
+
 
 Outcome = Literal["not_started", "unknown", "failed"]
 

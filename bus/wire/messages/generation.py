@@ -1,6 +1,6 @@
-"""Generation: what a client asks of an engine, what comes back, and how a gap is repaired.
+"""Messages of generation: arrays, requests, sessions, repairs, and the columns of streams.
 
-Spec: docs/protocol.md, "Generation".
+Spec: docs/protocol.md, "Arrays", "Generation", "Sessions", "Streams".
 """
 
 import functools
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 
 from rolloutbus.bus.wire.limits import (
+    MAX_ARRAYS,
     MAX_ITEMS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS_OF,
@@ -21,18 +22,75 @@ from rolloutbus.bus.wire.limits import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     AttemptId,
+    AttemptIds,
     Column,
     HeaderText,
     Natural,
+    Naturals,
     Piece,
     Rid,
     Rids,
+    Shape,
     Short,
     Text,
     VersionRuns,
 )
-from rolloutbus.bus.wire.messages.array import Arrays
 from rolloutbus.bus.wire.near_names import nearest
+
+DEFAULT_LEASE_S = 60.0
+DEFAULT_GRACE_S = 30.0
+
+
+class OpenSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Give a session a place at a worker, or renew it."""
+
+    session: HeaderText
+    policy: HeaderText = "default"
+    lease_s: float = DEFAULT_LEASE_S
+    """The place is kept this long without a request of the session under way."""
+    grace_s: float = DEFAULT_GRACE_S
+    """After a request of the session, its next one goes first for this long."""
+    worker: HeaderText = ""
+    """Where it had its place, as far as its client knows; of a new one, whose cache to share."""
+
+
+class OpenedSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Result of `open_session`."""
+
+    worker: Short
+
+
+class CloseSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Give a session's place up."""
+
+    session: HeaderText
+
+
+class SessionMoved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router to the session's client: its place is at another worker, without its prefix."""
+
+    session: Short
+    from_worker: Short = msgspec.field(name="from")
+    to_worker: Short = msgspec.field(name="to")
+    reason: Short
+    """`lost`, `version`, `full`, `isolating`, or the state of the worker that it left."""
+
+
+ArrayDtype = Literal["int32", "int64", "float32", "float16", "bfloat16", "uint8"]
+
+
+class Array(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Elements of one type; `bus.wire.arrays` makes and reads them."""
+
+    dtype: ArrayDtype
+    shape: Shape
+    data: Piece
+    """Little endian, row-major."""
+
+
+Arrays = Annotated[dict[Short, Array], msgspec.Meta(max_length=MAX_ARRAYS)]
+"""Arrays of one result by name; see "Arrays"."""
+
 
 FinishReason = Literal["stop", "length", "abort"]
 DetachedState = Literal["waiting", "running", "ended"]
@@ -286,3 +344,40 @@ class DetachedList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Attach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Take a detached request up, under its own rid; ends with the ending of its `generate`."""
+
+
+Finishes = Annotated[list[tuple[Natural, FinishReason]], msgspec.Meta(max_length=MAX_ITEMS)]
+"""[(row, finish_reason)]."""
+
+
+class Deltas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One engine step for one subscriber topic, in columns; row i is one request.
+
+    Also what an engine host reports to its actor after each step.
+    """
+
+    rids: Rids
+    attempts: AttemptIds
+    seqs: Naturals
+    """Index of each row's first token in its request: contiguous, so a gap shows."""
+    counts: Naturals
+    """Tokens per row."""
+    tokens: Column
+    """int32 [sum(counts)]."""
+    logprobs: Column
+    """float32 [sum(counts)]."""
+    versions: Naturals
+    """Weight version per row: a row never mixes versions."""
+    finishes: Finishes = msgspec.field(default_factory=list[tuple[int, FinishReason]])
+    """(row, finish_reason) of rows that are complete."""
+    behaviour_logprobs: Column = b""
+    """float32 [sum(counts)]; empty: no row truncates. From an engine host NaN is what was not
+    measured; it goes no further."""
+
+
+class Idle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Open streams of a topic and how many tokens each has: a lost tail shows."""
+
+    rids: Rids
+    attempts: AttemptIds
+    n_tokens: Naturals

@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.limits import (
     Sentence,
     Short,
 )
-from rolloutbus.bus.wire.messages.array import Array, Arrays
+from rolloutbus.bus.wire.messages.generation import Array, Arrays
 
 
 class EngineReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
-"""Joining the bus and staying on it: hello, welcome, heartbeats, leases, goodbye.
+"""Messages by which actors join the bus and stay on it, and what workers report of their caches.
 
-Spec: docs/protocol.md, "Membership".
+Spec: docs/protocol.md, "Membership", "Prefix affinity".
 """
 
 from typing import Annotated, Literal
@@ -18,6 +18,7 @@ from rolloutbus.bus.wire.limits import (
     EosTokenIds,
     HeaderText,
     KindNames,
+    MarkNews,
     Natural,
     Rids,
     RouterEpoch,
@@ -28,6 +29,18 @@ from rolloutbus.bus.wire.limits import (
     WavesByPolicy,
 )
 from rolloutbus.bus.wire.messages.control import Paused, PausesByWorker
+
+
+class Prefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a cache holds now that it did not hold when the one before was said, and the reverse."""
+
+    seq: Natural
+    """Grows by one; at 0 the receiver forgets what was said before."""
+    added: MarkNews = b""
+    """Marks, uint64 [k] little endian: beginnings of prompts that are cached now."""
+    removed: MarkNews = b""
+    """Of those that are not any more."""
+
 
 Role = Literal["client", "worker", "store"]
 

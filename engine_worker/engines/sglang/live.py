@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from rolloutbus.bus.wire.entry import AttemptKey, RequestId
-from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.generation import FinishReason
+from rolloutbus.bus.wire.messages.generation import Array, FinishReason
 from rolloutbus.engine_worker.engine import Float32s, Int32s, Step, StepSink, Work, began_with
 from rolloutbus.engine_worker.engines.sglang.requests import engine_rid
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import RowFinish, Rows

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from rolloutbus.bus.wire.errors import EngineFailed
+from rolloutbus.bus.wire.messages.control import SaveKind, StartProfile
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.engine import SaveKind, StartProfile
 from rolloutbus.engine_worker.engine import EngineBusy, WeightSink
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.guard import StateGuard

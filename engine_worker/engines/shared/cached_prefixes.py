@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from rolloutbus.bus.prefix_hashes import ROOT, ChainLink
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.bus.wire.messages.membership import Prefixes
 from rolloutbus.engine_worker.prefixes import PrefixHashSet
 
 

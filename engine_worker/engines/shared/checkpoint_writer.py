@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.weights.tensor_files import header_of, shard_name, shards
-from rolloutbus.bus.wire.messages.engine import SaveKind
+from rolloutbus.bus.wire.messages.control import SaveKind
 from rolloutbus.engine_worker.engine import EngineBusy, WeightSink
 from rolloutbus.engine_worker.weights.active import pieces
 

@@ -10,9 +10,14 @@ import numpy as np
 from rolloutbus.bus.wire.codec import AnyArray, array_of
 from rolloutbus.bus.wire.entry import AttemptKey
 from rolloutbus.bus.wire.limits import MAX_PIECE_BYTES
-from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import NOTHING_MORE, FinishReason, SamplingParams, Want
+from rolloutbus.bus.wire.messages.generation import (
+    NOTHING_MORE,
+    Array,
+    FinishReason,
+    SamplingParams,
+    Want,
+)
 from rolloutbus.engine_worker.engine import EngineFacts, Float32s, Int32s, Step, Work
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from rolloutbus.bus.wire.entry import AttemptKey
-from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import FinishReason
+from rolloutbus.bus.wire.messages.generation import Array, FinishReason
 from rolloutbus.engine_worker.engine import Int32s, Step
 from rolloutbus.engine_worker.engines.shared.request import EngineRequest, TokenDetails
 from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS

@@ -21,9 +21,8 @@ import torch
 import transformers
 
 from rolloutbus.bus.wire.entry import AttemptKey
-from rolloutbus.bus.wire.messages.control import DEVICE, CacheTier
+from rolloutbus.bus.wire.messages.control import DEVICE, CacheTier, StartProfile
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.engine import StartProfile
 from rolloutbus.bus.wire.validation import adapter_of
 from rolloutbus.engine_worker.engine import (
     EngineBusy,

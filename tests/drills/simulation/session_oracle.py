@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry, Peer
-from rolloutbus.bus.wire.messages.session import OpenSession, SessionMoved
+from rolloutbus.bus.wire.messages.generation import OpenSession, SessionMoved
 from rolloutbus.router.core import RouterCore
 from rolloutbus.router.requests.record import SessionRecord
 from tests.drills.simulation.peeks import sessions_of

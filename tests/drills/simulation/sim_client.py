@@ -8,7 +8,7 @@ from rolloutbus.bus.wire.codec import topic_of, unpack
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.delivery import Lost
+from rolloutbus.bus.wire.messages.endings import Lost
 from rolloutbus.bus.wire.messages.generation import (
     Attach,
     DetachedList,

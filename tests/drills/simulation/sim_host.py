@@ -9,9 +9,8 @@ from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.control import Flushed, Memory
 from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.generation import Abort, FinishReason, Generate
+from rolloutbus.bus.wire.messages.generation import Abort, Deltas, FinishReason, Generate
 from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
-from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.messages.weights import AbortUpdate, CommitUpdate, PrepareUpdate
 from tests.drills.simulation.sim_tokens import TOKEN_BYTES, VOCAB_SIZE, continuation
 from tests.drills.simulation.sim_weights import WAYS, Answer, SimWeights

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.delivery import Fenced, Lost
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Fenced, Lost, Problem
 from tests.drills.simulation.virtual_time import VirtualTime
 
 

@@ -4,7 +4,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from rolloutbus.bus.wire.messages.session import CloseSession, OpenSession
+from rolloutbus.bus.wire.messages.generation import CloseSession, OpenSession
 from rolloutbus.bus.wire.messages.weights import VersionPublished
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from tests.drills.simulation.detached import left_behind

@@ -8,7 +8,7 @@ import pytest
 from rolloutbus.bus.wire.codec import AnyArray, array_of, numpy_of
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_PIECE_BYTES
-from rolloutbus.bus.wire.messages.array import Array
+from rolloutbus.bus.wire.messages.generation import Array
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float16", "uint8"])

@@ -22,7 +22,7 @@ from rolloutbus.bus.wire.codec import (
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_DEADLINE_MS
-from rolloutbus.bus.wire.messages.delivery import Accepted
+from rolloutbus.bus.wire.messages.endings import Accepted
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello
 from tests.conformance import plain

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from rolloutbus.bus.wire.command_checks import check_command
-from rolloutbus.bus.wire.messages.control import FlushCache, Pause
-from rolloutbus.bus.wire.messages.engine import (
+from rolloutbus.bus.wire.messages.control import (
     Embed,
+    FlushCache,
     LoadLora,
+    Pause,
     Rerank,
     SaveWeights,
     Score,

@@ -12,8 +12,7 @@ from rolloutbus.bus.membership.deliveries import Execute, MemberEffect, StopSile
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import AttemptKey, Entry, RequestId
-from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Fenced
-from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Done, Fenced
 from rolloutbus.bus.wire.messages.membership import (
     Dismissed,
     Heartbeat,

@@ -10,6 +10,7 @@ from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.entry import Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import (
+    Deltas,
     FinishReason,
     Generate,
     Generated,
@@ -18,7 +19,6 @@ from rolloutbus.bus.wire.messages.generation import (
 )
 from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Lease
-from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.controller import HOST_COMMANDS
 from rolloutbus.engine_worker.worker.core import WorkerCore

@@ -8,11 +8,10 @@ import pytest
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.control import Pause
-from rolloutbus.bus.wire.messages.delivery import Ack
-from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
+from rolloutbus.bus.wire.messages.endings import Ack
+from rolloutbus.bus.wire.messages.generation import Deltas, Generate, SamplingParams
 from rolloutbus.bus.wire.messages.host import EngineHeartbeat, EngineReady
 from rolloutbus.bus.wire.messages.membership import Lease
-from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.core import WorkerCore
 from tests.unit.engine_worker.core_bench import READY

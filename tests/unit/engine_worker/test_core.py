@@ -6,8 +6,14 @@ import pytest
 from rolloutbus.bus.actor.effects import Connect, Publish
 from rolloutbus.bus.wire.codec import topic_of, unpack, unpack_result
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Abort, Prefix, Repair, Repaired, SamplingParams
-from rolloutbus.bus.wire.messages.stream import Idle
+from rolloutbus.bus.wire.messages.generation import (
+    Abort,
+    Idle,
+    Prefix,
+    Repair,
+    Repaired,
+    SamplingParams,
+)
 from rolloutbus.engine_worker.worker.effects import StartHost
 from tests.unit.engine_worker.core_bench import Bench
 

@@ -12,15 +12,16 @@ import pytest
 
 from rolloutbus.bus.wire.codec import numpy_of, pack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.control import FlushCache, Flushed, Memory, Sleep
-from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.engine import (
+from rolloutbus.bus.wire.messages.control import (
     Adapters,
     Embed,
     Embedded,
+    FlushCache,
+    Flushed,
     GetLoad,
     Load,
     LoadLora,
+    Memory,
     Profiled,
     Rerank,
     Reranked,
@@ -28,10 +29,12 @@ from rolloutbus.bus.wire.messages.engine import (
     SaveWeights,
     Score,
     Scored,
+    Sleep,
     StartProfile,
     StopProfile,
     UnloadLora,
 )
+from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.engine_worker.engine import Engine
 from rolloutbus.engine_worker.host.commands import HostCommands
 from rolloutbus.engine_worker.host.files import OperatorPaths

@@ -3,8 +3,7 @@
 from rolloutbus.bus.prefix_hashes import packed, unpacked
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.membership import Welcome
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
+from rolloutbus.bus.wire.messages.membership import Prefixes, Welcome
 from tests.unit.engine_worker.core_bench import Bench
 
 

@@ -10,10 +10,9 @@ import pytest
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_PIECE_BYTES
-from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Array, Deltas
 from rolloutbus.bus.wire.messages.host import Extras
-from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.engine_worker.engine import Step, began_with
 from rolloutbus.engine_worker.host.step_buffer import StepBuffer
 

@@ -8,28 +8,26 @@ from rolloutbus.bus.wire.codec import array_of, pack, unpack, unpack_result
 from rolloutbus.bus.wire.commands import COMMAND_OF
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
 from rolloutbus.bus.wire.messages.control import (
-    FlushCache,
-    Memory,
-    Pause,
-    ServerFacts,
-    ServerInfo,
-    Sleep,
-)
-from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.engine import (
     Adapters,
     Embed,
+    FlushCache,
     GetLoad,
     Load,
     LoadLora,
+    Memory,
+    Pause,
     Rerank,
     SaveWeights,
     Score,
     Scored,
+    ServerFacts,
+    ServerInfo,
+    Sleep,
     StartProfile,
     StopProfile,
     UnloadLora,
 )
+from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams, Want
 from rolloutbus.bus.wire.messages.host import EngineReady, Extras
 from rolloutbus.bus.wire.messages.weights import CommitUpdate

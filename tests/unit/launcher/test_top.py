@@ -4,9 +4,8 @@ import msgspec
 from rich.console import Console
 
 from rolloutbus.bus.wire.errors import EngineFailed
-from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.wire.messages.control import FleetStatus, Load, WorkerStatus
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.engine import Load
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
 from rolloutbus.cli.commands.top import framed, view_of
 from rolloutbus.cli.top import TopFrame, TopHistory, cache_used, loads_of

@@ -6,8 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Attempt, Entry
-from rolloutbus.bus.wire.messages.generation import FinishReason, Repaired
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.messages.generation import Deltas, FinishReason, Idle, Repaired
 from rolloutbus.replay.choice import Choice, Filter
 from rolloutbus.replay.stream.core import Answer, AskRepair, SubscriberCore, Unrepaired
 from rolloutbus.replay.stream.event_queue import SubscriberSettings

@@ -6,14 +6,15 @@ from rolloutbus.bus.streams.tap import TapEvent
 from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.generation import (
+    Deltas,
     FinishReason,
     Generate,
     Generated,
+    Idle,
     Prefix,
     SamplingParams,
 )
 from rolloutbus.bus.wire.messages.membership import Member, Members
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.replay.journal.records import Stream, Tap, ToldRecord
 
 CLIENT = "c"

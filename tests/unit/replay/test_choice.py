@@ -5,8 +5,8 @@ import pytest
 from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.bus.wire.messages.delivery import Accepted
-from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.endings import Accepted
+from rolloutbus.bus.wire.messages.generation import Deltas
 from rolloutbus.replay.choice import Choice, Filter, filter_in
 
 

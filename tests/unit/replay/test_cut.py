@@ -4,7 +4,7 @@ from typing import cast
 
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.messages.generation import Deltas, Idle
 from rolloutbus.replay.player_core import cut
 from tests.unit.replay.streams import published, row, step
 

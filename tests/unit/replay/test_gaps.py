@@ -2,8 +2,14 @@
 
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.generation import Generate, Generated, Prefix, SamplingParams
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.messages.generation import (
+    Deltas,
+    Generate,
+    Generated,
+    Idle,
+    Prefix,
+    SamplingParams,
+)
 from rolloutbus.replay.recorder_core import LAST_ROW_NS, RecordingGap, StreamGaps
 
 RID = "c/1"

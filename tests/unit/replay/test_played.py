@@ -5,8 +5,7 @@ import pytest
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Prefix, Repair, Repaired
-from rolloutbus.bus.wire.messages.stream import Deltas
+from rolloutbus.bus.wire.messages.generation import Deltas, Prefix, Repair, Repaired
 from rolloutbus.replay.stand_in import Played
 from tests.unit.replay.streams import floats, ints, published, row, step
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rolloutbus.bus.streams.tap import TapEvent, TapMark
 from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.messages.stream import Idle
+from rolloutbus.bus.wire.messages.generation import Idle
 from rolloutbus.replay.choice import Filter
 from rolloutbus.replay.journal.records import LostRecord, Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.recorder_core import UNDECIDED_NS, Build, RecorderCore

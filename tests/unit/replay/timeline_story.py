@@ -14,10 +14,10 @@ from rolloutbus.bus.streams.tap import TapEvent
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.control import Pause, Resume
-from rolloutbus.bus.wire.messages.delivery import Accepted
-from rolloutbus.bus.wire.messages.delivery import Lost as LostItems
-from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.endings import Accepted, Done, Problem
+from rolloutbus.bus.wire.messages.endings import Lost as LostItems
 from rolloutbus.bus.wire.messages.generation import (
+    Deltas,
     FinishReason,
     Generate,
     Generated,
@@ -32,7 +32,6 @@ from rolloutbus.bus.wire.messages.membership import (
     Welcome,
     WorkerFacts,
 )
-from rolloutbus.bus.wire.messages.stream import Deltas
 from rolloutbus.bus.wire.messages.weights import (
     Committed,
     CommitUpdate,

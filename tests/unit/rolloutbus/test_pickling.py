@@ -17,7 +17,7 @@ from rolloutbus import errors, types
 from rolloutbus.bus.wire.codec import AnyArray
 from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.session import OpenSession
+from rolloutbus.bus.wire.messages.generation import OpenSession
 from rolloutbus.errors import BusError
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.trainer_adapter.client.core.results import Embeddings, Scores

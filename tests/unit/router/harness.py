@@ -13,8 +13,7 @@ from rolloutbus.bus.actor.effects import ForgetPeer
 from rolloutbus.bus.wire.codec import decode_batch, encode_batch, pack, unpack, unpack_fleet
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Attempt, Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.control import FleetOutcome
-from rolloutbus.bus.wire.messages.delivery import Accepted, Ack
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Problem
 from rolloutbus.bus.wire.messages.membership import (
     ClientHeartbeat,
     Heartbeat,

@@ -2,7 +2,7 @@
 
 from rolloutbus.bus.wire.codec import unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.session import (
+from rolloutbus.bus.wire.messages.generation import (
     CloseSession,
     OpenedSession,
     OpenSession,

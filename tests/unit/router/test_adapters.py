@@ -2,8 +2,8 @@
 
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.control import Adapters, LoadLora, UnloadLora
 from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.engine import Adapters, LoadLora, UnloadLora
 from rolloutbus.bus.wire.messages.weights import RecordCommit
 from tests.unit.router.harness import Bus, SimStore, SimWorker
 

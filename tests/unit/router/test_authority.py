@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.commands import KINDS
 from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.control import Pause, Shutdown, Status
 from rolloutbus.bus.wire.messages.endings import Done, Problem
-from rolloutbus.bus.wire.messages.generation import Repair
+from rolloutbus.bus.wire.messages.generation import OpenSession, Repair
 from rolloutbus.bus.wire.messages.membership import (
     ClientHeartbeat,
     Dismissed,
@@ -20,7 +20,6 @@ from rolloutbus.bus.wire.messages.membership import (
     StoreFacts,
     WorkerFacts,
 )
-from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.bus.wire.messages.weights import GetWeights
 from rolloutbus.router.events import Received, Revoked
 from tests.unit.router.harness import Bus, SimPeer

@@ -7,7 +7,7 @@ import pytest
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.control import FlushCache
-from rolloutbus.bus.wire.messages.delivery import Accepted
+from rolloutbus.bus.wire.messages.endings import Accepted
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat, Hello, WorkerFacts
 from rolloutbus.bus.wire.messages.weights import PublishVersion

@@ -4,8 +4,7 @@ from typing import cast
 
 from rolloutbus.bus.wire.codec import pack, unpack_result
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.wire.messages.delivery import Ack
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Ack, Problem
 from rolloutbus.bus.wire.messages.generation import (
     Abort,
     Attach,

@@ -6,7 +6,7 @@ import pytest
 
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.messages.delivery import Accepted, Queued
+from rolloutbus.bus.wire.messages.endings import Accepted, Queued
 from rolloutbus.bus.wire.messages.generation import Abort
 from tests.unit.router.harness import Bus
 

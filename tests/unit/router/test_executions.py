@@ -3,7 +3,7 @@
 import pytest
 
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.delivery import Accepted, Fenced, Lost
+from rolloutbus.bus.wire.messages.endings import Accepted, Fenced, Lost
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 

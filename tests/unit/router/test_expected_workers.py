@@ -7,14 +7,17 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import (
     FlushCache,
+    LoadLora,
     Pause,
     ServerInfo,
     Shutdown,
     Sleep,
+    StartProfile,
+    StopProfile,
+    UnloadLora,
     WakeUp,
 )
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.engine import LoadLora, StartProfile, StopProfile, UnloadLora
 from rolloutbus.bus.wire.messages.membership import Goodbye
 from tests.unit.router.harness import Bus
 from tests.unit.router.update_steps import commit, prepare, publish, published, record

@@ -5,9 +5,8 @@ from typing import cast
 import pytest
 
 from rolloutbus.bus.wire.codec import unpack, unpack_result
-from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume
+from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, Score
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.engine import Score
 from rolloutbus.bus.wire.messages.membership import Dismissed, Intent, Members
 from rolloutbus.router.members.intents import NAMELESS_S
 from tests.unit.router.harness import INSTANCE, Bus, SimClient, SimWorker

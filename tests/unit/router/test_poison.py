@@ -6,7 +6,7 @@ import msgspec
 
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
-from rolloutbus.bus.wire.messages.delivery import Lost
+from rolloutbus.bus.wire.messages.endings import Lost
 from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.membership import Goodbye
 from rolloutbus.router.health.dead_letters import MAX_BODY_BYTES, DeadLetter, append_letters

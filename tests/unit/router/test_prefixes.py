@@ -5,8 +5,8 @@ from typing import Any
 from rolloutbus.bus.prefix_hashes import packed
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.prefixes import Prefixes
-from rolloutbus.bus.wire.messages.session import OpenSession
+from rolloutbus.bus.wire.messages.generation import OpenSession
+from rolloutbus.bus.wire.messages.membership import Prefixes
 from rolloutbus.router.placement.prefixes import MARKS_PER_WORKER, MAX_EXPECTED, WORTH
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 

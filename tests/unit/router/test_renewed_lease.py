@@ -4,7 +4,7 @@ from typing import cast
 
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry, Placement
-from rolloutbus.bus.wire.messages.delivery import Lost
+from rolloutbus.bus.wire.messages.endings import Lost
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 

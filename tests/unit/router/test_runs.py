@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Entry, Placement
-from rolloutbus.bus.wire.messages.delivery import Ack
-from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.endings import Ack, Problem
+from rolloutbus.bus.wire.messages.generation import Abort, OpenSession
 from rolloutbus.bus.wire.messages.membership import Goodbye
-from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.bus.wire.versions import VersionRule
 from rolloutbus.router.health.health import Health
 from rolloutbus.router.placement.placement import Rest

@@ -4,8 +4,7 @@ import pytest
 
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.delivery import Lost
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Lost, Problem
 from rolloutbus.bus.wire.messages.membership import Goodbye
 from tests.unit.router.harness import Bus
 from tests.unit.router.session_bench import HOUR_S, full, moves, opened, sessions, turn

@@ -7,9 +7,8 @@ import pytest
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import LocalProtocolError
-from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.bus.wire.messages.generation import Abort, OpenSession
 from rolloutbus.bus.wire.messages.membership import Goodbye
-from rolloutbus.bus.wire.messages.session import OpenSession
 from rolloutbus.router.requests.record import SESSION_LIFE, SessionRecord
 from tests.unit.router.harness import Bus
 from tests.unit.router.session_bench import (

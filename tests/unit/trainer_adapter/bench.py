@@ -12,11 +12,15 @@ from rolloutbus.bus.actor.loop import ManualClock
 from rolloutbus.bus.wire.codec import decode_batch, encode_batch, pack, unpack
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.control import FleetOutcome, WorkerOutcome
-from rolloutbus.bus.wire.messages.delivery import Accepted, Ack, Lost
-from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Generate, Generated, SamplingParams
+from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Lost, Problem
+from rolloutbus.bus.wire.messages.generation import (
+    Deltas,
+    Generate,
+    Generated,
+    Idle,
+    SamplingParams,
+)
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
 from rolloutbus.trainer_adapter.client.core.effects import Complete, Deliver, Effect, Outcome
 from rolloutbus.trainer_adapter.client.core.requests import Ask

@@ -18,8 +18,7 @@ from rolloutbus.bus.wire.errors import (
 )
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, ServerFacts, Status
-from rolloutbus.bus.wire.messages.delivery import Queued
-from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.bus.wire.messages.endings import Done, Queued
 from rolloutbus.bus.wire.messages.generation import Abort, Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Dismissed, Lease, Member, Members
 from rolloutbus.trainer_adapter.client.core.effects import PolicyUnserved, Stopped

@@ -7,7 +7,7 @@ import pytest
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.errors import DeadlineExceeded, PeerLost, Refused
-from rolloutbus.bus.wire.messages.delivery import Ack
+from rolloutbus.bus.wire.messages.endings import Ack
 from rolloutbus.bus.wire.messages.generation import (
     Attach,
     Generate,

@@ -6,13 +6,13 @@ import pytest
 
 from rolloutbus.bus.wire.errors import BusError, DeadlineExceeded, MailboxFull
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.membership import Dismissed
-from rolloutbus.bus.wire.messages.session import (
+from rolloutbus.bus.wire.messages.generation import (
     CloseSession,
     OpenedSession,
     OpenSession,
     SessionMoved,
 )
+from rolloutbus.bus.wire.messages.membership import Dismissed
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.unit.trainer_adapter.bench import BOOT, Bench, problem

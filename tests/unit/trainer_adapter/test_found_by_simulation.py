@@ -1,6 +1,6 @@
 """Faults that only many seeds of the simulator had shown, each in a few steps."""
 
-from rolloutbus.bus.wire.messages.delivery import Queued
+from rolloutbus.bus.wire.messages.endings import Queued
 from tests.unit.trainer_adapter.bench import Bench
 
 

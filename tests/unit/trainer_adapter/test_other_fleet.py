@@ -9,11 +9,16 @@ import pytest
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.errors import DeadlineExceeded, OtherFleet, RequestCancelled
-from rolloutbus.bus.wire.messages.control import Status
-from rolloutbus.bus.wire.messages.engine import LoadLora
-from rolloutbus.bus.wire.messages.generation import Attach, Generate, SamplingParams
+from rolloutbus.bus.wire.messages.control import LoadLora, Status
+from rolloutbus.bus.wire.messages.generation import (
+    Attach,
+    CloseSession,
+    Generate,
+    OpenedSession,
+    OpenSession,
+    SamplingParams,
+)
 from rolloutbus.bus.wire.messages.membership import Lease, Members, Welcome
-from rolloutbus.bus.wire.messages.session import CloseSession, OpenedSession, OpenSession
 from rolloutbus.bus.wire.messages.weights import (
     PublishVersion,
     ReserveVersion,

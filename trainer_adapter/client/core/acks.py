@@ -10,7 +10,7 @@ from rolloutbus.bus.actor.effects import THE_LINK, Send
 from rolloutbus.bus.membership.tombstones import OverRids
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Attempt, Entry
-from rolloutbus.bus.wire.messages.delivery import Ack, AttemptList
+from rolloutbus.bus.wire.messages.endings import Ack, AttemptList
 from rolloutbus.trainer_adapter.client.core.effects import Effect
 
 

@@ -18,10 +18,9 @@ from rolloutbus.bus.wire.errors import (
     PeerLost,
     RemoteProtocolError,
 )
-from rolloutbus.bus.wire.messages.delivery import Accepted, Lost, Queued
-from rolloutbus.bus.wire.messages.endings import Outcome
+from rolloutbus.bus.wire.messages.endings import Accepted, Lost, Outcome, Queued
+from rolloutbus.bus.wire.messages.generation import SessionMoved
 from rolloutbus.bus.wire.messages.membership import Dismissed, Lease, Member, Members, Welcome
-from rolloutbus.bus.wire.messages.session import SessionMoved
 from rolloutbus.bus.wire.messages.weights import UpdateProgress
 from rolloutbus.trainer_adapter.client.core.effects import (
     ClientCounters,

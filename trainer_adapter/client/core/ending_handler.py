@@ -8,8 +8,7 @@ from dataclasses import replace
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
 from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, RemoteProtocolError
-from rolloutbus.bus.wire.messages.delivery import Lost
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Lost, Problem
 from rolloutbus.bus.wire.messages.generation import Generated
 from rolloutbus.trainer_adapter.client.core.effects import Deliver
 from rolloutbus.trainer_adapter.client.core.endings import (

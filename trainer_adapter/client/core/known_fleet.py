@@ -4,8 +4,8 @@ Spec: docs/protocol.md, "Intent".
 """
 
 from rolloutbus.bus.actor.ref import STORE
-from rolloutbus.bus.wire.messages.engine import LoadLora
-from rolloutbus.bus.wire.messages.session import CloseSession, OpenSession
+from rolloutbus.bus.wire.messages.control import LoadLora
+from rolloutbus.bus.wire.messages.generation import CloseSession, OpenSession
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged
 from rolloutbus.trainer_adapter.client.core.link import RouterLink
 from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest

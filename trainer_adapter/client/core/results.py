@@ -16,9 +16,8 @@ from rolloutbus.bus.wire.errors import (
     RemoteProtocolError,
     RequestCancelled,
 )
-from rolloutbus.bus.wire.messages.array import Array
 from rolloutbus.bus.wire.messages.endings import Outcome, Problem
-from rolloutbus.bus.wire.messages.generation import FinishReason, VersionRuns
+from rolloutbus.bus.wire.messages.generation import Array, FinishReason, VersionRuns
 from rolloutbus.bus.wire.near_names import no_attribute
 
 ResultT = TypeVar("ResultT", bound=msgspec.Struct)

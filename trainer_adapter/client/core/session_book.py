@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.session import (
+from rolloutbus.bus.wire.messages.generation import (
     CloseSession,
     OpenedSession,
     OpenSession,

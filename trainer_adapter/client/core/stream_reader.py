@@ -6,8 +6,7 @@ Spec: docs/protocol.md, "Streams".
 from rolloutbus.bus.streams.reassembly import Row, row_of_repaired, rows_of
 from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.entry import Attempt, Entry
-from rolloutbus.bus.wire.messages.generation import Repair, Repaired
-from rolloutbus.bus.wire.messages.stream import Deltas, Idle
+from rolloutbus.bus.wire.messages.generation import Deltas, Idle, Repair, Repaired
 from rolloutbus.trainer_adapter.client.core.effects import Deliver, Outcome
 from rolloutbus.trainer_adapter.client.core.ending_handler import delta_of
 from rolloutbus.trainer_adapter.client.core.request_book import (

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from rolloutbus.bus.wire.codec import AnyArray, array_of
-from rolloutbus.bus.wire.messages.array import Array
-from rolloutbus.bus.wire.messages.generation import Want
+from rolloutbus.bus.wire.messages.generation import Array, Want
 from rolloutbus.engine_worker.engines.sglang.inside.row_processor import state_of
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_sampling import (
     NOT_MEASURED,

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from rolloutbus.bus.wire.messages.array import Array
+from rolloutbus.bus.wire.messages.generation import Array
 from rolloutbus.engine_worker.engine import InFlight
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Lack
 

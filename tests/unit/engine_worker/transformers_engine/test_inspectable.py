@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from rolloutbus.bus.wire.messages.engine import StartProfile
+from rolloutbus.bus.wire.messages.control import StartProfile
 from rolloutbus.engine_worker.engine import EngineBusy
 from tests.step_log import StepLog
 from tests.tiny_models import Build, changed, make_model, work
