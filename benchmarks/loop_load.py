@@ -15,8 +15,9 @@ import zmq
 
 from benchmarks.loop_workers import BODY, BODY_BYTES
 from rolloutbus.bus.security.zmq_curve import Dialer
+from rolloutbus.bus.transport.zmq_batches import Reader
 from rolloutbus.bus.transport.zmq_ports import DealerPort
-from rolloutbus.bus.transport.zmq_sockets import Reader, new_socket
+from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Ack, AttemptList

@@ -19,8 +19,9 @@ from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
 from rolloutbus.bus.membership.deliveries import MemberEffect
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.transport.zmq_batches import Reader
 from rolloutbus.bus.transport.zmq_ports import DealerPort
-from rolloutbus.bus.transport.zmq_sockets import Reader, new_socket
+from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import WorkerFacts
 

@@ -1,4 +1,4 @@
-"""From the settings of a fleet to the processes that make it up."""
+"""From the settings of a fleet to the processes that make it up, and their keys."""
 
 import dataclasses
 import os
@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from rolloutbus.bus.actor.child import ProcessSpec
-from rolloutbus.bus.security.allow_list import edit_allow_list
 from rolloutbus.bus.security.key_files import (
+    edit_allow_list,
     public_file,
     read_key_pair,
     write_key_pair,
@@ -22,7 +22,6 @@ from rolloutbus.bus.security.key_files import (
 from rolloutbus.bus.security.keys import KeyPair, SecuritySettings
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
-from rolloutbus.bus.transport.ipc_paths import private_dir
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.sglang.settings import first_gpu, named
 from rolloutbus.engine_worker.settings import WorkerSettings
@@ -279,3 +278,10 @@ def environment() -> dict[str, str]:
             filter(None, [root, os.environ.get("PYTHONPATH")])
         )
     return variables
+
+
+def private_dir(path: Path) -> Path:
+    """`path`, made if needed and closed to other users (mode 0700)."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path

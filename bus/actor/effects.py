@@ -1,4 +1,4 @@
-"""What a core may ask its shell to do; shared by all cores."""
+"""Parts of all cores: what a core may ask its shell to do, and steps in tables of states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

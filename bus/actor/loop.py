@@ -1,7 +1,7 @@
-"""The loop around a core: events and the time go in, effects come out and are carried out.
+"""The loop around a core, its clock, and its event loop: events and the time in, effects out.
 
-Sockets and processes belong to the shell that makes the actor. What raises in here is a bug, and
-ends the actor: whoever waits for it is told, and nothing goes on half done.
+Sockets and processes belong to the shell that makes the actor. An error in here is a bug and ends
+the actor: its callers get their endings, and nothing goes on half done.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Limits that the system sets on this process: looked at before it serves, and from then on.
+"""Limits that the system sets on this process: open files, memory, full disks, freed memory.
 
 A router without descriptors cannot take a connection and cannot refuse it either: libzmq tries
-again at once, for ever, on a whole core. So what will be needed is checked at the start, people are
-told while there is still something left, and the last ones are not for strangers.
+again at once, for ever, on a whole core. So the need is checked at the start, people are warned
+while some are left, and the last ones are not for strangers.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""The holder's side of a lease: which router it is bound to, and until when it may act.
+"""The link and lease of a member: its states, the router it is bound to, until when it may act.
 
 The lease runs from the moment a heartbeat was SENT, so that the holder gives up before the router
-does, however late the answer comes. Spec: docs/protocol.md, "Membership".
+does, however late the answer comes. Spec: docs/protocol.md, "Membership", "Two routers".
 """
 
 from typing import Literal

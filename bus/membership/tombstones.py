@@ -1,4 +1,4 @@
-"""What is remembered of executions that are over, so that a late copy does not run them again."""
+"""What members, routers and clients remember of ended requests, bounded by number and age."""
 
 from collections.abc import Collection, Iterator
 from typing import NamedTuple

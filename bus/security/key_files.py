@@ -1,17 +1,24 @@
-"""Key pairs on disk: made once, never overwritten, read only where nobody else can."""
+"""Files of keys: key pairs, which only their user can read, public keys, and the allow-list.
+
+Nothing is overwritten but in one piece, and nothing is trusted that others could have changed.
+"""
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from rolloutbus.bus.security.keys import KEY_BYTES, KeyPair, check_public_key, is_public_key
+from rolloutbus.bus.security.principals import Principal, Principals, by_key
 from rolloutbus.bus.wire.errors import SettingsError
 
-MAX_FILE_BYTES = 4096
+MAX_KEY_FILE_BYTES = 4096
+MAX_LIST_BYTES = 16 * 1024 * 1024
 SECRET_MODE = 0o600
 PUBLIC_MODE = 0o644
 OTHERS = 0o077
@@ -28,8 +35,12 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"_KeyFile({self.name!r})"
 
 
+class _ListFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    principals: list[Principal] = []
+
+
 def public_file(path: Path) -> Path:
-    """Where the public half of a key file lies, to be given to others."""
+    """Path of the public half of a key file, to be given to others."""
     return path.with_name(f"{path.name.removesuffix('.key')}.pub")
 
 
@@ -47,17 +58,11 @@ def write_key_pair(path: Path, pair: KeyPair) -> None:
     """
     content = msgspec.json.encode(_KeyFile(pair.name, pair.public, pair.reveal().hex()))
     try:
-        # O_EXCL: neither an existing key nor a link that somebody laid there is written through.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags, SECRET_MODE)
+        _write_new(path, content + b"\n", SECRET_MODE)
     except FileExistsError:
         raise SettingsError(f"{path} exists already: keys are never overwritten") from None
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}") from error
-    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-        file.write(content + b"\n")
-        file.flush()
-        os.fsync(descriptor)
     with contextlib.suppress(OSError):  # a convenience; `keys show` tells it as well
         write_public_key(public_file(path), pair.public)
 
@@ -68,27 +73,16 @@ def write_public_key(path: Path, key: str) -> None:
     Raises:
         OSError: the directory cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PUBLIC_MODE)
-    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-        file.write(f"{key}\n".encode("ascii"))
-    draft.replace(path)
+    _replace(path, f"{key}\n".encode("ascii"))
 
 
 def read_public_key(path: str | Path) -> str:
-    """The key in a file that nobody else could have changed.
+    """The key in a file that only this user or root could have changed.
 
     Raises:
         SettingsError: it cannot be read, holds no key, or others may write it.
     """
-    try:
-        with Path(path).open("rb") as file:
-            found = os.fstat(file.fileno())
-            content = file.read(MAX_FILE_BYTES)
-    except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & OTHERS_MAY_WRITE:
-        raise SettingsError(f"{path}: only this user or root may be able to write it")
+    content = _trusted_content(Path(path), MAX_KEY_FILE_BYTES)
     return check_public_key(content.decode("ascii", "replace").strip())
 
 
@@ -114,17 +108,115 @@ def read_key_pair(path: str | Path) -> KeyPair:
                 f"the key file {path} has mode {mode:04o}, so that others may use it: "
                 "chmod 600 it, or make a new key if others could read it"
             )
-        content = file.read(MAX_FILE_BYTES)
-    return _parsed(path, content)
-
-
-def _parsed(path: str | Path, content: bytes) -> KeyPair:
+        content = file.read(MAX_KEY_FILE_BYTES)
     try:
         held = msgspec.json.decode(content, type=_KeyFile)
         secret = bytes.fromhex(held.secret)
-    except ValueError:
-        # Without its cause: that one may quote the secret.
-        raise SettingsError(f"{path} is no key file; make one with `rolloutbus keys new`") from None
-    if len(secret) != KEY_BYTES or not is_public_key(held.public):
-        raise SettingsError(f"{path} is no key file; make one with `rolloutbus keys new`")
-    return KeyPair(held.name, held.public, secret)
+        if len(secret) == KEY_BYTES and is_public_key(held.public):
+            return KeyPair(held.name, held.public, secret)
+    except ValueError:  # it is left out of the sentence: it may quote the secret
+        pass
+    raise SettingsError(f"{path} is no key file; make one with `rolloutbus keys new`")
+
+
+class AllowList:
+    """The principals that may come in, by public key: reads its file again when it has changed."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Read it.
+
+        Raises:
+            SettingsError: it cannot be read, says nonsense, or others may write it.
+        """
+        self._path = Path(path)
+        self._seen = self._stamp()
+        self.principals: Principals = by_key(read_allow_list(self._path))
+        """Public key -> whose it is."""
+        self.problem = ""
+        """Why the file as it is now is not used; then the last good one still holds."""
+
+    def refresh(self) -> bool:
+        """Look at the file; True if it says something new."""
+        try:
+            stamp = self._stamp()
+            if stamp == self._seen:
+                self.problem = ""
+                return False
+            principals = by_key(read_allow_list(self._path))
+        except SettingsError as error:
+            self.problem = str(error)
+            return False
+        self._seen, self.problem = stamp, ""
+        has_changed = principals != self.principals
+        self.principals = principals
+        return has_changed
+
+    def _stamp(self) -> tuple[int, int, int]:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise SettingsError(f"cannot read {self._path}: {error.strerror}") from error
+        return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def read_allow_list(path: Path) -> list[Principal]:
+    """The principals in an allow-list.
+
+    Raises:
+        SettingsError: it cannot be read, says nonsense, or others may write it.
+    """
+    content = _trusted_content(path, MAX_LIST_BYTES)
+    try:
+        return msgspec.json.decode(content, type=_ListFile).principals
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def edit_allow_list(path: Path, edit: Callable[[list[Principal]], Sequence[Principal]]) -> None:
+    """Change the file in one piece, made if needed: readers see the old list or the new one.
+
+    Raises:
+        SettingsError: what comes out is no list that could be used; nothing has changed.
+    """
+    if not path.parent.is_dir():
+        raise SettingsError(f"{path}: there is no directory {path.parent}: make it first")
+    try:
+        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        edited = list(edit(read_allow_list(path) if path.exists() else []))
+        by_key(edited)
+        _replace(
+            path, msgspec.json.format(msgspec.json.encode(_ListFile(edited)), indent=2) + b"\n"
+        )
+    finally:
+        os.close(lock)
+
+
+def _trusted_content(path: Path, max_bytes: int) -> bytes:
+    """What stands in a file that only this user or root could have changed."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid not in (0, os.geteuid()) or found.st_mode & OTHERS_MAY_WRITE:
+                raise SettingsError(f"{path}: only this user or root may be able to write it")
+            return file.read(max_bytes)
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    # O_EXCL: neither an existing key nor a link that somebody laid there is written through.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, mode), "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    _write_new(draft, content, PUBLIC_MODE)
+    draft.replace(path)

@@ -1,4 +1,4 @@
-"""Which keys an actor has and whom it lets in; part of the settings of every role."""
+"""CURVE keys as values of 64 hexadecimal digits, and the settings that name them."""
 
 import re
 

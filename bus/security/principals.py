@@ -1,8 +1,5 @@
-"""Which streams a principal may read, as its subscriptions ask for them.
+"""Principals: what stands behind a public key, and what its role may do, send and read.
 
-A topic is the digest of a client's name, from which nobody can tell the name. So who reads the rows
-of a client from a guarded publisher says the name, too: that is its *claim*. The publisher answers
-the claim; the digest counts only for roles that may read everything.
 Spec: docs/protocol.md, "Security".
 """
 

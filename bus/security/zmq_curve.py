@@ -1,4 +1,4 @@
-"""How an actor with keys connects: as itself, to the holder of a key that it expects."""
+"""Making CURVE keys and putting them on sockets that listen or connect."""
 
 import sys
 from collections.abc import Sequence

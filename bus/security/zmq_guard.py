@@ -1,9 +1,4 @@
-"""The subscriptions at a guarded publisher: each one is granted or not, by the key that asks.
-
-libzmq hands them over one by one (ZMQ_XPUB_MANUAL), and a grant goes to the connection whose
-subscription was read last. It counts wrong when a subscriber sends a message, which no honest one
-does: from then on, until all is read, a grant would go to somebody else's connection.
-"""
+"""The guard of the sockets that an actor binds: key, allow-list, ZAP handler, subscription gate."""
 
 import asyncio
 import sys
@@ -14,8 +9,7 @@ import zmq
 import zmq.utils.monitor
 
 from rolloutbus.bus.actor.process import warn
-from rolloutbus.bus.security.allow_list import AllowList
-from rolloutbus.bus.security.key_files import read_key_pair
+from rolloutbus.bus.security.key_files import AllowList, read_key_pair
 from rolloutbus.bus.security.keys import KeyPair, SecuritySettings
 from rolloutbus.bus.security.principals import (
     Door,
@@ -29,13 +23,15 @@ from rolloutbus.bus.security.principals import (
 from rolloutbus.bus.security.zmq_curve import dress_client, dress_server, new_key_pair
 from rolloutbus.bus.transport.endpoints import split_key, with_key
 from rolloutbus.bus.transport.ports import PortCounters
-from rolloutbus.bus.transport.zmq_connections import Wire, hang_up, wire_of
+from rolloutbus.bus.transport.zmq_batches import Reader
 from rolloutbus.bus.transport.zmq_sockets import (
-    Reader,
+    Wire,
     allow_v6,
     bind_anywhere,
+    hang_up,
     new_context,
     new_socket,
+    wire_of,
 )
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import SecurityError, SettingsError
@@ -396,7 +392,12 @@ _SUBSCRIBE, _CANCEL = b"\1", b"\0"
 
 
 class SubscriptionGate:
-    """Reads what subscribers of one XPUB socket ask for."""
+    """Grants subscriptions at one XPUB socket, or not, by the key that asks.
+
+    libzmq hands them over one by one (ZMQ_XPUB_MANUAL), and a grant goes to the connection whose
+    subscription was read last. It counts wrong when a subscriber sends a message, which no honest
+    one does: from then on, until all is read, a grant would go to somebody else's connection.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes], doorway: Doorway, counters: PortCounters) -> None:
         """Before the socket is bound."""

@@ -1,6 +1,7 @@
-"""The rows of a `deltas` message, which are its columns, cut at each request; that of a repair.
+"""Numbered streams put together again, though messages of them may be lost, repeated or late.
 
-Spec: docs/protocol.md, "Streams".
+`GapTracker` counts; recorders need no more. `Assembly` also holds the tokens of one request for
+clients and subscribers. Pure. Spec: docs/protocol.md, "Streams".
 """
 
 import sys

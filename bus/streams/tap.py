@@ -1,6 +1,6 @@
-"""The topics of a router's tap: which event a published batch belongs to, and whose it is.
+"""What recorders get of a router: topics of the tap, and turns of its core as values to compare.
 
-Spec: docs/protocol.md, "The tap".
+Spec: docs/protocol.md, "The tap"; docs/journal.md, "Turns".
 """
 
 import struct

@@ -1,8 +1,7 @@
-"""What a shell needs of a transport: ports that carry batches of entries, and never block.
+"""What a shell needs of a transport: ports that carry batches of entries and never block.
 
-Implementations: `bus.transport.zmq_ports`, `bus.transport.zmq_topics` (sockets). Simulations have
-`bus.simulation.memory_ports`, which are alike but count nothing. Every port lives on the event loop
-that was running when it was made.
+Every port lives on the event loop that was running when it was made. With ZeroMQ:
+`bus.transport.zmq_ports`, `bus.transport.zmq_topics`.
 """
 
 from collections.abc import Callable

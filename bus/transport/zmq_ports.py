@@ -17,11 +17,11 @@ from rolloutbus.bus.transport.ports import (
     PeerBatchHandler,
     PortCounters,
 )
-from rolloutbus.bus.transport.zmq_connections import ConnectionLimit, LinkEvent, Monitor
+from rolloutbus.bus.transport.zmq_batches import Reader, Receiver, TickOutbox
 from rolloutbus.bus.transport.zmq_sockets import (
-    Reader,
-    Receiver,
-    TickOutbox,
+    ConnectionLimit,
+    LinkEvent,
+    Monitor,
     allow_v6,
     bind_local,
     limit_frames,

@@ -1,9 +1,7 @@
-"""ZeroMQ sockets: every option, the drain loop and the tick flush beneath the ports.
+"""ZeroMQ sockets: contexts, options, binding, and what becomes of single connections.
 
-One pyzmq call costs more than all Python work on an entry, so entries queue per destination and
-leave once per loop tick as one frame, and sockets are read through their file descriptor without
-`zmq.asyncio`. `ZMQ_FD` is edge-triggered and a send may consume the edge: after each flush the
-socket's events are looked at again.
+libzmq closes no single connection. It does tell the descriptor of a frame's connection: when that
+is shut down, the connection ends as if its peer had gone; the descriptor stays libzmq's to close.
 """
 
 import asyncio
@@ -12,21 +10,27 @@ import ctypes
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterable
-from typing import cast
+import socket as system_socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, cast
 
-import msgspec
 import zmq
 import zmq.utils.garbage  # pyright: ignore[reportUnusedImport]
+import zmq.utils.monitor
 
-from rolloutbus.bus.actor.resources import too_few_fds
+from rolloutbus.bus.actor.resources import is_scarce, too_few_fds
 from rolloutbus.bus.transport.endpoints import require_local
-from rolloutbus.bus.transport.ipc_paths import is_taken, require_private_dir
-from rolloutbus.bus.transport.ports import PeerBatchHandler, PortCounters, TopicBatchHandler
-from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, decode_batch, encode_batch, frames_of
-from rolloutbus.bus.wire.entry import NO_BODY, Entry
-from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
-from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_FRAMES
+from rolloutbus.bus.transport.ports import PortCounters
+from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.limits import MAX_BODY_BYTES
+
+_OTHERS = 0o077
+"""Permissions of the group and of everybody else."""
+HELD_MESSAGES = 100_000
+"""Read and not yet handled, at most; beyond that some are lost."""
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -69,23 +73,10 @@ own_context = _Contexts().get
 """The context of this process."""
 
 
-DRAIN_MESSAGES = 64
-"""Messages read before other callbacks get a turn."""
-DRAIN_ENTRIES = 128
-"""The same in entries: what they lead to leaves before more is read, so peers work meanwhile."""
-_NOW = int(zmq.DONTWAIT)
-_MORE = int(zmq.SNDMORE) | _NOW
-_EVENTS = int(zmq.EVENTS)
-_READABLE = int(zmq.POLLIN)
-# Plain numbers, because `zmq.SNDMORE | zmq.DONTWAIT` on the enumerations takes as long as a send.
 GONE_MS = 10_000
 """Without a sign of life from a peer's system, or with no room for what we send it."""
-SKIP_FRAMES = 512
-"""Frames of an overlong message that are thrown away before other callbacks get a turn."""
 CURVE_BYTES = 64
 """Room for what encryption adds to a frame: 33 bytes."""
-PENDING_ENTRIES = 100_000
-"""A link that cannot send keeps this many entries; more are dropped (whoever cares re-sends)."""
 
 
 def new_socket(
@@ -168,251 +159,207 @@ def bind_anywhere(socket: zmq.Socket[bytes], endpoint: str) -> str:
     return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
 
-class Reader:
-    """Drains one socket whenever it has something, a bounded number of messages at a time."""
+def is_taken(endpoint: str) -> bool:
+    """Whether somebody listens on this ipc path; False for other endpoints.
 
-    def __init__(self, socket: zmq.Socket[bytes], on_readable: Callable[[], bool]) -> None:
+    libzmq would take the path over without a word, and leave its owner deaf.
+    """
+    if not endpoint.startswith("ipc://"):
+        return False
+    with system_socket.socket(system_socket.AF_UNIX, system_socket.SOCK_STREAM) as probe:
+        probe.settimeout(0)  # a full backlog is an answer, too
+        return probe.connect_ex(endpoint.removeprefix("ipc://")) in (0, errno.EAGAIN)
+
+
+def require_private_dir(endpoint: str) -> None:
+    """Whoever can reach an ipc path without a lock can take every role.
+
+    Raises:
+        SettingsError: its directory is not this user's alone.
+    """
+    if not endpoint.startswith("ipc://"):
+        return
+    directory = Path(endpoint.removeprefix("ipc://")).absolute().parent
+    try:
+        found = directory.stat()
+    except OSError as error:
+        raise SettingsError(f"{endpoint}: {error.strerror}") from error
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+        raise SettingsError(f"{endpoint}: {directory} must be this user's alone: chmod 700 it")
+
+
+class Wire(NamedTuple):
+    """One accepted connection. Numbers of descriptors are used again, those of inodes seldom."""
+
+    fd: int
+    inode: int
+
+
+def wire_of(frame: zmq.Frame) -> Wire | None:
+    """What a frame came over; None if that is gone already, or libzmq does not tell.
+
+    If it has just gone, this may be a later connection of the same descriptor.
+    """
+    try:
+        # The name of what `zmq.SRCFD` reads; a name can be asked of a frame that is not a copy.
+        fd = int(frame.get("__fd"))
+        return Wire(fd, os.fstat(fd).st_ino)
+    except (zmq.ZMQError, OSError):
+        return None
+
+
+def hang_up(wire: Wire) -> bool:
+    """End a connection; False if it has ended."""
+    with suppress(OSError):
+        return os.fstat(wire.fd).st_ino == wire.inode and hang_up_fd(wire.fd)
+    return False
+
+
+def hang_up_fd(fd: int) -> bool:
+    """End the connection that has this descriptor now; False if none has.
+
+    A peer's connection that has just got the number comes back by itself. A socket that listens
+    would not; nor would a pair that leads nowhere else, which has no name. Those are spared.
+    """
+    with suppress(OSError):  # no descriptor, or not of a socket
+        link = system_socket.socket(fileno=fd)
+        try:
+            listens = link.getsockopt(system_socket.SOL_SOCKET, system_socket.SO_ACCEPTCONN)
+            if link.getsockname() and not listens:
+                link.shutdown(system_socket.SHUT_RDWR)
+                return True
+        finally:
+            link.detach()
+    return False
+
+
+class LinkEvent(NamedTuple):
+    """Something that happened to a connection."""
+
+    address: str
+    value: int
+    """What libzmq tells about it: the descriptor of an accepted connection, or an errno."""
+    kind: int
+    """Which of libzmq's events."""
+
+
+class Monitor:
+    """Tells what becomes of a socket's connections, from libzmq's own events."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        events: int,
+        on_events: Callable[[Sequence[LinkEvent]], None],
+    ) -> None:
+        """Call `on_events` with what happened, once for all events that wait."""
         self._loop = asyncio.get_running_loop()
-        self._socket = socket
-        # The C method: pyzmq's Python layer around it doubles the price of a call.
-        self._get = zmq.backend.Socket.get.__get__(socket)
-        self._fd = int(socket.getsockopt(zmq.FD))
-        self._read_some = on_readable
-        self._is_scheduled = False
-        self._is_closed = False
+        self._owner = socket
+        address = f"inproc://monitor-{secrets.token_hex(8)}"
+        socket.monitor(address, events)
+        context = cast("zmq.Context[zmq.Socket[bytes]]", socket.context)  # pyright: ignore[reportUnknownMemberType] - pyzmq leaves it open
+        monitor = context.socket(zmq.PAIR)
+        # With a limit, libzmq's own thread would wait here for a reader that is busy: no link would
+        # move, and closing the monitor would wait for ever.
+        monitor.setsockopt(zmq.RCVHWM, 0)
+        monitor.connect(address)
+        self._socket = monitor
+        self._on_events = on_events
+        self._fd = int(monitor.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
-        self.kick()
-
-    def kick(self) -> None:
-        """Look at the socket again in the next tick: an edge may have been consumed."""
-        if not self._is_scheduled and not self._is_closed:
-            self._is_scheduled = True
-            self._loop.call_soon(self._scheduled)
-
-    def after_send(self) -> None:
-        """A send may have swallowed the readable edge."""
-        if self._is_closed:
-            return
-        if not self._is_scheduled and self._get(_EVENTS) & _READABLE:
-            self.kick()
+        self._loop.call_soon(self._drain)
+        self._is_closed = False
 
     def close(self) -> None:
-        """Stop reading; the socket stays its owner's to close."""
-        if not self._is_closed:  # later the descriptor may be another socket's
+        """Hear no more."""
+        if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._fd)
-
-    def _scheduled(self) -> None:
-        self._is_scheduled = False
-        self._drain()
+            if not self._owner.closed:
+                self._owner.disable_monitor()
+            self._socket.close(0)
 
     def _drain(self) -> None:
-        if not self._is_closed and self._read_some():
-            self.kick()
-
-
-class Receiver:
-    """Reads messages [prefix frame] batch [body] from one socket."""
-
-    def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        counters: PortCounters,
-        deliver: PeerBatchHandler | TopicBatchHandler,
-        *,
-        has_prefix: bool,
-        on_malformed: Callable[[bytes], None] | None = None,
-        admits: Callable[[bytes, zmq.Frame], bool] | None = None,
-    ) -> None:
-        self._socket = socket
-        self._admits = admits
-        """Whether a message from there may be read at all, by its frame's `User-Id`."""
-        self._recv = socket.recv
-        self._on_malformed = on_malformed
-        """Told who sent a message that broke the protocol."""
-        self._counters = counters
-        self._deliver: Callable[[bytes, list[Entry]], None] = deliver  # type: ignore[assignment]
-        self._has_prefix = has_prefix
-        self._is_midway = False
-        """The rest of an overlong message comes next."""
-
-    def read_some(self) -> bool:
-        """Read up to DRAIN_MESSAGES or about DRAIN_ENTRIES; True if there may be more."""
-        if self._is_midway:
-            return self._skip()
-        enough = self._counters.entries_in + DRAIN_ENTRIES
-        for _ in range(DRAIN_MESSAGES):
-            if self._counters.entries_in >= enough:
-                return True
+        if self._is_closed:
+            return
+        events: list[LinkEvent] = []
+        while True:
             try:
-                if not self._read_one():
-                    return True
+                event = zmq.utils.monitor.recv_monitor_message(self._socket, zmq.NOBLOCK)
             except zmq.Again:
-                return False
-            except zmq.ZMQError as error:
-                if error.errno in (zmq.ENOTSOCK, zmq.ETERM):
-                    return False
-                raise
-        return True
-
-    def _read_one(self) -> bool:
-        """Read a message; False if not to its end."""
-        prefix = self._recv(_NOW) if self._has_prefix else b""
-        frame = self._recv(_NOW, copy=False)
-        body: zmq.Frame | None = None
-        n_extra = 0
-        more = frame.more
-        while more:
-            body = self._recv(_NOW, copy=False)
-            n_extra += 1
-            more = body.more
-            if more and n_extra == MAX_FRAMES:
-                self._is_midway, more = True, False
-        counters = self._counters
-        if self._admits is not None and not self._admits(prefix, frame):
-            counters.foreign_in += 1
-            return not self._is_midway
-        try:
-            entries = decode_batch(frame.buffer)
-            if n_extra or (len(entries) == 1 and entries[0].detached):
-                entries = [_attach(entries, body, n_extra)]
-        except RemoteProtocolError:
-            counters.malformed_in += 1
-            if self._on_malformed is not None:
-                self._on_malformed(prefix)
-            return not self._is_midway
-        counters.frames_in += 1
-        counters.entries_in += len(entries)
-        self._deliver(prefix, entries)
-        return True
-
-    def _skip(self) -> bool:
-        """Throw away some of an overlong message, which is all here, or it would not be offered."""
-        for _ in range(SKIP_FRAMES):
-            if not self._recv(_NOW, copy=False).more:
-                self._is_midway = False
                 break
-        return True
+            address = event["endpoint"].decode()
+            events.append(LinkEvent(address, event["value"], int(event["event"])))
+        if events:
+            self._on_events(events)
 
 
-def _attach(entries: list[Entry], body: zmq.Frame | None, n_extra: int) -> Entry:
-    if n_extra != 1 or body is None or len(entries) != 1 or not entries[0].detached:
-        msg = "a body frame must follow exactly the one entry that announces it"
-        raise RemoteProtocolError(msg)
-    if len(body) > MAX_BODY_BYTES:
-        raise RemoteProtocolError(f"a body of {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
-    return msgspec.structs.replace(entries[0], body=msgspec.Raw(body.buffer), detached=False)
+class ConnectionLimit:
+    """Ends new connections of one listening socket while descriptors are scarce.
 
+    Without a free descriptor libzmq can neither take a connection nor refuse it: it tries again at
+    once, for ever, on a whole core. To stop listening would end the links that exist. So a
+    connection that comes too late is taken and ended; the system tells the peer at once.
+    """
 
-class TickOutbox:
-    """Entries waiting for the end of the tick, per destination, and their way out."""
-
-    def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        counters: PortCounters,
-        after_flush: Callable[[], None],
-        on_undelivered: Callable[[bytes, list[Entry]], None] | None = None,
-    ) -> None:
-        """`on_undelivered` hears what one peer of many, gone or full, was not sent."""
-        self._loop = asyncio.get_running_loop()
-        self._socket = socket
-        self._send = zmq.backend.Socket.send.__get__(socket)
+    def __init__(self, listener: zmq.Socket[bytes], counters: PortCounters) -> None:
         self._counters = counters
-        self._after_flush = after_flush
-        self._on_undelivered = on_undelivered
-        self._queues: dict[bytes, list[Entry]] = {}
-        self._is_scheduled = False
+        self._monitor = Monitor(listener, zmq.EVENT_ACCEPTED, self._accepted)
 
-    def put(self, destination: bytes, entry: Entry) -> None:
-        """Queue for the end of this loop tick."""
-        queue = self._queues.get(destination)
-        if queue is None:
-            self._queues[destination] = [entry]
-        else:
-            queue.append(entry)
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self.flush)
+    def close(self) -> None:
+        """Watch no more; before the socket is closed."""
+        self._monitor.close()
 
-    def put_all(self, destination: bytes, entries: list[Entry]) -> None:
-        """Queue several; the list is the outbox's from now on."""
-        queue = self._queues.get(destination)
-        if queue is None:
-            self._queues[destination] = entries
-        else:
-            queue += entries
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self.flush)
+    def _accepted(self, events: Sequence[LinkEvent]) -> None:
+        for event in events:
+            if is_scarce(event.value):
+                self._counters.turned_away += 1
+                # If libzmq has closed it already, the number may be somebody else's by now: a later
+                # connection's, which must go as well, or one of our own, which comes back.
+                hang_up_fd(event.value)
 
-    def clear(self) -> None:
-        """Drop everything queued."""
-        self._queues.clear()
 
-    @property
-    def has_waiting(self) -> bool:
-        """Entries could not leave yet."""
-        return bool(self._queues)
+class EventFeed:
+    """Hears one publisher of this machine on a thread, which ends with `close`.
 
-    def flush(self) -> None:
-        """Send what waits, now."""
-        self._is_scheduled = False
-        queues, self._queues = self._queues, {}
-        for destination, entries in queues.items():
-            n_sent = self._send_all(destination, entries)
-            if n_sent < len(entries):
-                self._stuck(destination, entries[n_sent:])
-        self._after_flush()
-        self._retry_if_writable()
+    For publishers that do not speak our protocol, such as an engine's cache: in processes that we
+    started, at an ipc path in a directory that only we can enter. The publisher may come later.
+    """
 
-    def _retry_if_writable(self) -> None:
-        """Reading the events may have swallowed the edge that a link coming up makes."""
-        if not self._queues or self._is_scheduled or self._socket.closed:
-            return
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:  # type: ignore[arg-type]
-            self._is_scheduled = True
-            self._loop.call_soon(self.flush)
+    def __init__(self, endpoint: str, on_message: Callable[[Sequence[bytes]], None]) -> None:
+        """Subscribe to everything there.
 
-    def _stuck(self, destination: bytes, entries: list[Entry]) -> None:
-        if destination:  # one peer of many is gone or full: the sender's resends will tell
-            self._counters.dropped_out += len(entries)
-            if self._on_undelivered is not None:
-                self._on_undelivered(destination, entries)
-            return
-        self._counters.dropped_out += max(0, len(entries) - PENDING_ENTRIES)
-        self._queues[destination] = entries[:PENDING_ENTRIES]
+        Args:
+            endpoint: where the publisher binds.
+            on_message: called with the frames of each message, on the feed's thread.
 
-    def _send_all(self, destination: bytes, entries: list[Entry]) -> int:
-        """How many entries the socket took."""
-        n_sent = 0
-        counters = self._counters
-        for batch in frames_of(entries):
-            try:
-                self._send_batch(destination, batch)
-            except zmq.ZMQError as error:
-                if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH, zmq.ENOTSOCK, zmq.ETERM):
-                    return n_sent
-                raise
-            n_sent += len(batch)
-            counters.frames_out += 1
-            counters.entries_out += len(batch)
-        return n_sent
-
-    def _send_batch(self, destination: bytes, batch: list[Entry]) -> None:
-        is_detached = len(batch) == 1 and len(batch[0].body) > DETACH_ABOVE_BYTES
-        if not is_detached:
-            if destination:
-                self._send(destination, _MORE)
-            self._send(encode_batch(batch), _NOW)
-            return
-        entry = batch[0]
-        if len(entry.body) > MAX_BODY_BYTES:
-            self._counters.dropped_out += 1  # it would end the link, and all else that is under way
-            return
-        if destination:
-            self._send(destination, _MORE)
-        self._send(
-            encode_batch([msgspec.structs.replace(entry, body=NO_BODY, detached=True)]), _MORE
+        Raises:
+            SettingsError: others than we could publish there.
+        """
+        require_local(endpoint)
+        require_private_dir(endpoint)
+        self._on_message = on_message
+        self._context = new_context()
+        socket = new_socket(zmq.SUB, self._context)
+        socket.setsockopt(zmq.RCVHWM, HELD_MESSAGES)
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        allow_v6(socket, endpoint)
+        socket.connect(endpoint)
+        self._thread = threading.Thread(
+            target=self._read, args=(socket,), name="event-feed", daemon=True
         )
-        self._send(bytes(entry.body), _NOW, copy=False)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._context.term()  # wakes the thread, which closes its socket
+        self._thread.join()
+
+    def _read(self, socket: zmq.Socket[bytes]) -> None:
+        with socket:
+            while True:
+                try:
+                    frames = socket.recv_multipart()
+                except zmq.ContextTerminated:
+                    return
+                self._on_message(frames)

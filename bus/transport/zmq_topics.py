@@ -16,13 +16,17 @@ from rolloutbus.bus.security.principals import claim_of, is_claim
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.security.zmq_guard import Doorway, SubscriptionGate
 from rolloutbus.bus.transport.ports import PortCounters, TopicBatchHandler
-from rolloutbus.bus.transport.zmq_connections import ConnectionLimit, LinkEvent, Monitor
-from rolloutbus.bus.transport.zmq_sockets import (
+from rolloutbus.bus.transport.zmq_batches import (
     DRAIN_MESSAGES,
     SKIP_FRAMES,
     Reader,
     Receiver,
     TickOutbox,
+)
+from rolloutbus.bus.transport.zmq_sockets import (
+    ConnectionLimit,
+    LinkEvent,
+    Monitor,
     allow_v6,
     bind_anywhere,
     bind_local,

@@ -1,10 +1,8 @@
-"""GPU memory that processes of one host share: a few calls of the CUDA runtime.
+"""GPU memory that one process lends to others of its host: calls of the CUDA runtime, and loans.
 
-PyTorch can share its own memory too, but counts readers in a file whose name travels with the
-handle, and memory whose readers died is never free again. Here a handle is what the driver makes
-of an allocation, 64 bytes that mean nothing elsewhere; who reads is told by `bus.weights.loans`.
-
-Everything acts on the thread's current device.
+PyTorch counts the readers of shared memory in a file whose name travels with the handle, and memory
+whose readers died is never free again. Here a handle is what the driver makes of an allocation: 64
+bytes. Everything acts on the thread's current device.
 """
 
 import ctypes
@@ -26,7 +24,11 @@ class NotLent(OSError):
 
 
 class Loan:
-    """The owner's side; begins recalled: nobody can borrow before `lend`."""
+    """The owner's side, an anonymous file; nothing can be borrowed before `lend`.
+
+    A borrower holds a shared `flock` of the file while it reads; the owner writes only under an
+    exclusive one. The kernel lets go of a dead borrower's lock, and the file leaves nothing behind.
+    """
 
     def __init__(self) -> None:
         self._fd = os.memfd_create(_FILE_NAME, os.MFD_CLOEXEC)

@@ -1,7 +1,6 @@
-"""The checksum of a bucket: what a GPU can compute of its own memory, unlike a digest.
+"""Tensors of a weight version: their types, layout, limits, digests and checksums.
 
-Spec: docs/protocol.md, "Bucket". Every single flipped bit changes it, because each word counts an
-odd number of times. It is no protection against somebody who means to deceive.
+Spec: docs/protocol.md, "Weights", "Bucket".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,7 +152,11 @@ Array = Any
 
 
 def checksum(content: Bytes) -> int:
-    """Of bytes in memory, uint8 [n]; they begin at a multiple of 8."""
+    """Checksum of uint8 [n] that begin at a multiple of 8; a GPU can compute it, unlike a digest.
+
+    Every single flipped bit changes it, because each word counts an odd number of times. It is no
+    protection against somebody who means to deceive.
+    """
     return checksum_by(content, np.arange(1, 2 * CHUNK_WORDS, 2, dtype=np.uint64))
 
 

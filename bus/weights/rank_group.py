@@ -1,8 +1,8 @@
-"""One broadcast from rank 0 to all others, by gloo or nccl, in a process group of its own.
+"""Collective transport: how the ranks meet, and one broadcast from rank 0 by gloo or nccl.
 
-The program around it may have process groups already, so torch's global default group is never
-touched. `torch.distributed` is given and not imported: the bus does not depend on it.
-Spec: docs/protocol.md, "Collective".
+The rendezvous is a key-value store that the trainer serves (a TCPStore). The program around it may
+have process groups already, so torch's global default group is never touched. `torch.distributed`
+is given and not imported: the bus does not depend on it. Spec: docs/protocol.md, "Collective".
 """
 
 import os

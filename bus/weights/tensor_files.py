@@ -1,4 +1,9 @@
-"""Reading a version's tensors from safetensors files into one buffer."""
+"""The safetensors format: headers that say where each tensor lies, and reading tensors from files.
+
+Eight bytes of length, that much JSON, then the tensors without gaps. The safetensors package is not
+always installed and would want all bytes in one piece.
+Source: https://github.com/huggingface/safetensors#format
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -7,8 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolloutbus.bus.packing import runs_within
 from rolloutbus.bus.weights.manifest import DTYPES, Bytes, bytes_of
+from rolloutbus.bus.wire.codec import runs_within
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.weights import Tensor
 

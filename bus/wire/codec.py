@@ -1,10 +1,9 @@
-"""Arrays of numpy to arrays of the wire and back.
+"""Entries, bodies and arrays to bytes and back: the only caller of MessagePack on the bus.
 
-numpy has no bfloat16: what comes as such is widened to float32, which is exact.
-Spec: docs/protocol.md, "Arrays".
+Spec: docs/protocol.md, "Frames", "Arrays".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Annotated, Any, TypeVar
 
@@ -21,6 +20,7 @@ from rolloutbus.bus.wire.messages.control import FleetOutcome
 from rolloutbus.bus.wire.messages.generation import Array, ArrayDtype
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+Item = TypeVar("Item")
 
 PROTOCOL_VERSION = 1
 SIGNATURE = b"RB" + bytes([PROTOCOL_VERSION])
@@ -130,6 +130,22 @@ def frames_of(entries: list[Entry]) -> list[list[Entry]]:
             batches.append([])
             size_bytes = 0
     return batches if batches[-1] else batches[:-1]
+
+
+def runs_within(
+    max_bytes: int, items: Iterable[Item], bytes_of: Callable[[Item], int]
+) -> list[list[Item]]:
+    """Runs in order, of at most `max_bytes` each; an item that has more is alone in its run."""
+    runs: list[list[Item]] = []
+    left = 0
+    for item in items:
+        size_bytes = bytes_of(item)
+        if not runs or size_bytes > left:
+            runs.append([])
+            left = max_bytes
+        runs[-1].append(item)
+        left -= size_bytes
+    return runs
 
 
 def pack(body: msgspec.Struct) -> Raw:

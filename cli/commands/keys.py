@@ -8,8 +8,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from rolloutbus.bus.security.allow_list import edit_allow_list, read_allow_list
-from rolloutbus.bus.security.key_files import public_file, read_key_pair, write_key_pair
+from rolloutbus.bus.security.key_files import (
+    edit_allow_list,
+    public_file,
+    read_allow_list,
+    read_key_pair,
+    write_key_pair,
+)
 from rolloutbus.bus.security.keys import check_public_key, is_public_key
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair

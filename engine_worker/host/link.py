@@ -10,8 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from rolloutbus.bus.packing import runs_within
-from rolloutbus.bus.wire.codec import decode_batch, encode_batch
+from rolloutbus.bus.wire.codec import decode_batch, encode_batch, runs_within
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 

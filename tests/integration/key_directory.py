@@ -4,8 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.security.allow_list import edit_allow_list
-from rolloutbus.bus.security.key_files import write_key_pair
+from rolloutbus.bus.security.key_files import edit_allow_list, write_key_pair
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair

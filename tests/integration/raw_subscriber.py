@@ -9,7 +9,8 @@ import zmq
 
 from rolloutbus import RolloutClient
 from rolloutbus.bus.streams.tap import TapMark
-from rolloutbus.bus.transport.zmq_sockets import Reader, new_socket
+from rolloutbus.bus.transport.zmq_batches import Reader
+from rolloutbus.bus.transport.zmq_sockets import new_socket
 from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, encode_batch
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.replay.journal.reader import Journal

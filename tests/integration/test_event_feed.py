@@ -9,8 +9,7 @@ import msgspec
 import pytest
 import zmq
 
-from rolloutbus.bus.transport.zmq_event_feed import EventFeed
-from rolloutbus.bus.transport.zmq_sockets import own_context
+from rolloutbus.bus.transport.zmq_sockets import EventFeed, own_context
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed
 

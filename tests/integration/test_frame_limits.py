@@ -14,8 +14,9 @@ import zmq
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard
+from rolloutbus.bus.transport.zmq_batches import SKIP_FRAMES, Reader
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
-from rolloutbus.bus.transport.zmq_sockets import CURVE_BYTES, SKIP_FRAMES, Reader, new_socket
+from rolloutbus.bus.transport.zmq_sockets import CURVE_BYTES, new_socket
 from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, encode_batch, pack
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Peer, Placement
 from rolloutbus.bus.wire.limits import (

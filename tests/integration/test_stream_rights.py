@@ -11,8 +11,7 @@ import zmq
 from rolloutbus.bus.security.principals import claim_of
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.security.zmq_guard import MAX_ASKED
-from rolloutbus.bus.transport.zmq_connections import Monitor
-from rolloutbus.bus.transport.zmq_sockets import new_socket
+from rolloutbus.bus.transport.zmq_sockets import Monitor, new_socket
 from rolloutbus.bus.wire.codec import topic_of
 from tests.integration.guarded_publisher import GuardedPublisher
 from tests.integration.key_directory import KeyDirectory

@@ -11,9 +11,8 @@ import zmq
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.streams.tap import TapMark, mark_in
-from rolloutbus.bus.transport.zmq_connections import Monitor
 from rolloutbus.bus.transport.zmq_ports import DealerPort
-from rolloutbus.bus.transport.zmq_sockets import new_socket
+from rolloutbus.bus.transport.zmq_sockets import Monitor, new_socket
 from rolloutbus.bus.transport.zmq_topics import SubPort
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry

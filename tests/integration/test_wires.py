@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.transport.zmq_connections import Wire, hang_up
+from rolloutbus.bus.transport.zmq_sockets import Wire, hang_up
 
 pytestmark = pytest.mark.integration
 

@@ -20,8 +20,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from rolloutbus.bus.packing import runs_within
 from rolloutbus.bus.strict_calls import strict
+from rolloutbus.bus.wire.codec import runs_within
 from rolloutbus.bus.wire.errors import LocalProtocolError, PeerLost, RequestCancelled, SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.trainer_adapter.publisher.tensor_source import (

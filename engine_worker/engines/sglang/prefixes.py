@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, cast
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.transport.zmq_event_feed import EventFeed
+from rolloutbus.bus.transport.zmq_sockets import EventFeed
 from rolloutbus.engine_worker.engines.shared.cached_prefixes import CachedPrefixes
 
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"

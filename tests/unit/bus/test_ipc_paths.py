@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.transport.ipc_paths import is_taken, require_private_dir
+from rolloutbus.bus.transport.zmq_sockets import is_taken, require_private_dir
 from rolloutbus.bus.wire.errors import SettingsError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.bus.packing import runs_within
+from rolloutbus.bus.wire.codec import runs_within
 
 
 @pytest.mark.parametrize(

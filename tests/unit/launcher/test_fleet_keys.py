@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.security.allow_list import edit_allow_list, read_allow_list
-from rolloutbus.bus.security.key_files import read_key_pair, read_public_key
+from rolloutbus.bus.security.key_files import (
+    edit_allow_list,
+    read_allow_list,
+    read_key_pair,
+    read_public_key,
+)
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.launcher.plan import FleetKeys
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rolloutbus.bus.security.allow_list import read_allow_list
-from rolloutbus.bus.security.key_files import read_key_pair
+from rolloutbus.bus.security.key_files import read_allow_list, read_key_pair
 from rolloutbus.cli.app import app
 
 

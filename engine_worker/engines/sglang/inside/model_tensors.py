@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import torch.distributed
 
-from rolloutbus.bus.packing import runs_within
 from rolloutbus.bus.weights.cuda_memory import CudaError
+from rolloutbus.bus.wire.codec import runs_within
 from rolloutbus.engine_worker.engines.sglang.inside.checkpoint_map import CheckpointMap
 from rolloutbus.engine_worker.engines.sglang.inside.staging import (
     MappedFiles,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.security.allow_list import AllowList, edit_allow_list, read_allow_list
+from rolloutbus.bus.security.key_files import AllowList, edit_allow_list, read_allow_list
 from rolloutbus.bus.security.principals import Principal, by_key
 from rolloutbus.bus.wire.errors import SettingsError
 
