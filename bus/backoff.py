@@ -2,6 +2,9 @@
 
 from typing import Protocol
 
+RECONNECT_FIRST_S = 0.1
+RECONNECT_MAX_S = 1.0
+"""Bounds of the wait before a lost link is made again; so late its return may be noticed."""
 MAX_GROWN = 64
 """After so many tries a wait grows no more: larger powers would overflow."""
 

@@ -7,7 +7,7 @@ import math
 
 import msgspec
 
-from rolloutbus.bus.backoff import wait_after
+from rolloutbus.bus.backoff import RECONNECT_FIRST_S, RECONNECT_MAX_S, wait_after
 from rolloutbus.bus.wire.errors import SettingsError
 
 MIN_BEATS_PER_LEASE = 5
@@ -35,8 +35,8 @@ class LeaseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By which that wait grows each time."""
     resend_max_s: float = 5.0
     """The longest such wait."""
-    reconnect_first_s: float = 0.1
-    reconnect_max_s: float = 1.0
+    reconnect_first_s: float = RECONNECT_FIRST_S
+    reconnect_max_s: float = RECONNECT_MAX_S
     """Also how late a peer may notice that its router is back."""
     tombstone_s: float = 600.0
     """How long an ended or aborted execution is remembered."""

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from rolloutbus.bus.membership.outbox import MAX_AGE_S
-from rolloutbus.bus.membership.tombstones import OVER_S
+from rolloutbus.bus.membership.tombstones import SETTLED_S
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport import bulk as bulk_ports
 from rolloutbus.bus.transport.zmq_sockets import GONE_MS
@@ -136,7 +136,7 @@ def times() -> str:
         "memory of ended and aborted executions": seconds(lease.tombstone_s),
         "unacknowledged endings": seconds(MAX_AGE_S),
         "what ended at the router of detached requests": seconds(UNHEARD_S),
-        "detached requests that are acknowledged": seconds(OVER_S),
+        "detached requests that are acknowledged": seconds(SETTLED_S),
         "idle heartbeat of a stream": seconds(stream.idle_s),
         "deltas of a request that is not streamed": (
             f"each {stream.coarse_tokens} tokens or {seconds(stream.coarse_s)}"

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from rolloutbus.bus.actor.effects import Connect, Send, Stop
 from rolloutbus.bus.membership.outbox import MAX_BYTES, Outbox
-from rolloutbus.bus.membership.tombstones import ABORTED, OverRids, Tombstones
+from rolloutbus.bus.membership.tombstones import ABORTED, SettledRequests, Tombstones
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_BODY, Attempt, AttemptKey, Entry, Epoch, RequestId
@@ -88,7 +88,7 @@ class Deliveries:
         """rid -> (attempt, group) of those that go on without their client."""
         self.outbox = Outbox(settings, outbox_limit_bytes)
         self.tombstones = Tombstones(settings.tombstone_s)
-        self.over = OverRids()
+        self.over = SettledRequests()
         """Detached requests, as their clients said."""
 
     def running(self, rid: str) -> Running | None:

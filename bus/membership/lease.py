@@ -66,7 +66,7 @@ HOLDING: frozenset[LinkState] = frozenset({"leased", "relinking", "regreeting"})
 REMEMBERED_BEATS = 32
 
 
-class Witness:
+class LeaseWitness:
     """Numbers heartbeats, and remembers the latest that was answered by the router obeyed.
 
     A router begins after its predecessor has ended. So a peer that holds an answer to a heartbeat
@@ -124,7 +124,7 @@ class LeaseHolder:
         self._lease_no = 0
         self.epoch = Epoch(f"{boot}.0")
         """`<boot>.<n>`: name of the present lease, held or asked for."""
-        self._witness = Witness()
+        self._lease_witness = LeaseWitness()
         self._heartbeat_seq = 0
         self._first_seq = 1
         """Answers to earlier heartbeats do not renew: those were of another epoch."""
@@ -146,7 +146,7 @@ class LeaseHolder:
 
     def next_heartbeat(self, now: float) -> int:
         """Number of the heartbeat that is being sent."""
-        self._heartbeat_seq = self._witness.heartbeat(now)
+        self._heartbeat_seq = self._lease_witness.heartbeat(now)
         return self._heartbeat_seq
 
     def bind(self, router_epoch: int, instance: str) -> bool:
@@ -154,7 +154,7 @@ class LeaseHolder:
         if instance != self.instance:
             if router_epoch <= self.router_epoch:
                 return False
-            self._witness.rebound()
+            self._lease_witness.rebound()
             self.instance = instance
         self.router_epoch = max(router_epoch, self.router_epoch)
         return True
@@ -163,11 +163,11 @@ class LeaseHolder:
         """Whether a router that welcomes us, `up_s` after its start, is a second one."""
         if not self.instance or instance == self.instance:
             return False
-        return router_epoch <= self.router_epoch or self._witness.has_outlived(up_s, now)
+        return router_epoch <= self.router_epoch or self._lease_witness.has_outlived(up_s, now)
 
     def renew(self, seq: int) -> bool:
         """The router obeyed answered heartbeat `seq`; False if that was none of this epoch."""
-        sent_at = self._witness.answered(seq)
+        sent_at = self._lease_witness.answered(seq)
         if sent_at is None or seq < self._first_seq:
             return False
         self._until = max(self._until, sent_at + self._holder_s)

@@ -1,113 +1,104 @@
 """What members, routers and clients remember of ended requests, bounded by number and age."""
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Generic, TypeVar
 
 from rolloutbus.bus.wire.entry import Attempt
 
-KEPT_S = 600.0
-"""After this long without another crash a request is a stranger again."""
-KEPT_MAX = 1000
-"""More requests than that are not remembered; the oldest go first."""
-
-
-class CrashWitness:
-    """Requests under which the engine of this process died."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, int, float]] = {}
-        """rid -> (crashes, crashes while nothing else ran, until when), the oldest first."""
-
-    def saw(self, rids: Collection[str], now: float) -> None:
-        """The engine died while these ran."""
-        for rid in rids:
-            n, n_alone, _ = self._seen.pop(rid, (0, 0, 0.0))
-            self._seen[rid] = (n + 1, n_alone + (len(rids) == 1), now + KEPT_S)
-        while len(self._seen) > KEPT_MAX:
-            del self._seen[next(iter(self._seen))]
-
-    def listed(self, now: float) -> list[tuple[str, int, int]]:
-        """(rid, crashes, crashes while nothing else ran) of those that are not too old."""
-        return [(rid, n, alone) for rid, (n, alone, until) in self._seen.items() if until > now]
-
-
-OVER_S = 3600.0
-"""An execution that nobody counts on any more may run, and its ending wait, for so long."""
-TOLD_AGAIN = 1000
-"""A client or a worker remembers so many, and tells all of them to each new router."""
-
-
-class OverRids:
-    """The latest of them, oldest first; bounded by number and age."""
-
-    def __init__(self, limit: int = TOLD_AGAIN) -> None:
-        self._limit = limit
-        self._until: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def __contains__(self, rid: str) -> bool:
-        return rid in self._until
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._until)
-
-    def add(self, rid: str, now: float) -> None:
-        """It has ended for its caller."""
-        self._until.pop(rid, None)  # so that the dict stays ordered by age
-        self._until[rid] = now + OVER_S
-        if len(self._until) > self._limit:
-            del self._until[next(iter(self._until))]
-
-    def expire(self, now: float) -> None:
-        """Forget the old ones."""
-        while self._until:
-            rid, until = next(iter(self._until.items()))
-            if until > now:
-                return
-            del self._until[rid]
-
-
+CRASH_S = 600.0
+"""After this long without another crash a request is no suspect any more."""
+MAX_CRASHED = 1000
+SETTLED_S = 3600.0
+"""An execution that no caller counts on any more may run, and its ending wait, for so long."""
+MAX_SETTLED = 1000
+"""A client or a worker remembers so many, and reports all of them to each new router."""
 ABORTED: Attempt = (2**63 - 1, 2**63 - 1)
 """Stands for every attempt: the request was aborted before it came here."""
 
-
-class _Tombstone(NamedTuple):
-    attempt: Attempt
-    expires_at: float
+ValueT = TypeVar("ValueT")
 
 
-class Tombstones:
-    """Highest attempt that is over, per rid; forgotten after `ttl_s` or beyond `limit` rids."""
+class _Remembered(Generic[ValueT]):
+    """A value per request id, forgotten after `ttl_s` or beyond `limit` ids, the oldest first."""
 
-    def __init__(self, ttl_s: float, limit: int = 200_000) -> None:
+    def __init__(self, ttl_s: float, limit: int) -> None:
         self._ttl_s = ttl_s
         self._limit = limit
-        self._by_rid: dict[str, _Tombstone] = {}
+        self._by_rid: dict[str, tuple[ValueT, float]] = {}
+        """rid -> (value, when it expires), ordered by that."""
 
     def __len__(self) -> int:
         return len(self._by_rid)
 
-    def put(self, rid: str, attempt: Attempt, now: float) -> None:
-        """Remember that this attempt, and every lower one, is over."""
-        old = self._by_rid.pop(rid, None)
-        if old is not None and old.attempt > attempt:
-            attempt = old.attempt
-        # Popped and set again: the dict stays ordered by expiry.
-        self._by_rid[rid] = _Tombstone(attempt, now + self._ttl_s)
-        if len(self._by_rid) > self._limit:
-            del self._by_rid[next(iter(self._by_rid))]
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._by_rid
 
-    def get(self, rid: str) -> Attempt | None:
-        """Highest attempt known to be over; ABORTED when the request must not start at all."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_rid)
+
+    def get(self, rid: str) -> ValueT | None:
+        """The value of this request; None if there is none."""
         found = self._by_rid.get(rid)
-        return None if found is None else found.attempt
+        return None if found is None else found[0]
 
     def expire(self, now: float) -> None:
         """Forget what is older than the time to live."""
         while self._by_rid:
-            rid, oldest = next(iter(self._by_rid.items()))
-            if oldest.expires_at > now:
+            rid, (_, expires_at) = next(iter(self._by_rid.items()))
+            if expires_at > now:
                 return
             del self._by_rid[rid]
+
+    def _set(self, rid: str, value: ValueT, now: float) -> None:
+        self._by_rid.pop(rid, None)  # so that the dict stays ordered by expiry
+        self._by_rid[rid] = (value, now + self._ttl_s)
+        if len(self._by_rid) > self._limit:
+            del self._by_rid[next(iter(self._by_rid))]
+
+
+class Tombstones(_Remembered[Attempt]):
+    """The highest ended attempt of each request, so that a late copy does not run it again."""
+
+    def __init__(self, ttl_s: float, limit: int = 200_000) -> None:
+        super().__init__(ttl_s, limit)
+
+    def put(self, rid: str, attempt: Attempt, now: float) -> None:
+        """This attempt and every lower one have ended; ABORTED: it must not start at all."""
+        old = self.get(rid)
+        self._set(rid, attempt if old is None or old < attempt else old, now)
+
+
+class SettledRequests(_Remembered[None]):
+    """Detached requests that have ended for their callers: nothing else of theirs counts.
+
+    Client, router and workers each remember some, so that no two of them can forget one together.
+    Spec: docs/protocol.md, "Detached requests", 6.
+    """
+
+    def __init__(self, limit: int = MAX_SETTLED) -> None:
+        super().__init__(SETTLED_S, limit)
+
+    def add(self, rid: str, now: float) -> None:
+        """This request has ended for its caller."""
+        self._set(rid, None, now)
+
+
+class CrashWitness(_Remembered[tuple[int, int]]):
+    """Requests under which this worker's engine died; each new router is told of them.
+
+    A restarted router knows nothing of them, and what clients say of their own requests counts for
+    nothing. Spec: docs/protocol.md, "Poison".
+    """
+
+    def __init__(self) -> None:
+        super().__init__(CRASH_S, MAX_CRASHED)
+
+    def saw(self, rids: Collection[str], now: float) -> None:
+        """The engine died while these requests ran."""
+        for rid in rids:
+            n, n_alone = self.get(rid) or (0, 0)
+            self._set(rid, (n + 1, n_alone + (len(rids) == 1)), now)
+
+    def listed(self, now: float) -> list[tuple[str, int, int]]:
+        """(rid, crashes, crashes while nothing else ran) of those that are not too old."""
+        return [(rid, *value) for rid, (value, until) in self._by_rid.items() if until > now]

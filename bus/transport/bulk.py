@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.backoff import Backoff
+from rolloutbus.bus.backoff import RECONNECT_FIRST_S, RECONNECT_MAX_S, Backoff
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
@@ -25,8 +25,6 @@ ANSWER_S = 5.0
 """Without any answer for so long the link is given up."""
 SILENT_S = 2 * ANSWER_S
 """Without any answer for so long a source that is not the only one is left."""
-RECONNECT_FIRST_S = 0.1
-RECONNECT_MAX_S = 2.0
 
 
 class BulkLink:
@@ -75,7 +73,7 @@ class BulkLink:
             PeerLost: the link has ended, and is not patient.
         """
         if self._is_lost:
-            raise self._loss
+            raise self._loss()
         if not self._open:
             self._silence_from = self._loop.time()
         self._n_asked += 1
@@ -136,7 +134,6 @@ class BulkLink:
             self._port.close()
             self._port = None
 
-    @property
     def _loss(self) -> PeerLost:
         return PeerLost(f"{self._endpoint.partition('#')[0]} does not answer")
 
@@ -147,7 +144,7 @@ class BulkLink:
             self._is_lost = True
             for _, future in self._open.values():
                 if not future.done():
-                    future.set_exception(self._loss)
+                    future.set_exception(self._loss())
         elif self._retry is None:
             self.n_reconnects += 1
             self._retry = self._loop.call_later(self._backoff.next_s(), self._connect)
@@ -160,7 +157,8 @@ class BulkLink:
             if future is None or future.done():
                 continue
             try:
-                answer = unpack_result("seal_version", entry) if _is_done(entry) else unpack(entry)
+                is_done = entry.kind == "finished"
+                answer = unpack_result("seal_version", entry) if is_done else unpack(entry)
             except RemoteProtocolError as error:
                 future.set_exception(error)
                 continue
@@ -168,7 +166,3 @@ class BulkLink:
                 future.set_exception(EngineFailed(answer))
             else:
                 future.set_result(answer)
-
-
-def _is_done(entry: Entry) -> bool:
-    return entry.kind == "finished"

@@ -112,7 +112,7 @@ AttemptList = Annotated[list[tuple[Rid, AttemptId]], Meta(max_length=MAX_ITEMS)]
 """[(rid, attempt)]."""
 Claims = Annotated[list[tuple[Rid, AttemptId, HeaderText]], Meta(max_length=MAX_ITEMS)]
 """[(rid, attempt, client)]."""
-Backlogs = Annotated[list[tuple[HeaderText, Natural, Natural]], Meta(max_length=MAX_ITEMS)]
+BacklogRows = Annotated[list[tuple[HeaderText, Natural, Natural]], Meta(max_length=MAX_ITEMS)]
 """[(client, endings, bytes)]."""
 Suspects = Annotated[list[tuple[Rid, Natural, Natural]], Meta(max_length=MAX_ITEMS)]
 """[(rid, crashes, crashes while nothing else ran)]."""

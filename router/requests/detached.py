@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Detached requests".
 from collections import OrderedDict
 from typing import NamedTuple
 
-from rolloutbus.bus.membership.tombstones import OverRids, Tombstones
+from rolloutbus.bus.membership.tombstones import SettledRequests, Tombstones
 from rolloutbus.bus.wire.entry import Attempt, Peer
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import DetachedRequest, DetachedState
@@ -56,7 +56,7 @@ class Detached:
         self._followers: dict[str, _Follower] = {}
         self._unheard: OrderedDict[str, Unheard] = OrderedDict()
         self._collected = Tombstones(COLLECTED_S, MAX_DETACHED)
-        self.over = OverRids(MAX_OVER)
+        self.over = SettledRequests(MAX_OVER)
 
     @property
     def is_full(self) -> bool:

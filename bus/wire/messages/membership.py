@@ -10,7 +10,7 @@ import msgspec
 from rolloutbus.bus.wire.limits import (
     MAX_MEMBERS,
     AttemptList,
-    Backlogs,
+    BacklogRows,
     Claims,
     Count,
     Counters,
@@ -227,7 +227,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     n_outbox: Natural | None = None
     """Endings that wait in all; more than was told of if there are too many for one heartbeat.
     None: `outbox` has them all."""
-    backlog: Backlogs = msgspec.field(default_factory=list[tuple[str, int, int]])
+    backlog: BacklogRows = msgspec.field(default_factory=list[tuple[str, int, int]])
     """(client, endings, bytes) of clients that have not acknowledged much."""
 
 

@@ -6,7 +6,7 @@ from rolloutbus.bus.actor.effects import Connect, Send
 from rolloutbus.bus.actor.loop import ManualClock
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
 from rolloutbus.bus.membership.deliveries import Execute, MemberEffect
-from rolloutbus.bus.membership.lease import REMEMBERED_BEATS, Witness
+from rolloutbus.bus.membership.lease import REMEMBERED_BEATS, LeaseWitness
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
@@ -102,7 +102,7 @@ def test_member_goes_on_under_its_lease_when_it_is_back_at_its_router() -> None:
 
 
 def test_answer_read_late_proves_no_more_than_when_its_heartbeat_was_sent() -> None:
-    witness = Witness()
+    witness = LeaseWitness()
     seq = witness.heartbeat(10.0)
     witness.answered(seq)
     assert witness.has_outlived(up_s=41.0, now=50.0)
@@ -110,7 +110,7 @@ def test_answer_read_late_proves_no_more_than_when_its_heartbeat_was_sent() -> N
 
 
 def test_answers_to_forgotten_or_unknown_heartbeats_prove_nothing() -> None:
-    witness = Witness()
+    witness = LeaseWitness()
     first = witness.heartbeat(10.0)
     for n in range(REMEMBERED_BEATS):
         witness.heartbeat(11.0 + n)

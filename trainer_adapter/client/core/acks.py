@@ -7,7 +7,7 @@ Spec: docs/protocol.md, "Commands", 3, and "Detached requests", 6.
 from collections.abc import Iterator
 
 from rolloutbus.bus.actor.effects import THE_LINK, Send
-from rolloutbus.bus.membership.tombstones import OverRids
+from rolloutbus.bus.membership.tombstones import SettledRequests
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.messages.endings import Ack, AttemptList
@@ -47,7 +47,7 @@ class Acks:
     def __init__(self, out: list[Effect]) -> None:
         self._out = out
         self._waiting: dict[str, AttemptList] = {}
-        self._over = OverRids()
+        self._over = SettledRequests()
         self._untold: dict[str, None] = {}
         """rids of those that are over, and the router has not been told."""
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from rolloutbus.bus.actor.effects import THE_LINK, Connect, Send, next_state
 from rolloutbus.bus.backoff import Backoff, Chance
-from rolloutbus.bus.membership.lease import Witness
+from rolloutbus.bus.membership.lease import LeaseWitness
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
@@ -72,7 +72,7 @@ class RouterLink:
         self._heard_at = 0.0
         self._heartbeat_at = 0.0
         self._ticked_at = 0.0
-        self._witness = Witness()
+        self._lease_witness = LeaseWitness()
         self._rejected_instance = ""
         """The second router that was rejected last."""
         self.wants_marks = False
@@ -103,7 +103,7 @@ class RouterLink:
     def answered(self, lease: Lease) -> None:
         """The router obeyed answers a heartbeat."""
         if lease.instance == self._instance:
-            self._witness.answered(lease.seq)
+            self._lease_witness.answered(lease.seq)
             self.router_epoch = max(self.router_epoch, lease.router_epoch)
 
     def welcomed(self, welcome: Welcome, now: float) -> bool:
@@ -111,12 +111,12 @@ class RouterLink:
         if self.state not in ("greeting", "up"):
             return False
         if self._instance and welcome.instance != self._instance:
-            has_outlived = self._witness.has_outlived(welcome.up_ms / 1000, now)
+            has_outlived = self._lease_witness.has_outlived(welcome.up_ms / 1000, now)
             is_second = has_outlived and not self._has_prevailed(welcome, now)
             if is_second or welcome.router_epoch <= self.router_epoch:
                 self._reject(welcome.instance, now)
                 return False
-            self._witness.rebound()
+            self._lease_witness.rebound()
         self._advance("welcome")
         self._instance = welcome.instance
         self.router_epoch = max(self.router_epoch, welcome.router_epoch)
@@ -163,7 +163,7 @@ class RouterLink:
     def _has_prevailed(self, welcome: Welcome, now: float) -> bool:
         """Whether it was told, has stayed, and is the only one that answers: the fleet is there."""
         was_told = welcome.instance == self._rejected_instance
-        return was_told and self._witness.silence_s(now) > self._settings.lease_s
+        return was_told and self._lease_witness.silence_s(now) > self._settings.lease_s
 
     def _reject(self, instance: str, now: float) -> None:
         self._rejected_instance = instance
@@ -192,7 +192,9 @@ class RouterLink:
 
     def _heartbeat(self, now: float) -> None:
         self._heartbeat_at = now + self._settings.heartbeat_s
-        self._send(Entry("client_beat", body=pack(ClientHeartbeat(self._witness.heartbeat(now)))))
+        self._send(
+            Entry("client_beat", body=pack(ClientHeartbeat(self._lease_witness.heartbeat(now))))
+        )
 
     def _send(self, entry: Entry) -> None:
         self._out.append(Send(THE_LINK, entry))
