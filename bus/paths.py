@@ -26,7 +26,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class FileRules:
-    """What an operator lets peers name."""
+    """Files that an operator lets peers name."""
 
     roots: tuple[Path, ...]
     """Directories, searched in order; these themselves may be links."""

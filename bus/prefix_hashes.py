@@ -1,9 +1,9 @@
-"""Marks: hashes of a prompt's beginnings, by which the router finds who has them cached.
+"""Prefix hashes ("marks" on the wire): by them the router finds workers that cached a prompt.
 
 A prompt is cut into units of tokens. The hash of a unit is seeded by that of the unit before it, so
 it stands for all tokens up to its end. Few of these hashes are told: those after a number of units,
 a *rung*, that has only zeros behind its three leading binary digits. So a beginning is known to
-within a quarter of its length, and 32 marks reach 32,768 tokens.
+within a quarter of its length, and 32 hashes reach 32,768 tokens.
 Spec: docs/protocol.md, "Prefix affinity".
 """
 
@@ -38,14 +38,14 @@ def _rungs(count: int) -> tuple[int, ...]:
 
 
 RUNGS = _rungs(MAX_MARKS)
-"""Lengths of the beginnings that a prompt's marks stand for, in units: 1 to 8, then four for each
+"""Lengths of the beginnings that a prompt's hashes stand for, in units: 1 to 8, then four for each
 doubling, to 512."""
 MARKED_TOKENS = tuple(UNIT_TOKENS * rung for rung in RUNGS)
 """The same in tokens."""
 
 
 class ChainLink(NamedTuple):
-    """Where a chain of units has come to."""
+    """State of a chain of units."""
 
     chain: int = 0
     """Hash of the last full unit."""
@@ -54,17 +54,17 @@ class ChainLink(NamedTuple):
     """Tokens after it, less than a unit."""
 
     def extended(self, tokens: bytes) -> "tuple[ChainLink, list[int]]":
-        """With int32 [n] tokens more; and the marks on the way."""
+        """With int32 [n] tokens more; and the hashes on the way."""
         chain, n_units = self.chain, self.n_units
         held = self.rest + tokens
         end = len(held) - len(held) % UNIT_BYTES
-        marks: list[int] = []
+        hashes: list[int] = []
         for start in range(0, end, UNIT_BYTES):
             chain = xxhash.xxh3_64_intdigest(held[start : start + UNIT_BYTES], seed=chain)
             n_units += 1
             if is_rung(n_units):
-                marks.append(chain)
-        return ChainLink(chain, n_units, held[end:]), marks
+                hashes.append(chain)
+        return ChainLink(chain, n_units, held[end:]), hashes
 
 
 ROOT = ChainLink()
@@ -72,18 +72,18 @@ ROOT = ChainLink()
 
 
 def marks_of(prompt: bytes) -> bytes:
-    """The marks of a prompt, int32 [n] little endian, the shortest beginning first: uint64 [k]."""
-    _, marks = ROOT.extended(prompt[: UNIT_BYTES * RUNGS[-1]])
-    return packed(marks)
+    """The hashes of a prompt, int32 [n] little endian, the shortest beginning first: uint64 [k]."""
+    _, hashes = ROOT.extended(prompt[: UNIT_BYTES * RUNGS[-1]])
+    return packed(hashes)
 
 
-def packed(marks: Iterable[int]) -> bytes:
+def packed(hashes: Iterable[int]) -> bytes:
     """Marks as uint64 [k], little endian."""
-    all_marks = tuple(marks)
-    return struct.pack(f"<{len(all_marks)}Q", *all_marks)
+    all_hashes = tuple(hashes)
+    return struct.pack(f"<{len(all_hashes)}Q", *all_hashes)
 
 
-def unpacked(marks: bytes) -> tuple[int, ...]:
-    """What `packed` made; bytes that are no whole mark are left out."""
-    count = len(marks) // MARK_BYTES
-    return struct.unpack_from(f"<{count}Q", marks)
+def unpacked(hashes: bytes) -> tuple[int, ...]:
+    """Hashes that `packed` made; bytes that are no whole hash are left out."""
+    count = len(hashes) // MARK_BYTES
+    return struct.unpack_from(f"<{count}Q", hashes)

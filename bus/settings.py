@@ -52,5 +52,5 @@ class LeaseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SettingsError("silence_s must lie between heartbeat_s and holder_s")
 
     def resend_after(self, n_sent: int) -> float:
-        """How long to wait for an answer to what was sent so many times, in seconds."""
+        """Seconds to wait for an answer after an entry was sent `n_sent` times."""
         return wait_after(n_sent, self.resend_first_s, self.resend_max_s, self.resend_factor)

@@ -1,4 +1,4 @@
-"""Calls that swallow nothing: a name that does not exist and a value that no choice has are told.
+"""Strict calls: unknown keywords and values that do not fit are refused, with a hint.
 
 `strict` stands on every public class and function. Unknown keywords raise TypeError with the
 nearest right one; values are compared with the annotations of the parameters.
@@ -49,7 +49,7 @@ class Spelled:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """In `Annotated[T, Described(...)]`: what a T is, in the words of whoever calls."""
+    """In `Annotated[T, Described(...)]`: what a T is, in the caller's words."""
 
     wanted: str
 
@@ -58,14 +58,14 @@ class Described:
 
 
 class _Kind(NamedTuple):
-    """What a parameter takes."""
+    """Values that a parameter takes."""
 
     fits: Callable[[object], bool]
     wanted: str
 
 
 class _Call(NamedTuple):
-    """What is known of one callable."""
+    """Name and parameters of one callable."""
 
     name: str
     positional: tuple[str, ...]
@@ -227,7 +227,7 @@ def _wrong_value(call: _Call, name: str, value: object) -> BusError:
 
 
 def _kind_of(annotation: Any) -> _Kind | None:  # noqa: ANN401 - whatever stands after the colon
-    """What it takes; None if only the function itself can judge it."""
+    """Values that an annotation takes; None if only the function itself can judge them."""
     if annotation is inspect.Parameter.empty:
         return None
     if annotation is None:

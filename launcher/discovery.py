@@ -89,7 +89,7 @@ class Registration:
 
     @property
     def name(self) -> str:
-        """Of the fleet; known for good once it is entered."""
+        """Name of the fleet; final once it is entered."""
         return self._fleet.name
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class Registration:
         os.close(self._lock)
 
     def announce(self, address: str, key_file: str = "") -> None:
-        """Clients can connect from now on; again when the address has changed."""
+        """Report that clients can connect; again when the address has changed."""
         self._fleet = msgspec.structs.replace(self._fleet, address=address, key_file=key_file)
         self._write()
 
@@ -181,7 +181,7 @@ def _free_name(taken: dict[str, RunningFleet]) -> str:
 
 
 def _living(base: Path) -> list[RunningFleet]:
-    """Of all entries; those that nobody holds are removed. The user's lock is held."""
+    """Running fleets of all entries; stale entries are removed. The user's lock is held."""
     found: list[RunningFleet] = []
     for path in base.glob("fleet-*.json"):
         name = path.name.removeprefix("fleet-").removesuffix(".json")

@@ -22,19 +22,19 @@ import importlib.util, json, sys
 import rolloutbus.engine_worker.worker.actor, rolloutbus.engine_worker.host.__main__
 from rolloutbus.bus.wire.codec import PROTOCOL_VERSION
 from rolloutbus.launcher.version import installed_version
-told = {
+report = {
     "protocol": PROTOCOL_VERSION,
     "version": installed_version(),
     "missing": [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None],
 }
-print("told:" + json.dumps(told))
+print("told:" + json.dumps(report))
 """
 """Imports all that a worker needs before it builds its engine."""
 TIMEOUT_S = 60.0
 
 
 class InterpreterReport(msgspec.Struct):
-    """What an interpreter says of itself."""
+    """An interpreter's report of itself."""
 
     protocol: int
     version: str
@@ -67,17 +67,17 @@ def check_python(python: str, packages: Sequence[str], environment: Mapping[str,
     Raises:
         SettingsError: it cannot; says what it lacks.
     """
-    told = _asked([python, "-c", PROBE, *packages], environment)
+    report = _asked([python, "-c", PROBE, *packages], environment)
     mine = installed_version()
-    if told.protocol != PROTOCOL_VERSION or told.version != mine:
+    if report.protocol != PROTOCOL_VERSION or report.version != mine:
         raise SettingsError(
-            f"python: {python} has {DISTRIBUTION} {told.version} with protocol {told.protocol}, "
-            f"and {sys.executable} has {mine} with protocol {PROTOCOL_VERSION}: "
+            f"python: {python} has {DISTRIBUTION} {report.version} with protocol "
+            f"{report.protocol}, and {sys.executable} has {mine} with protocol {PROTOCOL_VERSION}: "
             "install the same version in both"
         )
-    if told.missing:
+    if report.missing:
         raise SettingsError(
-            f"python: the engine needs {', '.join(told.missing)}, which {python} does not have"
+            f"python: the engine needs {', '.join(report.missing)}, which {python} does not have"
         )
 
 
@@ -90,9 +90,9 @@ def _asked(command: Sequence[str], environment: Mapping[str, str]) -> Interprete
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SettingsError(f"python: {python} does not run: {error}") from error
     lines = done.stdout.decode(errors="replace").splitlines()
-    told = [line.removeprefix("told:") for line in lines if line.startswith("told:")]
-    if done.returncode == 0 and told:
-        return msgspec.json.decode(told[-1], type=InterpreterReport)
+    reports = [line.removeprefix("told:") for line in lines if line.startswith("told:")]
+    if done.returncode == 0 and reports:
+        return msgspec.json.decode(reports[-1], type=InterpreterReport)
     complaints = done.stderr.decode(errors="replace").strip().splitlines()
     raise SettingsError(
         f"python: {python} cannot run a worker ({complaints[-1] if complaints else 'silent'}): "

@@ -49,7 +49,7 @@ Wiring = Callable[[str, str], str]
 
 
 def _ignore(_: ProcessEvent) -> None:
-    """Nobody wants to know."""
+    """Default listener: events are not shown."""
 
 
 def _directly(_: str, backend: str) -> str:
@@ -127,17 +127,17 @@ class Fleet:
 
     @property
     def name(self) -> str:
-        """What commands know it by: `rolloutbus status --name NAME`."""
+        """The fleet's name: `rolloutbus status --name NAME`."""
         return self._registration.name
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """Endpoint for clients."""
         return self._router.endpoints["frontend"] if self._router else ""
 
     @property
     def backend(self) -> str:
-        """Where more workers can join."""
+        """Endpoint for workers that join."""
         return self._router.endpoints["backend"] if self._router else ""
 
     @property

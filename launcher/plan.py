@@ -79,7 +79,7 @@ class FleetKeys:
             edit_allow_list(path, add)
 
     def security_of(self, name: str) -> SecuritySettings:
-        """What an actor of this fleet is told."""
+        """Security settings of one actor."""
         return SecuritySettings(
             key_file=str(self._file(name)),
             server_key_file=str(self._router_pub),
@@ -135,15 +135,14 @@ class FleetPlan:
 
     @property
     def key_file(self) -> str:
-        """What clients may connect with; empty if the fleet asks for no keys."""
+        """Key file for clients; empty if the fleet asks for no keys."""
         return str(self._keys.operator) if self._keys is not None else ""
 
     def router(self, endpoints: dict[str, str] | None = None) -> ProcessSpec:
         """The router.
 
         Args:
-            endpoints: of an earlier incarnation: what everybody has been told stays true, also
-                where ports were chosen freely.
+            endpoints: of an earlier incarnation; they stay, also where ports were chosen freely.
         """
         known = endpoints or {}
         settings = RouterSettings(
@@ -267,7 +266,7 @@ def python(module: str, interpreter: str | os.PathLike[str] = "") -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What our processes inherit: they run this very code, whatever lies in the directory.
+    """Environment of our processes: they run this very code, whatever lies in the directory.
 
     Without the safe path, a folder of our name where the user happens to be would be run instead.
     """

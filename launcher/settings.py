@@ -1,4 +1,4 @@
-"""What a local fleet is made of: one value, checked before anything starts."""
+"""Settings of a local fleet: one value, checked before anything starts."""
 
 import importlib
 import importlib.util
@@ -143,7 +143,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def packages_of(engine: EngineKind) -> tuple[str, ...]:
-    """What must be installed where this engine runs, besides rolloutbus."""
+    """Packages that an engine needs besides rolloutbus."""
     return _PACKAGES.get(engine, ())
 
 

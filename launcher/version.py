@@ -6,7 +6,7 @@ DISTRIBUTION = "rolloutbus"
 
 
 def installed_version() -> str:
-    """Of the distribution; `unknown` when the code runs without having been installed."""
+    """Version of the distribution; `unknown` when the code runs without having been installed."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:

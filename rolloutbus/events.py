@@ -1,4 +1,4 @@
-"""What a `Subscriber` yields; `StreamEvent` is any of it: `replay.stream.events`."""
+"""Events that a `Subscriber` yields; `StreamEvent` is any of them."""
 
 from rolloutbus.replay.stream.events import (
     Demoted,

@@ -1,4 +1,4 @@
-"""What calls return and take besides the names of `rolloutbus` itself: for annotations."""
+"""Types of results and arguments besides the names of `rolloutbus` itself: for annotations."""
 
 from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.generation import DetachedRequest

@@ -1,1 +1,1 @@
-"""What an actor is made of: its loop and mailbox, its process, and who keeps it running."""
+"""An actor's parts: loop, mailbox, process, and the supervisor that keeps it running."""

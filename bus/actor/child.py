@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from rolloutbus.bus.actor.process import ActorExit, read_ready, read_told
+from rolloutbus.bus.actor.process import ActorExit, read_notice, read_ready
 from rolloutbus.bus.actor.resources import NO_ROOM
 
 _READ_BYTES = 65_536
@@ -42,7 +42,7 @@ class ChildProcess:
     spec: ProcessSpec
     process: asyncio.subprocess.Process
     on_ready: Callable[[dict[str, str]], None]
-    on_told: Callable[[str], None]
+    on_notice: Callable[[str], None]
     _pipe: int
     _log: BinaryIO
     _line: bytearray = field(default_factory=bytearray)
@@ -52,14 +52,14 @@ class ChildProcess:
         cls,
         spec: ProcessSpec,
         on_ready: Callable[[dict[str, str]], None],
-        on_told: Callable[[str], None],
+        on_notice: Callable[[str], None],
     ) -> "ChildProcess":
         """Start it.
 
         Args:
             spec: what to start.
             on_ready: gets its endpoints as soon as it announces them.
-            on_told: gets what it says to people, which its log may have no room for.
+            on_notice: gets what it says to people, which its log may have no room for.
 
         Raises:
             OSError: the program or the log file cannot be opened.
@@ -85,7 +85,7 @@ class ChildProcess:
         finally:
             os.close(theirs)
         os.set_blocking(ours, False)
-        child = cls(spec, process, on_ready, on_told, ours, log)
+        child = cls(spec, process, on_ready, on_notice, ours, log)
         asyncio.get_running_loop().add_reader(ours, child._read)
         return child
 
@@ -144,8 +144,8 @@ class ChildProcess:
         endpoints = read_ready(line)
         if endpoints is not None:
             self.on_ready(endpoints)
-        elif sentence := read_told(line):
-            self.on_told(sentence)  # it stands in the log already, if there is room
+        elif sentence := read_notice(line):
+            self.on_notice(sentence)  # it stands in the log already, if there is room
         else:
             with contextlib.suppress(OSError):  # a full disk must not end us
                 self._log.write(line + b"\n")
@@ -157,7 +157,7 @@ class ChildProcess:
             self._pipe = -1
 
     def _drain(self) -> None:
-        """What it said last must not be lost with it."""
+        """Its last lines must not be lost with it."""
         with contextlib.suppress(BlockingIOError):
             while self._pipe >= 0 and (data := os.read(self._pipe, _READ_BYTES)):
                 for line in (self._line + data).splitlines():

@@ -135,8 +135,8 @@ def one_by_one(apply: Callable[[EffectT], None]) -> Callable[[Sequence[EffectT]]
     return apply_all
 
 
-def _untold(_: Exception) -> None:
-    """Nobody but those who wait in `stopped` wants to know."""
+def _not_shown(_: Exception) -> None:
+    """The crash is reported by `stopped` alone."""
 
 
 class Actor(Generic[EffectT]):
@@ -150,13 +150,13 @@ class Actor(Generic[EffectT]):
         tick: CoreCall[EffectT],
         tick_s: float,
         flush: CoreCall[EffectT] | None = None,
-        on_crash: Callable[[Exception], None] = _untold,
+        on_crash: Callable[[Exception], None] = _not_shown,
     ) -> None:
         """Make it; it takes events at once, and ticks from `start` on.
 
         Args:
             apply_all: carries out effects, in order; see `one_by_one`.
-            clock: the time that the core is told.
+            clock: the time for the core.
             tick: tells the core that time has passed.
             tick_s: seconds from one tick to the next.
             flush: asked once at the end of each loop turn in which something happened: what the

@@ -1,4 +1,4 @@
-"""A bounded queue between whoever has something and the one task that takes it.
+"""A bounded queue between its writers and the one task that reads it.
 
 It never makes its writer wait: at the limit `put` raises, and the writer decides what that means.
 """
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MailboxStatistics:
-    """How a mailbox is doing, in items."""
+    """Gauges of a mailbox, in items."""
 
     size: int
     """Waiting to be taken."""
@@ -90,7 +90,7 @@ class Mailbox(Generic[T]):
         self._arrival.set()
 
     def close(self) -> list[T]:
-        """End it at once; returns what nobody took, for the owner to answer."""
+        """End it at once; returns the items that were not taken, for the owner to answer."""
         left = list(self._items)
         self._items.clear()
         self.end()

@@ -65,7 +65,7 @@ class ActorExit(IntEnum):
 
 
 class ActorSettings(Protocol):
-    """What the settings of every actor have."""
+    """Settings that every actor has."""
 
     @property
     def exit_with_parent(self) -> bool:
@@ -80,12 +80,12 @@ class _ReadyLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ready: dict[str, str]
 
 
-class _ToldLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _NoticeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     told: str
 
 
 def announce_ready(**endpoints: str) -> None:
-    """Tell whoever started this process that it serves, and where: one JSON line on stdout."""
+    """Report to this process's parent that it serves, and where: one JSON line on stdout."""
     sys.stdout.write(msgspec.json.encode(_ReadyLine(endpoints)).decode() + "\n")
     # Somebody waits for this line; and if the reader has died meanwhile, this raises.
     sys.stdout.flush()
@@ -99,10 +99,10 @@ def read_ready(line: bytes) -> dict[str, str] | None:
         return None
 
 
-def read_told(line: bytes) -> str:
+def read_notice(line: bytes) -> str:
     """The sentence of `warn` or `complain` that a line holds; empty for anything else."""
     try:
-        return msgspec.json.decode(line, type=_ToldLine).told
+        return msgspec.json.decode(line, type=_NoticeLine).told
     except msgspec.DecodeError:
         return ""
 
@@ -118,22 +118,22 @@ def warn(sentence: str) -> None:
 
 
 def _say(sentence: str) -> None:
-    """On stderr, which is often a file on a disk that is full, and to whoever started us."""
+    """Write to stderr, often a file on a disk that is full, and to the parent process."""
     with contextlib.suppress(OSError):
         sys.stderr.write(sentence + "\n")
         sys.stderr.flush()
     with contextlib.suppress(OSError, ValueError):
-        sys.stdout.write(msgspec.json.encode(_ToldLine(sentence)).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(_NoticeLine(sentence)).decode() + "\n")
         sys.stdout.flush()
 
 
 def complaint_in(log: Sequence[str]) -> str:
-    """Why a process ended, as it said at last; empty if it did not.
+    """The reason that a process gave for its end; empty if it gave none.
 
     What it leaves behind, such as the processes of an engine, may add a few lines.
     """
-    said = [line for line in log[-_LATE_LINES:] if line.startswith(_COMPLAINT)]
-    return said[-1].removeprefix(_COMPLAINT) if said else ""
+    reasons = [line for line in log[-_LATE_LINES:] if line.startswith(_COMPLAINT)]
+    return reasons[-1].removeprefix(_COMPLAINT) if reasons else ""
 
 
 def on_stop_signal(stop: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""The address of an actor, and all that others may hold of it: `tell`, `ask`, `stream`.
+"""The address of an actor, with `tell`, `ask` and `stream`: all that other actors hold of it.
 
 What carries the messages is a `Messenger`; a client's connection is one.
 """
@@ -40,10 +40,10 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Messenger(Protocol[AnswerT_co, DeltaT_co]):
-    """What a ref needs of a connection. Deadlines are seconds from now, above 0."""
+    """The part of a connection that a ref needs. Deadlines are seconds from now, above 0."""
 
     def tell(self, command: Command, deadline_s: float) -> None:
-        """Send a command; nobody waits for its ending."""
+        """Send a command without waiting for its ending."""
         ...
 
     async def ask(self, command: Command, deadline_s: float) -> AnswerT_co:

@@ -65,7 +65,7 @@ def provide_fds(n_peers: int) -> int:
 
 
 def too_few_fds() -> str:
-    """What to say when no more files can be opened."""
+    """The sentence for people when no more files can be opened."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         f"this process may have {soft} open files, and has them; raise that (`ulimit -n 1064` is "
@@ -119,7 +119,7 @@ def _descriptors() -> tuple[str, int, int]:
 
 
 def _memory() -> tuple[str, int, int]:
-    """Of this control group; without one there is no limit that could be told."""
+    """Memory of this control group; without a group there is no known limit."""
     try:
         limit, used = _CGROUP_LIMIT.read_text().strip(), int(_CGROUP_USED.read_text())
     except (OSError, ValueError):

@@ -49,7 +49,7 @@ EventHandler = Callable[[ProcessEvent], None]
 
 
 def _ignore(_: ProcessEvent) -> None:
-    """Nobody wants to know."""
+    """Default listener: events are not shown."""
 
 
 class SupervisedProcess:
@@ -106,7 +106,7 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 return
             if self._is_final(status):
-                self._tell("left", self._complaint or how_it_ended(status))
+                self._report("left", self._complaint or how_it_ended(status))
                 return
             await self._rest(self._judge(status))
 
@@ -118,11 +118,9 @@ class SupervisedProcess:
 
     async def _live(self) -> int:
         """One incarnation; returns its exit status."""
-        child = self._child = await ChildProcess.start(
-            self.spec, self._became_ready, self._was_told
-        )
+        child = self._child = await ChildProcess.start(self.spec, self._became_ready, self._noticed)
         self._complaint = ""
-        self._tell("started", f"started as process {child.pid}")
+        self._report("started", f"started as process {child.pid}")
         if self.spec.ready_timeout_s:
             loop = asyncio.get_running_loop()
             self._late = loop.call_later(self.spec.ready_timeout_s, self._kill_late, child)
@@ -152,13 +150,13 @@ class SupervisedProcess:
         self.endpoints = endpoints
         self._was_ready = True
         self._ready.set()
-        self._tell("ready", "is ready")
+        self._report("ready", "is ready")
 
-    def _was_told(self, sentence: str) -> None:
+    def _noticed(self, sentence: str) -> None:
         if complaint := complaint_in([sentence]):
             self._complaint = complaint  # said with its end
         else:
-            self._tell("told", sentence)
+            self._report("told", sentence)
 
     def _is_final(self, status: int) -> bool:
         """Whether it left on purpose, or would only be turned away again."""
@@ -180,7 +178,7 @@ class SupervisedProcess:
         why = how_it_ended(status)
         if self._complaint:
             why += f": {self._complaint}"
-        self._tell("died", f"{why}; starting it again in {delay_s:g} s")
+        self._report("died", f"{why}; starting it again in {delay_s:g} s")
         return delay_s
 
     def _failure(self, status: int, how_often: str) -> ProcessFailed:
@@ -197,7 +195,7 @@ class SupervisedProcess:
         except TimeoutError:
             return
 
-    def _tell(self, kind: Literal["started", "ready", "died", "left", "told"], what: str) -> None:
+    def _report(self, kind: Literal["started", "ready", "died", "left", "told"], what: str) -> None:
         self._on_event(ProcessEvent(self.spec.name, kind, what))
 
 

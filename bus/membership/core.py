@@ -58,7 +58,7 @@ HELLO_AGAIN_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class MemberIdentity:
-    """Who this process is for as long as it lives."""
+    """Identity of this process for as long as it lives."""
 
     role: Literal["worker", "store"]
     name: str
@@ -67,7 +67,7 @@ class MemberIdentity:
 
 
 class Vitals(msgspec.Struct, frozen=True, gc=False):
-    """What a heartbeat says but executions; see `bus.wire.messages.membership.Heartbeat`."""
+    """State of an engine for a `Heartbeat`, without its executions."""
 
     version: int = 0
     state: str = "ready"
@@ -103,7 +103,7 @@ class MemberCore:
         outbox_limit_bytes: int = MAX_BYTES,
         intent: Intent | None = None,
     ) -> None:
-        """`intent`: what an earlier process was told, if there is a record of it."""
+        """`intent`: the one that an earlier process recorded, if any."""
         self.identity = identity
         self.counters = MemberCounters()
         self.deliveries = Deliveries(settings, outbox_limit_bytes)
@@ -125,13 +125,13 @@ class MemberCore:
         self._heard_at = 0.0
         self._ticked_at = 0.0
         self._heartbeat_at = 0.0
-        self._told_seq = 0
+        self._reported_seq = 0
         """The heartbeat before: what its news were continued from."""
         self._retry_at = 0.0
 
     @property
     def state(self) -> LinkState:
-        """Where it stands in `bus.membership.states.MEMBER_LINK`."""
+        """Its state in `bus.membership.lease.MEMBER_LINK`."""
         return self._state
 
     @property
@@ -166,7 +166,7 @@ class MemberCore:
         return effects
 
     def receive(self, entries: Iterable[Entry], now: float) -> list[MemberEffect]:
-        """What the router said."""
+        """Take entries of the router."""
         effects = self._judge_lease(now)
         is_obedient = self._state in HOLDING
         for entry in entries:
@@ -196,7 +196,7 @@ class MemberCore:
         return effects if entry is None else [*effects, *self._deliver(entry, now)]
 
     def flush(self, now: float) -> list[Send]:
-        """The end of a loop tick: says in one message what has begun in it."""
+        """The end of a loop tick: report in one message all executions that began in it."""
         if not self.deliveries.begun or not self._may_send(now):
             return []
         return [self._send("accepted", Accepted(items=self.deliveries.take_begun()))]
@@ -242,13 +242,13 @@ class MemberCore:
                 self._answered(lease, now)
             case Welcome() as welcome:
                 return self._welcomed(welcome, now)
-            case Ack(items, over):
-                self.deliveries.acknowledge(items, over, now)
+            case Ack(items, settled):
+                self.deliveries.acknowledge(items, settled, now)
             case Fenced(items):
                 stopped = self.deliveries.fence(items, now)
                 return [StopSilently(stopped)] if stopped else []
             case Intent() as intent:
-                return self._told(intent)
+                return self._heed(intent)
             case Dismissed(code):
                 return self._dismissed(code, now)
             case _:
@@ -266,7 +266,7 @@ class MemberCore:
         self._lose_link(now)
         return [self._send("rejected", Rejected(holder.router_epoch, holder.instance))]
 
-    def _told(self, intent: Intent) -> list[MemberEffect]:
+    def _heed(self, intent: Intent) -> list[MemberEffect]:
         known, self._intent = self._intent, intent
         if intent == known:
             return []
@@ -290,7 +290,7 @@ class MemberCore:
         if self._state not in LINKED or not holder.renew(lease.seq):
             return
         if lease.is_behind:
-            self.deliveries.outbox.tell_all()
+            self.deliveries.outbox.report_all()
         self._heard_at = now
         if self._state != "leased" and holder.is_held(now):
             self._backoff.reset()
@@ -342,17 +342,17 @@ class MemberCore:
         return [self._send("hello", hello), self._heartbeat(now, is_first=True)]
 
     def _heartbeat(self, now: float, *, is_first: bool = False) -> Send:
-        """`is_first`: the router may know nothing of what earlier ones were told."""
+        """`is_first`: the router may know nothing of earlier heartbeats."""
         self._heartbeat_at = now + self._settings.heartbeat_s
         if is_first:
-            self.deliveries.outbox.tell_all()
+            self.deliveries.outbox.report_all()
         seq = self._holder.next_heartbeat(now)
         stamp = (0, 0) if self._intent is None else self._intent.stamp
-        heartbeat = _heartbeat_of((seq, self._told_seq), self._vitals(), self.deliveries, stamp)
-        self._told_seq = seq
+        heartbeat = _heartbeat_of((seq, self._reported_seq), self._vitals(), self.deliveries, stamp)
+        self._reported_seq = seq
         if is_first:
             heartbeat = msgspec.structs.replace(
-                heartbeat, over=list(self.deliveries.over), suspects=self.crashes.listed(now)
+                heartbeat, over=list(self.deliveries.settled), suspects=self.crashes.listed(now)
             )
         return self._send("beat", heartbeat)
 
@@ -401,7 +401,7 @@ def _heartbeat_of(
     seqs: tuple[int, int], vitals: Vitals, deliveries: Deliveries, intent: tuple[int, int]
 ) -> Heartbeat:
     """`seqs`: its own number, and that of the heartbeat before."""
-    (seq, told_seq), news = seqs, deliveries.outbox.take_news()
+    (seq, last_seq), news = seqs, deliveries.outbox.take_news()
     return Heartbeat(
         seq=seq,
         version=vitals.version,
@@ -413,7 +413,7 @@ def _heartbeat_of(
         n_tokens=vitals.n_tokens,
         stalled_ms=vitals.stalled_ms,
         detached=deliveries.detached_list(news.came),
-        follows=0 if news.is_whole else told_seq,
+        follows=0 if news.is_whole else last_seq,
         acked=news.went,
         n_outbox=len(deliveries.outbox),
         backlog=deliveries.outbox.backlog(),

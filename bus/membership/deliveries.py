@@ -30,21 +30,21 @@ class Execute(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StopWork:
-    """The lease is over: stop all commands that `Deliveries` does not count as running now."""
+    """The lease has ended: stop all commands that `Deliveries` does not count as running now."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopSilently:
-    """These executions belong to somebody else now: stop them without an ending."""
+    """These executions belong to another member now: stop them without an ending."""
 
     keys: list[AttemptKey]
 
 
 @dataclass(frozen=True, slots=True)
 class Heed:
-    """The router has told another intent: keep it beyond this process, if there is a place."""
+    """The router has sent another intent: keep it beyond this process, if there is a place."""
 
     intent: Intent
     former_fleet: str
@@ -64,7 +64,7 @@ class Running(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What follows from one command entry; at most one of the fields is not None."""
+    """Consequences of one command entry; at most one of the fields is not None."""
 
     execute: Execute | None = None
     ending: Entry | None = None
@@ -78,7 +78,7 @@ _NOT_HELD = pack(Problem("unknown_request", "This worker does not hold it.", "no
 
 
 class Deliveries:
-    """Running executions, endings that wait for their client, and what is over."""
+    """Running executions, endings that wait for their client, and memory of ended ones."""
 
     def __init__(self, settings: LeaseSettings, outbox_limit_bytes: int = MAX_BYTES) -> None:
         self._running: dict[str, Running] = {}
@@ -88,7 +88,7 @@ class Deliveries:
         """rid -> (attempt, group) of those that go on without their client."""
         self.outbox = Outbox(settings, outbox_limit_bytes)
         self.tombstones = Tombstones(settings.tombstone_s)
-        self.over = SettledRequests()
+        self.settled = SettledRequests()
         """Detached requests, as their clients said."""
 
     def running(self, rid: str) -> Running | None:
@@ -102,13 +102,13 @@ class Deliveries:
         return [(rid, each.attempt, each.client) for rid, each in self._running.items()]
 
     def detached_list(self, came: Iterable[tuple[str, Attempt, str]]) -> list[tuple[str, str]]:
-        """(rid, group) of what runs, or is told of as ended, without needing its client."""
+        """(rid, group) of detached requests that run, or that `came` reports as ended."""
         if not self._detached:
             return []
-        told = {(rid, attempt) for rid, attempt, _ in came}
+        reported = {(rid, attempt) for rid, attempt, _ in came}
         found: list[tuple[str, str]] = []
         for rid, (attempt, group) in list(self._detached.items()):
-            if rid in self._running or (rid, attempt) in told:
+            if rid in self._running or (rid, attempt) in reported:
                 found.append((rid, group))
             elif (rid, attempt) not in self.outbox:
                 del self._detached[rid]
@@ -125,17 +125,17 @@ class Deliveries:
                 return _NOTHING
             self._end(rid, running.attempt, now)
             return self._begin(entry, StopSilently([(rid, running.attempt)]))
-        over = self.tombstones.get(rid)
+        ended = self.tombstones.get(rid)
         if (rid, attempt) in self.outbox:
-            over = attempt  # a detached one may wait for longer than tombstones last
-        if over is None and entry.kind == "attach":
+            ended = attempt  # a detached one may wait for longer than tombstones last
+        if ended is None and entry.kind == "attach":
             return Taken(ending=self._keep(entry, "refused", _NOT_HELD, now))
-        if over is None:
+        if ended is None:
             return self._begin(entry)
-        if over == ABORTED:
+        if ended == ABORTED:
             self.tombstones.put(rid, attempt, now)
             return Taken(ending=self._keep(entry, "cancelled", NO_BODY, now))
-        if attempt <= over:
+        if attempt <= ended:
             self.outbox.due_now(((rid, attempt),), now)
             return _NOTHING
         return self._begin(entry)
@@ -157,7 +157,7 @@ class Deliveries:
         return entry
 
     def fence(self, items: AttemptList, now: float) -> list[AttemptKey]:
-        """The router gave these to somebody else; returns those that run here."""
+        """The router gave these executions to other members; returns the ones that run here."""
         stopped: list[AttemptKey] = []
         for rid, attempt in items:
             running = self._running.get(rid)
@@ -167,23 +167,23 @@ class Deliveries:
         self.outbox.drop(items)
         return stopped
 
-    def acknowledge(self, items: AttemptList, over: Iterable[str], now: float) -> None:
-        """The clients have these endings; and of the detached ones these are over."""
+    def acknowledge(self, items: AttemptList, settled: Iterable[str], now: float) -> None:
+        """Forget endings that clients have; detached requests in `settled` have ended for them."""
         for rid, attempt in items:
             if (rid, attempt) in self.outbox:
                 self.tombstones.put(rid, attempt, now)
         self.outbox.drop(items)
-        self.over.expire(now)
-        for rid in over:
-            self.over.add(rid, now)
+        self.settled.expire(now)
+        for rid in settled:
+            self.settled.add(rid, now)
 
     def take_begun(self) -> AttemptList:
-        """What is in `begun`, which is empty then."""
+        """Take all executions out of `begun`."""
         begun, self.begun = self.begun, {}
         return list(begun)
 
     def stop_all(self, now: float, *, but_detached: bool = False) -> None:
-        """The lease is over: what runs has no owner any more; endings stay.
+        """The lease has ended: running executions have no owner any more; endings stay.
 
         Of a detached request there may be no other trace: it goes on until it is fenced.
         """

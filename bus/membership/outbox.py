@@ -63,12 +63,12 @@ class Parcel:
 
     @property
     def size_bytes(self) -> int:
-        """What it counts against the bound."""
+        """Bytes that it counts against the bound."""
         return len(self.entry.body) + HEADER_BYTES
 
 
 class _Account:
-    """What one client has not acknowledged, the oldest first."""
+    """Endings that one client has not acknowledged, the oldest first."""
 
     __slots__ = ("keys", "large", "n_bytes")
 
@@ -80,7 +80,7 @@ class _Account:
 
 
 class News(NamedTuple):
-    """What has changed in an outbox since it was told last."""
+    """Changes of an outbox since the last report."""
 
     is_whole: bool
     """Everything before this is to be forgotten."""
@@ -101,7 +101,7 @@ class Outbox:
         """By client."""
         self._news: dict[tuple[str, Attempt], bool] = {}
         """What has come (or gone) and was not told."""
-        self._tells_all = True
+        self._reports_all = True
         self._n_put = 0
         self.n_overflows = 0
         self.size_bytes = 0
@@ -117,13 +117,13 @@ class Outbox:
         """The ending of one execution, if it still waits."""
         return self._parcels.get(key)
 
-    def tell_all(self) -> None:
-        """Who is told knows nothing, or has missed something: begin anew."""
+    def report_all(self) -> None:
+        """Report everything again: the router knows nothing, or has missed something."""
         self._news = dict.fromkeys(self._parcels, True)
-        self._tells_all = True
+        self._reports_all = True
 
     def take_news(self) -> News:
-        """What has changed since the last call, or the next part of it."""
+        """Take the changes since the last call, or the next part of them."""
         came: list[tuple[str, Attempt, str]] = []
         went: list[tuple[str, Attempt]] = []
         for key in list(islice(self._news, MAX_NEWS)):
@@ -131,7 +131,7 @@ class Outbox:
                 came.append((*key, self._parcels[key].entry.route))
             else:
                 went.append(key)
-        is_whole, self._tells_all = self._tells_all, False
+        is_whole, self._reports_all = self._reports_all, False
         return News(is_whole, came, went)
 
     def backlog(self) -> list[tuple[str, int, int]]:
@@ -184,7 +184,7 @@ class Outbox:
             self._due.clear()
 
     def due(self, epoch: str, now: float) -> list[Entry]:
-        """What must be sent (again) now, under the present epoch."""
+        """Entries that must be sent (again) now, under the present epoch."""
         entries: list[Entry] = []
         n_bytes = 0
         while self._due and self._due[0][0] <= now and self._may_send(n_bytes, entries):
@@ -222,7 +222,7 @@ class Outbox:
         return n_bytes < MAX_BYTES_PER_TICK and len(entries) < MAX_ENTRIES_PER_TICK
 
     def _shed(self) -> None:
-        """Replace the oldest large bodies of whoever has most here, until all fits.
+        """Replace the oldest large bodies of the client that has most here, until all fits.
 
         The command still ends, its result is gone. Who has only small ones loses the oldest.
         """

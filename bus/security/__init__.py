@@ -1,1 +1,1 @@
-"""Who may speak on the bus: keys, the allow-list, and the locks on sockets."""
+"""Authentication and authorization: keys, the allow-list, and guards of sockets."""

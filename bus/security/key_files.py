@@ -196,7 +196,7 @@ def edit_allow_list(path: Path, edit: Callable[[list[Principal]], Sequence[Princ
 
 
 def _trusted_content(path: Path, max_bytes: int) -> bytes:
-    """What stands in a file that only this user or root could have changed."""
+    """Content of a file that only this user or root could have changed."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())

@@ -11,7 +11,7 @@ _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class KeyPair:
-    """What one actor is known by, and what proves it."""
+    """The public key that an actor is known by, and the secret that proves it."""
 
     __slots__ = ("_secret", "name", "public")
 

@@ -119,7 +119,7 @@ def by_key(principals: Iterable[Principal]) -> Principals:
 
 
 def _refuse_overlaps(table: Principals) -> None:
-    """Nobody may take a name that is another's: names are what requests and leases belong to."""
+    """Refuse two principals that could take one name: requests and leases belong to names."""
     claims = {
         (p.removesuffix("*"), p[-1] != "*", o.name)
         for o in table.values()
@@ -175,12 +175,12 @@ def answer(
 
 
 def user_in(reply: Sequence[bytes]) -> str:
-    """Whom an answer lets in; empty for nobody."""
+    """Key that an answer lets in; empty if it refuses."""
     return reply[5].decode()
 
 
 def knocker(question: Sequence[bytes]) -> tuple[str, str] | None:
-    """(door, key in hexadecimal digits) of who asks to be let in; None if that cannot be read."""
+    """(door, key in hexadecimal digits) of a question; None if it cannot be read."""
     if len(question) != QUESTION_FRAMES or len(question[7]) != KEY_BYTES:
         return None
     return question[3].decode("ascii", "replace"), question[7].hex()
@@ -210,7 +210,7 @@ READS_EVERYTHING = frozenset({"subscriber", "admin"})
 
 
 def claim_of(client: str) -> bytes:
-    """What a subscriber asks a guarded publisher for, to get the rows of this client."""
+    """Subscription by which a guarded publisher is asked for the rows of this client."""
     return CLAIM + client.encode()
 
 

@@ -19,7 +19,7 @@ def new_key_pair(name: str) -> KeyPair:
 
 
 def dress_server(socket: zmq.Socket[bytes], pair: KeyPair, domain: str) -> None:
-    """Before it binds: only who the ZAP handler of its context knows comes in.
+    """Before a socket binds: only keys that the ZAP handler of its context knows come in.
 
     Without ZAP_ENFORCE_DOMAIN a context whose handler has died would let every key in.
     """
@@ -30,7 +30,7 @@ def dress_server(socket: zmq.Socket[bytes], pair: KeyPair, domain: str) -> None:
 
 
 def dress_client(socket: zmq.Socket[bytes], pair: KeyPair, server_key: str) -> None:
-    """Before it connects: it speaks to the holder of `server_key` or to nobody."""
+    """Before a socket connects: it speaks to the holder of `server_key` alone."""
     socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(pair.public))
     socket.setsockopt(zmq.CURVE_SECRETKEY, pair.reveal())
     socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server_key))
@@ -63,23 +63,25 @@ class Dialer:
 
     @property
     def exact(self) -> "Dialer":
-        """For endpoints that peers have told: each has its key, and no other will do."""
+        """A dialer for endpoints that peers have sent: each has its key, and no other will do."""
         return Dialer(self._pair)
 
     def dress(self, socket: zmq.Socket[bytes], endpoint: str) -> str:
-        """Before a socket connects; returns the bare address.
+        """Put keys on a socket before it connects; returns the bare address.
 
         A router that changes its key has two meanwhile: each try after one that was not
         `answered` takes the next.
 
         Raises:
-            SettingsError: nobody said whose key to expect there.
+            SettingsError: there is no key to expect there.
         """
         address, key = split_key(endpoint)
         known = [*([key] if key else []), *self._server_keys, *self._key_in_file()]
         keys = list(dict.fromkeys(known))
         if not keys:
-            raise SettingsError(f"{address}: nobody said which key to expect there")
+            raise SettingsError(
+                f"{address}: whose key is it? Say {address}#KEY, or set security.server_keys"
+            )
         turn = self._next.get(endpoint, 0)
         if len(keys) > 1:
             self._last[endpoint], self._next[endpoint] = turn, turn + 1
@@ -102,7 +104,7 @@ class Dialer:
 
 
 def dialer_of(security: SecuritySettings | None) -> Dialer | None:
-    """What these settings connect with; None without keys.
+    """The dialer that these settings ask for; None without keys.
 
     Raises:
         SettingsError: the key file cannot be used.

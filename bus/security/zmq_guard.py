@@ -110,7 +110,7 @@ QUESTIONS_AT_ONCE = 64
 
 
 class ZapHandler:
-    """Answers every question of one context, until it is closed: then nobody comes in."""
+    """Answers every question of one context; once it is closed, no peer comes in."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ SignedBatchHandler = Callable[[Peer, Principal, list[Entry]], None]
 
 
 def _nobody_cares(_: frozenset[str]) -> None:
-    """What a revoked peer sends is dropped in any case."""
+    """Default: entries of a revoked peer are dropped in any case."""
 
 
 class SocketGuard:
@@ -226,7 +226,7 @@ class SocketGuard:
         return self._allowed.principals.get(key)
 
     def signer(self, frame: zmq.Frame) -> Principal | None:
-        """Who sent this frame, whatever it claims; None if they have no rights (any more)."""
+        """The principal whose key signed this frame; None if it has no rights (any more)."""
         try:
             key = frame.get("User-Id")
         except zmq.ZMQError:
@@ -234,7 +234,7 @@ class SocketGuard:
         return self._allowed.principals.get(str(key))
 
     def note(self, frame: zmq.Frame, door: Door) -> Wire | None:
-        """Remember what this frame came over, to be ended with the rights of its key.
+        """Remember the connection of this frame, to end it with the rights of its key.
 
         Without rights it is ended in any case.
         """
@@ -278,7 +278,7 @@ class SocketGuard:
             await asyncio.wait((working, proving))  # the actor tidies up
 
     def close(self) -> None:
-        """Let nobody in any more; the actor's sockets must be closed before."""
+        """Refuse every peer from now on; the actor's sockets must be closed before."""
         self._timer.cancel()
         self.zap.close()
         self._context.destroy(linger=0)
@@ -291,7 +291,7 @@ class SocketGuard:
         return reply
 
     def _complain(self, question: Sequence[bytes]) -> None:
-        """Say who was turned away, and why: at once, and every WARN_S."""
+        """Warn of a key that was turned away, with the reason: at once, and every WARN_S."""
         knocked, now = knocker(question), self._loop.time()
         if knocked is None or self._is_proving:
             return
@@ -361,11 +361,11 @@ def guard_of(
 
 
 def _unheard(_: Peer, __: Principal, ___: list[Entry]) -> None:
-    """Nothing is said through a publisher's door."""
+    """Default: subscribers send no entries to a publisher."""
 
 
 class Doorway(NamedTuple):
-    """One guarded socket: its guard, what kind it is, and who hears what comes in."""
+    """One guarded socket: its guard, its kind, and the handler of its entries."""
 
     guard: SocketGuard
     door: Door

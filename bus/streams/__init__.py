@@ -1,1 +1,1 @@
-"""The stream plane: rows of tokens, put together again by whoever listens."""
+"""The stream plane: rows of tokens, and putting them together again."""

@@ -85,7 +85,7 @@ class Span(NamedTuple):
 
 
 class GapTracker:
-    """How far a numbered stream has come, and what of it is missing."""
+    """Counts a numbered stream: what has come, and what is missing."""
 
     __slots__ = ("known", "next")
 
@@ -136,7 +136,7 @@ class TokenColumns:
 
     @property
     def n_tokens(self) -> int:
-        """How many."""
+        """Number of tokens."""
         return len(self.tokens) // TOKEN_BYTES
 
     def append(self, row: Row) -> None:
@@ -232,7 +232,7 @@ class Assembly(GapTracker):
         self.cut(base)
 
     def doubt(self) -> None:
-        """A new attempt goes on after tokens that were not told: it is asked for from the first."""
+        """A new attempt goes on after tokens that are not known: ask for it from the first one."""
         self.begin(self.next)
         self.is_doubted = self.next > 0
 
@@ -293,7 +293,7 @@ class Assembly(GapTracker):
         return gap
 
     def read(self) -> list[Row]:
-        """What is held and was not delivered yet, a row per version; now it is delivered.
+        """Rows that are held and were not delivered yet, one per version; now they are.
 
         No row goes over a hole.
         """
@@ -394,7 +394,7 @@ def rows_of(deltas: Deltas) -> Iterator[tuple[str, Attempt, Row]]:
 
 
 def row_of_repaired(repaired: Repaired) -> Row | None:
-    """What a worker has of a request; None if its columns do not fit together."""
+    """The row of a repair; None if its columns do not fit together."""
     n_bytes = TOKEN_BYTES * sum(count for _, count in repaired.versions)
     sizes = {len(repaired.tokens), len(repaired.logprobs)}
     if sizes != {n_bytes} or len(repaired.behaviour_logprobs) not in (0, n_bytes):

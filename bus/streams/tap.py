@@ -1,4 +1,4 @@
-"""What recorders get of a router: topics of the tap, and turns of its core as values to compare.
+"""Records of a router: topics of the tap, and turns of its core as values to compare.
 
 Spec: docs/protocol.md, "The tap"; docs/journal.md, "Turns".
 """
@@ -48,7 +48,7 @@ class Stimulus(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the core wanted."""
+    """Effects that the core wanted."""
 
     effects: list[ToldEffect]
     """In order."""
@@ -96,7 +96,7 @@ _FIXED = struct.Struct(">cQdQ")
 
 
 class TapMark(NamedTuple):
-    """What stands in the topic of one message."""
+    """The parts of one message's topic."""
 
     event: TapEvent
     n: int

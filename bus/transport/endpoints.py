@@ -17,7 +17,7 @@ _MAKE_KEYS = "make them with `rolloutbus keys new` and `rolloutbus keys allow`"
 
 
 def split_key(endpoint: str) -> tuple[str, str]:
-    """(address, public key of who listens there); the key is empty if the endpoint has none.
+    """(address, public key of its listener); the key is empty if the endpoint has none.
 
     Raises:
         SettingsError: what stands after the `#` is no key.
@@ -27,12 +27,12 @@ def split_key(endpoint: str) -> tuple[str, str]:
 
 
 def with_key(address: str, key: str) -> str:
-    """The address and the public key of who listens there, as one endpoint."""
+    """The address and the public key of its listener, as one endpoint."""
     return f"{address}#{key}" if key else address
 
 
 def require_local(endpoint: str) -> str:
-    """The endpoint itself, if nobody outside this machine can reach it.
+    """The endpoint itself, if it can be reached from this machine only.
 
     Raises:
         SettingsError: it is not `ipc://…` or `tcp://` on a loopback address.
@@ -78,7 +78,7 @@ def require_bindable(
         endpoint: where.
         security: keys and allow-list, if any.
         is_router: a ROUTER socket, which is never left open to unknown peers beyond this machine.
-        is_announced: peers are told of it, so it must name an address that they can reach.
+        is_announced: peers learn of it, so it must name an address that they can reach.
 
     Raises:
         SettingsError: it is beyond this machine, and keys or allow-list are missing.
@@ -101,7 +101,7 @@ def require_bindable(
 
 
 def is_local(address: str) -> bool:
-    """Whether nobody outside this machine can reach it.
+    """Whether it can be reached from this machine only.
 
     Raises:
         SettingsError: it is neither `ipc://PATH` nor `tcp://HOST:PORT`.

@@ -1,4 +1,4 @@
-"""What a shell needs of a transport: ports that carry batches of entries and never block.
+"""A shell's view of a transport: ports that carry batches of entries and never block.
 
 Every port lives on the event loop that was running when it was made. With ZeroMQ:
 `bus.transport.zmq_ports`, `bus.transport.zmq_topics`.
@@ -14,7 +14,7 @@ LinkFailure = Literal["no-answer", "other-key", "unknown-key", "wrong-role"]
 """Why a connection did not come to be: nobody listens or answers; somebody does, without proof of
 the key that is expected; ours is in no allow-list; it is, but its role has no place there."""
 
-SAY_AGAIN_S = 10.0
+ANNOUNCE_AGAIN_S = 10.0
 
 
 class Patience:
@@ -24,24 +24,24 @@ class Patience:
         """`role`: what the key must be for, such as `a worker`."""
         self._address = address
         self._role = role
-        self._said = ""
-        self._say_at = 0.0
+        self._announced = ""
+        self._announce_at = 0.0
 
     def failed(self, why: LinkFailure, now: float) -> str:
         """A connection has failed; returns a sentence if it is time for one, else nothing."""
         sentence = sentence_of(why, self._address, self._role)
-        if sentence == self._said and now < self._say_at:
+        if sentence == self._announced and now < self._announce_at:
             return ""
-        self._said, self._say_at = sentence, now + SAY_AGAIN_S
+        self._announced, self._announce_at = sentence, now + ANNOUNCE_AGAIN_S
         return f"{sentence}; trying again"
 
     def joined(self) -> None:
         """The router has answered: nothing is waited for."""
-        self._said = ""
+        self._announced = ""
 
 
 def sentence_of(why: LinkFailure, address: str, role: str) -> str:
-    """The same for people; `role` is what the key must be for, such as `a client`."""
+    """A failure as a sentence; `role` is what the key must be for, such as `a client`."""
     where = address.partition("#")[0]
     match why:
         case "no-answer":

@@ -76,7 +76,49 @@ class Reader:
             self.kick()
 
 
-class Receiver:
+class Drain:
+    """Reads messages of one socket, a bounded number at a time."""
+
+    def __init__(self, socket: zmq.Socket[bytes], counters: PortCounters) -> None:
+        self._recv = socket.recv
+        self._counters = counters
+        self._is_midway = False
+        """The rest of an overlong message comes next."""
+
+    def read_some(self) -> bool:
+        """Read up to DRAIN_MESSAGES or about DRAIN_ENTRIES; True if there may be more."""
+        enough = self._counters.entries_in + DRAIN_ENTRIES
+        try:
+            if self._is_midway:
+                self._skip()
+                return True
+            for _ in range(DRAIN_MESSAGES):
+                if self._counters.entries_in >= enough:
+                    return True
+                self._read_one()
+                if self._is_midway:
+                    return True
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.ENOTSOCK, zmq.ETERM):
+                return False
+            raise
+        return True
+
+    def _read_one(self) -> None:
+        """Read one message; sets `_is_midway` if not to its end."""
+        raise NotImplementedError
+
+    def _skip(self) -> None:
+        """Throw away some of an overlong message, which is all here, or it would not be offered."""
+        for _ in range(SKIP_FRAMES):
+            if not self._recv(_NOW, copy=False).more:
+                self._is_midway = False
+                break
+
+
+class Receiver(Drain):
     """Reads messages [prefix frame] batch [body] from one socket."""
 
     def __init__(
@@ -89,39 +131,15 @@ class Receiver:
         on_malformed: Callable[[bytes], None] | None = None,
         admits: Callable[[bytes, zmq.Frame], bool] | None = None,
     ) -> None:
-        self._socket = socket
+        super().__init__(socket, counters)
         self._admits = admits
         """Whether a message from there may be read at all, by its frame's `User-Id`."""
-        self._recv = socket.recv
         self._on_malformed = on_malformed
         """Told who sent a message that broke the protocol."""
-        self._counters = counters
         self._deliver: Callable[[bytes, list[Entry]], None] = deliver  # type: ignore[assignment]
         self._has_prefix = has_prefix
-        self._is_midway = False
-        """The rest of an overlong message comes next."""
 
-    def read_some(self) -> bool:
-        """Read up to DRAIN_MESSAGES or about DRAIN_ENTRIES; True if there may be more."""
-        if self._is_midway:
-            return self._skip()
-        enough = self._counters.entries_in + DRAIN_ENTRIES
-        for _ in range(DRAIN_MESSAGES):
-            if self._counters.entries_in >= enough:
-                return True
-            try:
-                if not self._read_one():
-                    return True
-            except zmq.Again:
-                return False
-            except zmq.ZMQError as error:
-                if error.errno in (zmq.ENOTSOCK, zmq.ETERM):
-                    return False
-                raise
-        return True
-
-    def _read_one(self) -> bool:
-        """Read a message; False if not to its end."""
+    def _read_one(self) -> None:
         prefix = self._recv(_NOW) if self._has_prefix else b""
         frame = self._recv(_NOW, copy=False)
         body: zmq.Frame | None = None
@@ -136,7 +154,7 @@ class Receiver:
         counters = self._counters
         if self._admits is not None and not self._admits(prefix, frame):
             counters.foreign_in += 1
-            return not self._is_midway
+            return
         try:
             entries = decode_batch(frame.buffer)
             if n_extra or (len(entries) == 1 and entries[0].detached):
@@ -145,19 +163,10 @@ class Receiver:
             counters.malformed_in += 1
             if self._on_malformed is not None:
                 self._on_malformed(prefix)
-            return not self._is_midway
+            return
         counters.frames_in += 1
         counters.entries_in += len(entries)
         self._deliver(prefix, entries)
-        return True
-
-    def _skip(self) -> bool:
-        """Throw away some of an overlong message, which is all here, or it would not be offered."""
-        for _ in range(SKIP_FRAMES):
-            if not self._recv(_NOW, copy=False).more:
-                self._is_midway = False
-                break
-        return True
 
 
 def _attach(entries: list[Entry], body: zmq.Frame | None, n_extra: int) -> Entry:
@@ -249,7 +258,7 @@ class TickOutbox:
         self._queues[destination] = entries[:PENDING_ENTRIES]
 
     def _send_all(self, destination: bytes, entries: list[Entry]) -> int:
-        """How many entries the socket took."""
+        """Send; returns how many entries the socket took."""
         n_sent = 0
         counters = self._counters
         for batch in frames_of(entries):

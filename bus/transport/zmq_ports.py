@@ -174,7 +174,7 @@ class RouterPort:
 
     @property
     def endpoints(self) -> list[str]:
-        """Where it listens, with real port numbers."""
+        """Its endpoints, with real port numbers."""
         return [lane.endpoint for lane in self._lanes]
 
     def send(self, peer: Peer, entry: Entry) -> None:
@@ -186,7 +186,7 @@ class RouterPort:
             outbox.put(peer, entry)
 
     def apply(self, effects: Iterable[SendAll | ForgetPeer]) -> None:
-        """What a core wants, in order."""
+        """Carry out effects of a core, in order."""
         for effect in effects:
             outbox = self._outbox_of.get(effect.peer)
             if isinstance(effect, ForgetPeer):
@@ -212,7 +212,7 @@ class RouterPort:
 
 
 class _Peers(NamedTuple):
-    """What the lanes of one star share."""
+    """State that the lanes of one star share."""
 
     counters: PortCounters
     outbox_of: dict[bytes, TickOutbox]
@@ -275,7 +275,7 @@ class _RouterLane:
         )
 
     def _admits(self, peer: bytes, frame: zmq.Frame) -> bool:
-        """Whether its sender has rights, and is who began this connection: ids can be stolen."""
+        """Whether its key has rights and began this connection: ids can be stolen."""
         signer = self._doorway.guard.signer(frame)
         began_with = self._peers.key_of.get(peer)
         if signer is None or began_with is None:

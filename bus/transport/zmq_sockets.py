@@ -34,7 +34,7 @@ HELD_MESSAGES = 100_000
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context of its own: for guarded sockets, since who may come in is asked per context."""
+    """A new context. Guarded sockets need one of their own: keys are checked per context."""
     # libzmq draws its reconnect jitter from rand(), unseeded: without this every process on a
     # machine would come back at the same moments.
     ctypes.CDLL(None).srand(int.from_bytes(secrets.token_bytes(4), "little"))
@@ -111,13 +111,13 @@ def _keep_alive(socket: zmq.Socket[bytes]) -> None:
 
 
 def allow_v6(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Before `bind` or `connect`: of itself a socket takes addresses of IPv4 only."""
+    """Allow an IPv6 address, before `bind` or `connect`; sockets take IPv4 only by default."""
     if endpoint.startswith("tcp://["):
         socket.setsockopt(zmq.IPV6, 1)
 
 
 def limit_frames(socket: zmq.Socket[bytes], size_bytes: int) -> None:
-    """End the connection of who sends a larger frame, before there is memory for it.
+    """End connections that send a larger frame, before there is memory for it.
 
     Before `bind` or `connect`. The limit is that of the largest legal frame, and a little more.
     """
@@ -125,7 +125,7 @@ def limit_frames(socket: zmq.Socket[bytes], size_bytes: int) -> None:
 
 
 def bind_local(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """As `bind_anywhere`, for a socket that anybody may connect to.
+    """As `bind_anywhere`, for a socket without keys.
 
     Raises:
         SettingsError: not a local address, or in use, or an ipc path that others can reach; the
@@ -160,7 +160,7 @@ def bind_anywhere(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 def is_taken(endpoint: str) -> bool:
-    """Whether somebody listens on this ipc path; False for other endpoints.
+    """Whether a process listens on this ipc path; False for other endpoints.
 
     libzmq would take the path over without a word, and leave its owner deaf.
     """
@@ -172,7 +172,7 @@ def is_taken(endpoint: str) -> bool:
 
 
 def require_private_dir(endpoint: str) -> None:
-    """Whoever can reach an ipc path without a lock can take every role.
+    """Refuse an ipc path without keys that other users can reach: they could take every role.
 
     Raises:
         SettingsError: its directory is not this user's alone.
@@ -196,7 +196,7 @@ class Wire(NamedTuple):
 
 
 def wire_of(frame: zmq.Frame) -> Wire | None:
-    """What a frame came over; None if that is gone already, or libzmq does not tell.
+    """The connection of a frame; None if it is gone, or libzmq does not know it.
 
     If it has just gone, this may be a later connection of the same descriptor.
     """

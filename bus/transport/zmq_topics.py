@@ -17,8 +17,7 @@ from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.security.zmq_guard import Doorway, SubscriptionGate
 from rolloutbus.bus.transport.ports import PortCounters, TopicBatchHandler
 from rolloutbus.bus.transport.zmq_batches import (
-    DRAIN_MESSAGES,
-    SKIP_FRAMES,
+    Drain,
     Reader,
     Receiver,
     TickOutbox,
@@ -54,7 +53,7 @@ class PubPort:
     def __init__(
         self, endpoint: str, doorway: Doorway | None = None, *, is_unsafe: bool = False
     ) -> None:
-        """Listen; with a `doorway` only to whom it lets in.
+        """Listen; with a `doorway` only for keys that it lets in.
 
         Args:
             endpoint: where.
@@ -206,7 +205,7 @@ class Subscription:
 
 
 class SubPort(Subscription):
-    """A subscriber that is told of batches."""
+    """A subscriber whose handler gets batches."""
 
     def __init__(
         self,
@@ -336,7 +335,7 @@ class PatientPubPort:
         self._outbox = TickOutbox(socket, self.counters, self._reader.after_send, self._refused)
 
     def offer(self, topic: bytes, entries: list[Entry]) -> bool:
-        """Publish one batch as one message, at once; False: somebody has no room for it yet.
+        """Publish one batch as one message, at once; False: a subscriber has no room for it yet.
 
         `topic` is not empty. Nothing was sent to anybody if it is False.
         """
@@ -407,35 +406,14 @@ class ForwardPort:
         return _Passage(socket, counters, self.down).read_some
 
 
-class _Passage:
-    """From one socket to the other."""
+class _Passage(Drain):
+    """Passes messages on from one socket to a publisher."""
 
     def __init__(self, socket: zmq.Socket[bytes], counters: PortCounters, down: PubPort) -> None:
-        self._recv = socket.recv
-        self._counters = counters
+        super().__init__(socket, counters)
         self._down = down
-        self._is_midway = False
-        """The rest of an overlong message comes next."""
 
-    def read_some(self) -> bool:
-        """Pass some on; True if there may be more."""
-        try:
-            if self._is_midway:
-                self._skip()
-                return True
-            for _ in range(DRAIN_MESSAGES):
-                self._pass_one()
-                if self._is_midway:
-                    return True
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            if error.errno in (zmq.ENOTSOCK, zmq.ETERM):
-                return False
-            raise
-        return True
-
-    def _pass_one(self) -> None:
+    def _read_one(self) -> None:
         frames = [self._recv(zmq.NOBLOCK, copy=False)]
         while frames[-1].more and len(frames) < FRAMES:
             frames.append(self._recv(zmq.NOBLOCK, copy=False))
@@ -446,14 +424,8 @@ class _Passage:
         self._counters.frames_in += 1
         self._down.pass_on(frames)
 
-    def _skip(self) -> None:
-        for _ in range(SKIP_FRAMES):
-            if not self._recv(zmq.NOBLOCK, copy=False).more:
-                self._is_midway = False
-                break
-
 
 def _is_message(frames: list[zmq.Frame]) -> bool:
-    """Whether it is of this protocol; what it says is for its readers to judge."""
+    """Whether a message is of this protocol; its content is for its readers to check."""
     is_topic = len(frames[0].buffer) == TOPIC_BYTES
     return is_topic and len(frames) > 1 and bytes(frames[1].buffer[: len(SIGNATURE)]) == SIGNATURE

@@ -1,1 +1,1 @@
-"""What both sides of a weight version need."""
+"""Weight versions: formats and memory that trainers, stores and workers share."""

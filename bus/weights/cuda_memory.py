@@ -36,7 +36,7 @@ class Loan:
 
     @property
     def name(self) -> tuple[int, int]:
-        """What `borrow` takes: process id and descriptor."""
+        """Arguments of `borrow`: process id and descriptor."""
         return os.getpid(), self._fd
 
     def lend(self) -> None:
@@ -44,7 +44,7 @@ class Loan:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def recall(self) -> bool:
-        """Whether nobody reads; if so, nobody can until the next `lend`."""
+        """Take the memory back if no process reads it: none can until the next `lend`."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -65,7 +65,7 @@ class Borrowed:
         self._fd = fd
 
     def give_back(self) -> None:
-        """Nobody reads it here any more; idempotent."""
+        """This process reads it no more; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -226,7 +226,7 @@ class CudaHandle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     loan: _Number
 
     def pack(self) -> bytes:
-        """As it travels."""
+        """Its bytes on the wire."""
         return msgspec.msgpack.encode(self)
 
 

@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.messages.weights import Tensor
 
 
 class FloatBits(NamedTuple):
-    """How to see that a floating-point number is none."""
+    """How to recognise infinity and NaN in a floating-point type."""
 
     size_bytes: int
     """Of one number; a complex one is two."""
@@ -161,11 +161,10 @@ def checksum(content: Bytes) -> int:
 
 
 def checksum_by(content: Array, odd: Array) -> int:
-    """Of bytes anywhere, uint8 [n], with the arithmetic of `odd`: 1, 3, 5, … as 64-bit integers.
+    """Checksum of uint8 [n] on any device, with the arithmetic of `odd`: 1, 3, 5, … as 64-bit ints.
 
-    The length of `odd` is the number of words that are looked at in one go; no more memory is
-    needed than for twice as many. Both are on the same device, whose queue is waited for once
-    everything is in it.
+    `odd` has as many numbers as words are looked at in one go; no more memory is needed than for
+    twice as many. Both are on one device, whose queue is waited for once, at the end.
     """
     n_words: int = len(content) // _WORD_BYTES
     tail = int.from_bytes(bytes(content[n_words * _WORD_BYTES :].tolist()), "little")

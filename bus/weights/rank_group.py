@@ -33,7 +33,7 @@ MAX_TIMEOUT_MS = 86_400_000
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a worker writes under `joined_key`, and under `done_key`."""
+    """A worker's value under `joined_key` and `done_key`."""
 
     problem: Sentence = ""
     """Why it does not take part, or why it could not use what it got."""
@@ -42,31 +42,31 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class BadReport(ValueError):
-    """A value in the rendezvous is not what the protocol says."""
+    """A value in the rendezvous breaks the protocol."""
 
 
 def seat_key(rank: int) -> str:
-    """Counts who took rank `rank`: a second one has to go."""
+    """Key of a counter: a second process that takes rank `rank` has to leave."""
     return f"seat/{rank}"
 
 
 def joined_key(rank: int) -> str:
-    """Rank `rank` is there."""
+    """Key that says: rank `rank` has joined."""
     return f"joined/{rank}"
 
 
 def done_key(rank: int) -> str:
-    """Rank `rank` has received and verified everything, or has failed."""
+    """Key that says: rank `rank` has received and verified everything, or has failed."""
     return f"done/{rank}"
 
 
 def write_report(report: RankReport) -> str:
-    """As a value."""
+    """The report as a value of the rendezvous."""
     return msgspec.json.encode(report).decode()
 
 
 def read_report(value: bytes) -> RankReport:
-    """Raises BadReport."""
+    """The report in a value. Raises BadReport."""
     try:
         return msgspec.json.decode(value, type=RankReport)
     except msgspec.MsgspecError as error:
@@ -81,7 +81,7 @@ def read_timeout_s(value: bytes) -> float:
 
 
 def read_world(value: bytes) -> int:
-    """Raises BadReport."""
+    """Number of ranks. Raises BadReport."""
     if not value.isdigit() or not 1 < (world := int(value[:9])) <= MAX_MEMBERS:
         raise BadReport(f"a world of {value[:40]!r} ranks")
     return world
@@ -160,7 +160,7 @@ class RankGroup:
 
 
 def _wait(works: Sequence[Any], seat: Seat) -> str:
-    """Until all is done; why it never will be, or nothing."""
+    """Wait until all is done; returns why it never will be, or nothing."""
     deadline_at = time.monotonic() + seat.timeout_s
     try:
         for work in works:
@@ -176,7 +176,7 @@ def _wait(works: Sequence[Any], seat: Seat) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Of its message: torch appends its stack."""
+    """First line of an error's message: torch appends its stack."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 

@@ -82,7 +82,7 @@ class _Mappings:
         self._forget_unlinked()
 
     def clear(self) -> None:
-        """Unmap whatever nobody holds an array of."""
+        """Unmap all segments of which no array is held."""
         for key in list(self._kept):
             self._forget(key)
 
@@ -125,7 +125,7 @@ class SegmentReader:
         return PinnedSegment(fd, content[:size_bytes])
 
     def forget(self) -> None:
-        """Unmap whatever nobody holds an array of."""
+        """Unmap all segments of which no array is held."""
         self._mappings.clear()
 
 
@@ -153,7 +153,7 @@ class SegmentWriter:
         self._mappings.tidy()
 
     def forget(self) -> None:
-        """Unmap whatever nobody holds an array of."""
+        """Unmap all segments of which no array is held."""
         self._mappings.clear()
 
 

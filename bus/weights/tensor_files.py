@@ -27,7 +27,7 @@ _ALIGN_BYTES = 8
 
 
 class FileRange(NamedTuple):
-    """Where a tensor lies in a file, and as what."""
+    """Place and type of a tensor in a file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ def shards(tensors: Sequence[Tensor], max_bytes: int = MAX_SHARD_BYTES) -> list[
 
 
 def header_of(tensors: Sequence[Tensor]) -> bytes:
-    """What stands in a file before the bytes of these tensors, one after another."""
+    """The header of a file that holds these tensors one after another."""
     ends = list(accumulate(each.size_bytes for each in tensors))
     entries = {
         each.name: _Entry(each.dtype, each.shape, (end - each.size_bytes, end))
@@ -77,7 +77,7 @@ def header_bytes(length: bytes) -> int:
 
 
 def parse_header(text: bytes, file_bytes: int) -> Mapping[str, FileRange]:
-    """Where each tensor lies in a file of `file_bytes`, by name.
+    """Places of all tensors in a file of `file_bytes`, by name.
 
     Raises:
         RemoteProtocolError: it is no header, or points outside of the file.

@@ -1,4 +1,4 @@
-"""What changed between two versions of the same tensors, lossless, and making one of the other.
+"""Lossless deltas between two versions of the same tensors: encoding and applying.
 
 An optimiser step with a small learning rate moves few elements of a bfloat16 weight, and the high
 bytes of hardly any of a float32 one; XOR against the old bytes turns both into zeros, which
@@ -49,7 +49,7 @@ class EncodedDelta(NamedTuple):
 def encode(
     base: Bytes, base_tensors: Sequence[Tensor], new: Bytes, tensors: Sequence[Tensor]
 ) -> EncodedDelta | None:
-    """How `new` differs from `base`; None if that cannot be said in fewer bytes than `new` has.
+    """The delta from `base` to `new`; None if it would have no fewer bytes than `new`.
 
     Both hold sealed versions; tensors of equal digests are taken to be equal.
     """

@@ -1,1 +1,1 @@
-"""What is said on the bus, as types and as bytes: entries, messages, limits, errors, versions."""
+"""The language of the bus as types and as bytes: entries, messages, limits, errors, versions."""

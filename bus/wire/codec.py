@@ -34,7 +34,7 @@ MAX_ARRAY_ITEMS = 1 << 20
 
 
 def _plain(value: object) -> object:
-    """What stands for a value that MessagePack does not know: callers' and engines' numbers.
+    """A plain value for one that MessagePack does not know, such as numbers of numpy.
 
     Raises:
         TypeError: nothing does.
@@ -216,7 +216,7 @@ def _decode(decoder: "msgspec.msgpack.Decoder[msgspec.Struct]", entry: Entry) ->
 
 
 def complaint(error: Exception) -> str:
-    """What a decoder complains of: it quotes names that the peer made up, whatever their length.
+    """A decoder's complaint, cut: it quotes names that the peer made up, of any length.
 
     The end is kept, because the field stands there.
     """
@@ -266,7 +266,7 @@ def array_of(values: AnyArray, dtype: ArrayDtype | None = None) -> Array:
 
 
 def numpy_of(array: Array) -> AnyArray:
-    """As numpy has it, [shape], read-only; bfloat16 as float32.
+    """The array for numpy, [shape], read-only; bfloat16 as float32, which is exact.
 
     Raises:
         RemoteProtocolError: its bytes do not fill its shape.

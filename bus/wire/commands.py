@@ -27,7 +27,7 @@ COMPUTING: frozenset[State] = frozenset({"draining", "torn", "asleep", "paused"}
 
 
 class CommandRow(NamedTuple):
-    """What holds for one command, whoever handles it."""
+    """Facts of one command, for all its handlers."""
 
     body: type[msgspec.Struct]
     result: type[msgspec.Struct]
@@ -156,14 +156,14 @@ COMMAND_OF: dict[type[msgspec.Struct], str] = {row.body: kind for kind, row in C
 
 
 def sent_by(role: str) -> frozenset[str]:
-    """Commands that this role may send: those of the roles before it, too."""
+    """Commands that this role may send; it has all rights of the roles before it."""
     roles = get_args(Sender)
     senders = roles[: roles.index(role) + 1]
     return frozenset(kind for kind, row in COMMANDS.items() if row.sender in senders)
 
 
 def done_by(*targets: Target) -> frozenset[str]:
-    """Commands that one of these carries out."""
+    """Commands that these targets carry out."""
     return frozenset(kind for kind, row in COMMANDS.items() if row.target in targets)
 
 

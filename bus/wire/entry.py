@@ -38,7 +38,7 @@ NO_BODY = msgspec.Raw(b"\x80")
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """What the router must know to choose a worker for a `generate`."""
+    """The router's input for choosing a worker for a `generate`."""
 
     policy: HeaderText
     """Name of the policy whose weights are asked for."""

@@ -53,7 +53,7 @@ def restored(kind: type[BusError], args: tuple[object, ...], fields: dict[str, o
 
 
 def cannot_be_pickled(what: object, instead: str) -> TypeError:
-    """What `__reduce__` raises for what is bound to its process; `instead` is what to pass."""
+    """The error of `__reduce__` for objects that are bound to a process; pass `instead`."""
     return TypeError(
         f"a {type(what).__name__} cannot be pickled or copied: its sockets belong to this process; "
         f"pass {instead}"

@@ -1,4 +1,4 @@
-"""What a caller asks to have sent, checked as its receiver will check it.
+"""Checks a caller's values before they are sent, as their receiver will check them.
 
 A value of a wrong type must end its own call and nothing else: it is found here, before the request
 is kept, so that sending it again cannot fail. Spec: docs/protocol.md, "Limits".

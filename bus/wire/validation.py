@@ -239,7 +239,7 @@ def check_rid(rid: str, *, client: str | None = None) -> Problem | None:
 
 
 def check_placement(place: Placement) -> Problem | None:
-    """What a client asks the router for beside a `generate`."""
+    """Check the placement that a client asks for."""
     rule = parse_versions(place.versions)
     if isinstance(rule, Problem):
         return rule
@@ -263,7 +263,7 @@ def cost_of(body: Generate) -> int:
 
 
 def check_cost(place: Placement, body: Generate, *, max_context: int) -> Problem | None:
-    """What a header says about its body: routers reckon with it and do not look."""
+    """Check the cost in a header against its body: routers do not look into bodies."""
     least = cost_of(body)
     if place.cost < least:
         return bad_request(

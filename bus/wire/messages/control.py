@@ -38,7 +38,7 @@ SaveKind = Literal["safetensors", "sharded", "remote"]
 
 
 class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How likely each label token follows a query and an item. Ends with `Scored`."""
+    """Ask how likely each label token follows a query and an item. Ends with `Scored`."""
 
     query: Column
     """int32 [q], may be empty."""
@@ -78,7 +78,7 @@ class Embedded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rerank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How well each text fits its query. Ends with `Reranked`."""
+    """Ask how well each text fits its query. Ends with `Reranked`."""
 
     pairs: Annotated[list[tuple[Text, Text]], msgspec.Meta(max_length=MAX_SCORED)]
     """(query, text)."""

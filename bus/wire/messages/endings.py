@@ -1,4 +1,4 @@
-"""Messages about the delivery of commands: who holds one, and how it ends.
+"""Messages about the delivery of commands: their holders and their endings.
 
 Spec: docs/protocol.md, "Delivery", "Errors".
 """

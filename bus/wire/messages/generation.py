@@ -123,7 +123,7 @@ SAID_ELSEWHERE: Mapping[str, str] = {
 
 
 class _Told(msgspec.StructMeta):
-    """Of what callers make themselves: a field or a choice that does not exist is told."""
+    """Metaclass of structs that callers make: refuses unknown fields and choices with a hint."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805 - of a class
         for name in kwargs:
@@ -181,7 +181,7 @@ class SamplingParams(
 class Want(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, metaclass=_Told
 ):
-    """What to tell besides tokens and logprobs; it comes in `Generated.arrays`."""
+    """Results wanted besides tokens and logprobs; they come in `Generated.arrays`."""
 
     top_logprobs: int = 0
     """So many of the likeliest tokens in each place; 0 is off."""
@@ -201,7 +201,7 @@ class Want(
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_Told):
-    """What the output must match."""
+    """A grammar that the output must match."""
 
     kind: GrammarKind
     text: Text
@@ -218,7 +218,7 @@ class Processor(
 
 
 class Media(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_Told):
-    """What placeholder tokens in the prompt stand for."""
+    """Content that placeholder tokens in the prompt stand for."""
 
     kind: MediaKind
     data: Piece

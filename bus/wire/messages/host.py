@@ -66,7 +66,7 @@ class EngineHeartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Extras(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a request: its adapter before its first tokens, or its arrays before it finishes."""
+    """More of a request: its adapter before its first tokens, or its arrays before it finishes."""
 
     rid: Rid
     attempt: AttemptId

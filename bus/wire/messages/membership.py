@@ -32,7 +32,7 @@ from rolloutbus.bus.wire.messages.control import Paused, PausesByWorker
 
 
 class Prefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a cache holds now that it did not hold when the one before was said, and the reverse."""
+    """Changes of a worker's prefix cache since the message before."""
 
     seq: Natural
     """Grows by one; at 0 the receiver forgets what was said before."""
@@ -46,7 +46,7 @@ Role = Literal["client", "worker", "store"]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a worker offers for as long as this lease lasts."""
+    """A worker's offer for as long as this lease lasts."""
 
     policy: Short
     """Name of the policy whose weights it serves."""
@@ -75,7 +75,7 @@ class WorkerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a weight store offers: where its bytes are pulled, what is committed."""
+    """A weight store's offer: where its bytes are pulled, and what is committed."""
 
     bulk: HeaderText
     """Endpoint that serves manifests and chunks."""
@@ -93,7 +93,7 @@ class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the fleet is to be, as the router says; members keep a copy for the next router."""
+    """The wanted state of the fleet; members keep a copy for the next router."""
 
     stamp: tuple[RouterEpoch, Natural] = (0, 0)
     """(router epoch, n) of the last change; later intents compare greater."""

@@ -85,7 +85,7 @@ class ReserveVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reserved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the trainer writes: a shared-memory segment on the store's host."""
+    """The place to write to: a shared-memory segment on the store's host."""
 
     version: Natural
     host: HeaderText
@@ -135,7 +135,7 @@ class SettleVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What became of a version, for good."""
+    """The final fate of a version."""
 
     is_committed: bool
 
@@ -159,7 +159,7 @@ class PublishVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How the update went on one worker."""
+    """Outcome of the update on one worker."""
 
     worker: Short
     is_active: bool
@@ -306,7 +306,7 @@ class PullDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeltaPart(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """How one tensor is made of its base."""
+    """Instructions to make one tensor from its base."""
 
     tensor: Natural
     """Index in the manifest; tensors without a part are unchanged."""
@@ -364,7 +364,7 @@ class CheckWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TensorCheck(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
-    """What one active tensor holds."""
+    """Content of one active tensor."""
 
     name: TensorName
     digest: Natural

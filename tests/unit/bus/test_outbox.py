@@ -91,7 +91,7 @@ def test_news_are_told_once_and_what_came_and_went_meanwhile_is_none() -> None:
     outbox.put("generate", ending(3), 0.0)
     outbox.drop([("c/1", (1, 1)), ("c/3", (1, 1))])
     assert outbox.take_news() == (False, [], [("c/1", (1, 1))])
-    outbox.tell_all()
+    outbox.report_all()
     assert outbox.take_news() == (True, [("c/2", (1, 1), "client")], [])
 
 

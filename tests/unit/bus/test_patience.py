@@ -1,4 +1,4 @@
-from rolloutbus.bus.transport.ports import SAY_AGAIN_S, Patience
+from rolloutbus.bus.transport.ports import ANNOUNCE_AGAIN_S, Patience
 
 ADDRESS = "tcp://10.0.0.1:7777"
 
@@ -6,7 +6,7 @@ ADDRESS = "tcp://10.0.0.1:7777"
 def test_says_at_once_what_it_waits_for_and_again_every_ten_seconds() -> None:
     patience = Patience(ADDRESS, "a worker")
     said = [patience.failed("no-answer", now / 2) for now in range(41)]
-    assert [index / 2 for index, each in enumerate(said) if each] == [0, SAY_AGAIN_S, 20]
+    assert [index / 2 for index, each in enumerate(said) if each] == [0, ANNOUNCE_AGAIN_S, 20]
     assert said[0] == f"no router answers at {ADDRESS}; trying again"
 
 
