@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rolloutbus.bus.packing import runs_within
+from rolloutbus.bus.wire.codec import runs_within
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.trainer_adapter.publisher.sharded import Holding, plan_of, size_of
 
