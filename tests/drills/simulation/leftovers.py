@@ -23,6 +23,7 @@ REMEMBERED = {
     "_done": "answered commands, for 1 min",
     "_collected": "detached requests whose endings were acknowledged, for 1 min",
     "over": "the latest detached requests that have ended for their callers, for 1 h",
+    "settled": "the same, at a worker",
     "_over": "the same, at their client",
     "_ended": "the latest requests of a client that have ended, to tell them from unknown ones",
     "released": "detached requests that were given up, at most as many as may be open",

@@ -63,7 +63,7 @@ def without_fencing(process: Process) -> None:
         executions.ended = ended_anyhow
     elif isinstance(process, ClientNode):
         core = process.core
-        judge = core._verdicts.ended
+        judge = core._endings.ended
 
         def judge_alike(entry: Entry, now: float) -> None:
             request = core._book.open.get(entry.rid)
@@ -71,7 +71,7 @@ def without_fencing(process: Process) -> None:
                 request.dead_attempts.clear()
             judge(entry, now)
 
-        core._verdicts.ended = judge_alike
+        core._endings.ended = judge_alike
 
 
 def without_retry(process: Process) -> None:
@@ -126,7 +126,7 @@ def without_client_dedup(process: Process) -> None:
     """Every ending that reaches a client is an outcome."""
     if isinstance(process, ClientNode):
         core = process.core
-        ended = core._verdicts.ended
+        ended = core._endings.ended
 
         def ended_again(entry: Entry, now: float) -> None:
             case = process.cases.get(entry.rid)
@@ -134,7 +134,7 @@ def without_client_dedup(process: Process) -> None:
                 core._out.append(Complete(entry.rid, case.outcomes[0]))
             ended(entry, now)
 
-        core._verdicts.ended = ended_again
+        core._endings.ended = ended_again
 
 
 def without_recovery_window(process: Process) -> None:
