@@ -47,7 +47,7 @@ class Teller:
         worker.say(Entry("beat", epoch=worker.epoch, body=body))
         lease = worker.take_body("lease")
         if lease.is_behind:
-            outbox.tell_all()
+            outbox.report_all()
         return lease
 
 
