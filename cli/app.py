@@ -49,7 +49,7 @@ MODULES = {
 """Command -> its module in `commands/`. All but `--help` import only the one that is asked for."""
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """All of MODULES."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - click's, as typer has it
@@ -71,7 +71,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     name=DISTRIBUTION,
-    cls=Commands,
+    cls=CommandGroup,
     help=HELP,
     epilog="Example: rolloutbus up -n 2 --engine fake",
     no_args_is_help=True,

@@ -297,7 +297,7 @@ class PrefixCache(Protocol):
         ...
 
 
-class Scores(NamedTuple):
+class ScoreRows(NamedTuple):
     """What scoring gave."""
 
     scores: Float32Table
@@ -317,7 +317,7 @@ class Scorer(Protocol):
         *,
         apply_softmax: bool,
         item_first: bool,
-    ) -> Scores:
+    ) -> ScoreRows:
         """Score the labels after the query and each item.
 
         Args:
@@ -331,7 +331,7 @@ class Scorer(Protocol):
         ...
 
 
-class Embeddings(NamedTuple):
+class EmbeddingRows(NamedTuple):
     """What embedding gave."""
 
     rows: Float32Table
@@ -343,7 +343,7 @@ class Embeddings(NamedTuple):
 class Embedder(Protocol):
     """Makes a vector of a text."""
 
-    def embed(self, inputs: Sequence[Int32s], dimensions: int) -> Embeddings:
+    def embed(self, inputs: Sequence[Int32s], dimensions: int) -> EmbeddingRows:
         """One vector for each input, int32 [m], cut to `dimensions` unless that is 0."""
         ...
 

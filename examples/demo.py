@@ -22,7 +22,7 @@ import rolloutbus
 from rolloutbus import Fleet
 from rolloutbus.errors import DeliveryError
 from rolloutbus.events import Finished
-from rolloutbus.examples.demo_report import DemoSummary, DemoView, RunDirectory, stall_ms_p50
+from rolloutbus.examples.demo_report import DemoDirectory, DemoSummary, DemoView, stall_ms_p50
 from rolloutbus.examples.grpo import Learner, LearnerOptions
 from rolloutbus.examples.rollouts import SAMPLING, FeedOptions, RolloutFeed
 from rolloutbus.examples.task import (
@@ -156,7 +156,7 @@ class DemoRun:
     drill: KillDrill
     witness: Witness
     view: DemoView
-    directory: RunDirectory
+    directory: DemoDirectory
     held_out: list[str]
 
     async def train(self) -> None:
@@ -231,7 +231,7 @@ async def run_demo(options: DemoOptions) -> DemoSummary:
 @asynccontextmanager
 async def _started(options: DemoOptions, view: DemoView) -> AsyncGenerator[DemoRun]:
     """Build the model and bring the fleet up."""
-    directory = RunDirectory(options.runs, options.seed)
+    directory = DemoDirectory(options.runs, options.seed)
     directory.write_config(asdict(options))
     model_path = directory.path / "model"
     build_tiny_model(model_path, options.seed)

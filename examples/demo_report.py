@@ -103,7 +103,7 @@ class DemoSummary:
         return json.dumps(asdict(self))
 
 
-class RunDirectory:
+class DemoDirectory:
     """`runs/<time>/` of one run."""
 
     def __init__(self, parent: Path, seed: int) -> None:

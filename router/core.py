@@ -41,11 +41,15 @@ from rolloutbus.router.members.membership import Membership
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.placement.affinity import Affinity
 from rolloutbus.router.placement.isolation import Isolation
-from rolloutbus.router.placement.load import Load
+from rolloutbus.router.placement.load import LoadStage
 from rolloutbus.router.placement.placement import Placer
 from rolloutbus.router.placement.prefixes import PrefixIndex
 from rolloutbus.router.placement.sessions import Sessions
-from rolloutbus.router.requests.admission_control import Admission, Backlogs, Door
+from rolloutbus.router.requests.admission_control import (
+    AdmissionControl,
+    Backlogs,
+    HeaderValidation,
+)
 from rolloutbus.router.requests.reattachment import Reattachment
 from rolloutbus.router.requests.table import RequestTable
 from rolloutbus.router.settings import RouterSettings
@@ -77,19 +81,19 @@ class RouterCore:
             self._sessions.choose,
             affinity.choose,
             self._prefixes.choose,
-            Load(self.context, chance).choose,
+            LoadStage(self.context, chance).choose,
         )
         self.placer = Placer(stages)
-        door = Door(self.context, self.table, chance)
+        admission = AdmissionControl(self.context, self.table, chance)
         self._backlogs = Backlogs(self.context)
-        admission = Admission(self._backlogs)
+        validation = HeaderValidation(self._backlogs)
         self._dispatcher = Dispatcher(
             self.context,
             self.table,
-            admission,
+            validation,
             self._health,
             self._sessions,
-            door,
+            admission,
             placer=self.placer,
         )
         self._reattachment = Reattachment(self.context, self.table)

@@ -21,7 +21,11 @@ from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.placement.placement import Placer, made_concrete
 from rolloutbus.router.placement.sessions import Sessions
-from rolloutbus.router.requests.admission_control import Admission, Door, is_sound
+from rolloutbus.router.requests.admission_control import (
+    AdmissionControl,
+    HeaderValidation,
+    is_sound,
+)
 from rolloutbus.router.requests.queue import LaneKey
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
@@ -36,10 +40,10 @@ class Dispatcher:
         self,
         context: Context,
         table: RequestTable,
-        admission: Admission,
+        validation: HeaderValidation,
         health: Health,
         sessions: Sessions,
-        door: Door,
+        admission: AdmissionControl,
         *,
         placer: Placer,
     ) -> None:
@@ -48,9 +52,9 @@ class Dispatcher:
         self._table = table
         self._health = health
         self._sessions = sessions
-        self._door = door
-        self._placer = placer
         self._admission = admission
+        self._placer = placer
+        self._validation = validation
 
     def submit(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """A `generate` arrives, for the first time or again."""
@@ -58,7 +62,7 @@ class Dispatcher:
         if known is not None:
             self._submitted_again(known, client, entry)
             return
-        problem = self._admission.problem_of(client, entry)
+        problem = self._validation.problem_of(client, entry)
         if problem is not None:
             self._context.count("busy_refused" if problem.code == "busy" else "bad_requests")
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
@@ -79,7 +83,7 @@ class Dispatcher:
         lane = None if waiting.is_empty else waiting.lane(request)
         if lane is None and request.state == "queued" and self._place(request, now):
             self._table.add(request)
-        elif waiting.is_empty or self._door.admits(request, lane, now):
+        elif waiting.is_empty or self._admission.admits(request, lane, now):
             self._table.add(request)
             waiting.add(request, is_tried=True)
         elif request.session is not None:
@@ -95,9 +99,9 @@ class Dispatcher:
         ordinary, or finds no place, is left to `submit`, which does the same for each.
         """
         context, table, place = self._context, self._table, entries[first].place
-        if place is None or self._admission.problem_of(client, entries[first]) is not None:
+        if place is None or self._validation.problem_of(client, entries[first]) is not None:
             return first
-        rule = self._admission.rule(place.versions)
+        rule = self._validation.rule(place.versions)
         if place.cost <= 0 or not self._is_ordinary(place, rule):
             return first
         committed = context.committed_of(place.policy)
@@ -233,7 +237,7 @@ class Dispatcher:
         if place.cost <= 0:
             place = msgspec.structs.replace(place, cost=_cost_in(entry))
         is_parked = place.resend and self._context.is_recovering
-        rule = None if place.versions == "any" else self._admission.rule(place.versions)
+        rule = None if place.versions == "any" else self._validation.rule(place.versions)
         self._table.n_arrived = order = self._table.n_arrived + 1
         return Request(
             entry.rid,
@@ -266,7 +270,7 @@ class Dispatcher:
             return
         if known.place.outlives_client:
             self._context.detached.follow(known.rid, client.peer, has_prompt=True)
-            _keep_prompt(known, entry, self._admission, self._context)
+            _keep_prompt(known, entry, self._validation, self._context)
         if known.state == "running":
             if self._sessions.is_used and known.session is None and entry.place is not None:
                 self._sessions.attach(known, entry.place)  # adopted: its worker did not say
@@ -375,10 +379,12 @@ def _may_be_detached(context: Context, client: ClientRecord, entry: Entry) -> bo
     return False
 
 
-def _keep_prompt(known: Request, entry: Entry, admission: Admission, context: Context) -> None:
+def _keep_prompt(
+    known: Request, entry: Entry, validation: HeaderValidation, context: Context
+) -> None:
     """A detached one that was found at its worker may have to be begun again without its client."""
     if known.state == "running" and known.body == NO_BODY and entry.place is not None:
-        known.body, known.rule = entry.body, admission.rule(entry.place.versions)
+        known.body, known.rule = entry.body, validation.rule(entry.place.versions)
         known.deadline_at = context.detached.now + entry.deadline_ms / 1000
 
 

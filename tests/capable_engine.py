@@ -11,13 +11,13 @@ import numpy as np
 
 from rolloutbus.bus.wire.messages.control import CacheTier, SaveKind, StartProfile
 from rolloutbus.engine_worker.engine import (
-    Embeddings,
+    EmbeddingRows,
     EngineBusy,
     Float32s,
     Int32s,
     LoraTensors,
     MemoryFreed,
-    Scores,
+    ScoreRows,
     Step,
 )
 from rolloutbus.engine_worker.engines.fake.engine import FakeEngine, FakeMemory
@@ -70,16 +70,16 @@ class Reader:
         *,
         apply_softmax: bool,
         item_first: bool,
-    ) -> Scores:
+    ) -> ScoreRows:
         """Sum of query and item, plus the label; half of it with softmax, negative item first."""
         self.reading.set()
         self.may_read.wait()
         texts = [int(query.sum()) + int(item.sum()) for item in items]
         scores = np.add.outer(texts, list(label_token_ids)).astype(np.float32)
         scores *= (0.5 if apply_softmax else 1.0) * (-1.0 if item_first else 1.0)
-        return Scores(scores, sum(len(query) + len(item) for item in items))
+        return ScoreRows(scores, sum(len(query) + len(item) for item in items))
 
-    def embed(self, inputs: Sequence[Int32s], dimensions: int) -> Embeddings:
+    def embed(self, inputs: Sequence[Int32s], dimensions: int) -> EmbeddingRows:
         """(first token, sum of tokens, 0 ...), `dimensions` of them or 2; 13 cannot be embedded."""
         if any(each.sum() == 13 for each in inputs):
             raise ValueError("an unlucky input")
@@ -87,7 +87,7 @@ class Reader:
         rows = np.zeros((len(inputs), max(d, 2)), np.float32)
         rows[:, 0] = [each[0] for each in inputs]
         rows[:, 1] = [each.sum() for each in inputs]
-        return Embeddings(np.ascontiguousarray(rows[:, :d]), sum(map(len, inputs)))
+        return EmbeddingRows(np.ascontiguousarray(rows[:, :d]), sum(map(len, inputs)))
 
     def rerank(self, pairs: Sequence[tuple[str, str]]) -> Float32s:
         """How many words they share."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rolloutbus.replay.timeline.lanes import NO_VERSION, Execution, Span, Timeline, WorkerLane
+from rolloutbus.replay.timeline.lanes import NO_VERSION, Execution, LaneSpan, Timeline, WorkerLane
 from rolloutbus.replay.timeline.picture import FILLS, VERSIONS
 
 FLEET_PID = 1
@@ -65,14 +65,14 @@ def _execution(execution: Execution, pid: int) -> Iterator[Event]:
 _DRAWN = {"rid", "row", "start_s", "end_s", "spans"}
 
 
-def _spans(spans: Iterable[Span], pid: int, tid: int, name: str) -> Iterator[Event]:
+def _spans(spans: Iterable[LaneSpan], pid: int, tid: int, name: str) -> Iterator[Event]:
     found = [_of_span(span, pid, tid) for span in spans]
     if found:
         yield _named("thread_name", name, pid, tid)
     yield from found
 
 
-def _of_span(span: Span, pid: int, tid: int) -> Event:
+def _of_span(span: LaneSpan, pid: int, tid: int) -> Event:
     facts: dict[str, Any] = {}
     if span.version != NO_VERSION:
         facts["version"] = span.version

@@ -38,7 +38,7 @@ Outcome = Literal["finished", "failed", "cancelled", "expired", "refused", "lost
 NO_VERSION = -1
 
 
-class Span(msgspec.Struct, frozen=True, omit_defaults=True):
+class LaneSpan(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something that lasted."""
 
     kind: SpanKind
@@ -63,7 +63,7 @@ class Execution(msgspec.Struct, frozen=True, omit_defaults=True):
     end_s: float
     outcome: Outcome
     """`open`: no end of it was heard."""
-    spans: list[Span]
+    spans: list[LaneSpan]
     """In order, without overlap."""
     n_tokens: int
     """Sampled in this attempt, as far as it was heard."""
@@ -86,11 +86,11 @@ class WorkerLane(msgspec.Struct, frozen=True):
     engine: str
     slots: int
     n_rows: int
-    versions: list[Span]
+    versions: list[LaneSpan]
     """Kind `version`: which weights were active when."""
-    states: list[Span]
+    states: list[LaneSpan]
     """Whenever it was not ready: `paused`, …, `gone`."""
-    weights: list[Span]
+    weights: list[LaneSpan]
     """`pull`, `commit` and `stall`: overlapping, in this order of depth."""
     executions: list[Execution]
     """In order of their starts."""
@@ -108,11 +108,11 @@ class Timeline(msgspec.Struct, frozen=True):
     """Width of the bins of `waiting` and `tokens_per_s`."""
     lanes: list[WorkerLane]
     """By name, w10 after w9."""
-    updates: list[Span]
+    updates: list[LaneSpan]
     """Kind `publish`: one per publication, from the trainer's order to its answer."""
     waiting: list[int]
     """Most requests that waited at the router at once, of each bin."""
-    unrecorded: list[Span]
+    unrecorded: list[LaneSpan]
     """While no recorder ran."""
     notes: list[str]
     """What a reader must know: what was measured how, and what is not in the recording."""
@@ -130,7 +130,7 @@ class Track:
         self._value: tuple[SpanKind, int] | None = None
         self._since_s = 0.0
         self._note = ""
-        self.spans: list[Span] = []
+        self.spans: list[LaneSpan] = []
 
     @property
     def kind(self) -> SpanKind | None:
@@ -153,7 +153,7 @@ class Track:
         """It is nothing any more."""
         if self._value is not None and at_s > self._since_s:
             kind, version = self._value
-            self.spans.append(Span(kind, self._since_s, at_s, version, note=self._note))
+            self.spans.append(LaneSpan(kind, self._since_s, at_s, version, note=self._note))
         self._value = None
 
 
@@ -259,7 +259,7 @@ def _execution(execution: Execution, start_s: float, end_s: float) -> Execution:
     )
 
 
-def _cut(spans: Iterable[Span], start_s: float, end_s: float) -> list[Span]:
+def _cut(spans: Iterable[LaneSpan], start_s: float, end_s: float) -> list[LaneSpan]:
     return [
         msgspec.structs.replace(
             each,

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.replay.timeline.lanes import Execution, Span, Timeline, WorkerLane
+from rolloutbus.replay.timeline.lanes import Execution, LaneSpan, Timeline, WorkerLane
 
 # The palette of Okabe and Ito, in an order in which neighbours differ in lightness, too.
 VERSIONS: Final = ("#0072B2", "#E69F00", "#009E73", "#F0B6D5", "#D55E00", "#56B4E9")
@@ -157,11 +157,11 @@ class LaneShape:
                 yield Label(_middle_s(span), row, span.kind, "black", is_boxed=True)
 
 
-def _bar(span: Span, top: float, height: float, fill: str, style: Style) -> Bar:
+def _bar(span: LaneSpan, top: float, height: float, fill: str, style: Style) -> Bar:
     return Bar(span.start_s, span.end_s, top, height, fill, style)
 
 
-def _middle_s(span: Span) -> float:
+def _middle_s(span: LaneSpan) -> float:
     return (span.start_s + span.end_s) / 2
 
 
@@ -228,7 +228,7 @@ def _draw_rates(axis: Any, timeline: Timeline) -> None:  # noqa: ANN401 - untype
     _plain(axis)
 
 
-def _draw_updates(axis: Any, updates: Iterable[Span], duration_s: float) -> None:  # noqa: ANN401
+def _draw_updates(axis: Any, updates: Iterable[LaneSpan], duration_s: float) -> None:  # noqa: ANN401
     top = axis.get_ylim()[1]
     for span in updates:
         axis.axvline(span.end_s, color="black", linewidth=0.6, linestyle=":")

@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.codec import unpack, unpack_as, unpack_result
 from rolloutbus.bus.wire.entry import Attempt, Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Accepted, Fenced, Lost
 from rolloutbus.bus.wire.messages.generation import Deltas, Generate, Generated
-from rolloutbus.replay.timeline.lanes import Execution, Highs, Outcome, Span, Sums
+from rolloutbus.replay.timeline.lanes import Execution, Highs, LaneSpan, Outcome, Sums
 
 TOKEN_BYTES = 4
 Key = tuple[str, Attempt]
@@ -49,7 +49,7 @@ class RunningAttempt:
     first_row_s: float | None = None
     first_counts: list[int] = field(default_factory=list[int])
     """Tokens of each version in the portion that came first."""
-    parts: list[Span] = field(default_factory=list[Span])
+    parts: list[LaneSpan] = field(default_factory=list[LaneSpan])
     """Kind `decode`, one for each run of one version; the first begins with the first row."""
     ended_s: float | None = None
     heard_s: float = 0.0
@@ -70,7 +70,7 @@ class RunningAttempt:
         if self.first_row_s is None:
             self.first_row_s, self.first_counts = at_s, [count]
             self._portion = at_s, count
-            self.parts.append(Span("decode", at_s, at_s, version, count))
+            self.parts.append(LaneSpan("decode", at_s, at_s, version, count))
             return
         last = self.parts[-1]
         began_s, n_before = self._portion
@@ -83,13 +83,13 @@ class RunningAttempt:
         elif is_first:
             self.first_counts.append(count)
         if last.version == version:
-            self.parts[-1] = Span("decode", last.start_s, at_s, version, last.n_tokens + count)
+            self.parts[-1] = LaneSpan("decode", last.start_s, at_s, version, last.n_tokens + count)
             return
         start_s = last.end_s
         if n_before:  # one portion, two versions: only the number of tokens tells where they meet
             start_s = began_s + (at_s - began_s) * n_before / (n_before + count)
-            self.parts[-1] = Span("decode", last.start_s, start_s, last.version, last.n_tokens)
-        self.parts.append(Span("decode", start_s, at_s, version, count))
+            self.parts[-1] = LaneSpan("decode", last.start_s, start_s, last.version, last.n_tokens)
+        self.parts.append(LaneSpan("decode", start_s, at_s, version, count))
 
     def end(self, at_s: float, outcome: Outcome, note: str) -> None:
         """It is over; the first word counts."""
@@ -227,7 +227,7 @@ def executions_of(book: RequestStories, end_s: float) -> dict[str, list[Executio
     return {worker: _in_rows(found) for worker, found in by_worker.items()}
 
 
-def spans_in_order(spans: Iterable[Span]) -> list[Span]:
+def spans_in_order(spans: Iterable[LaneSpan]) -> list[LaneSpan]:
     """By their starts, the longer of two first: what comes later lies on top."""
     return sorted(spans, key=lambda each: (each.start_s, -each.end_s))
 
@@ -276,30 +276,30 @@ def _execution(running: RunningAttempt, row: int, start_s: float, stop_s: float)
     )
 
 
-def _spans(running: RunningAttempt, stop_s: float) -> list[Span]:
+def _spans(running: RunningAttempt, stop_s: float) -> list[LaneSpan]:
     """Prefill, decode by version, and how long it was not known that all was lost."""
     spans = [*_before_decode(running, stop_s), *_decode(running)]
     if running.outcome == "lost":
         last_s = spans[-1].end_s if spans else running.heard_s
-        spans.append(Span("lost", last_s, stop_s, note=running.note))
+        spans.append(LaneSpan("lost", last_s, stop_s, note=running.note))
     return [each for each in spans if each.end_s > each.start_s or each.n_tokens]
 
 
-def _before_decode(running: RunningAttempt, stop_s: float) -> list[Span]:
+def _before_decode(running: RunningAttempt, stop_s: float) -> list[LaneSpan]:
     begin_s = _begin_s(running)
     if begin_s is None:  # only the stream was heard
         return []
     if running.first_row_s is None:
         if running.outcome == "finished":
-            return [Span("unsplit", begin_s, stop_s, note="none of its tokens was recorded")]
+            return [LaneSpan("unsplit", begin_s, stop_s, note="none of its tokens was recorded")]
         until_s = running.heard_s if running.outcome == "lost" else stop_s
-        return [Span("prefill", begin_s, max(begin_s, until_s))]
+        return [LaneSpan("prefill", begin_s, max(begin_s, until_s))]
     first_s = _first_token_s(running)
     if first_s is None:
         n_first = sum(running.first_counts)
         note = f"{n_first} tokens came at once: when the first of them did is not recorded"
-        return [Span("unsplit", begin_s, max(begin_s, running.first_row_s), note=note)]
-    return [Span("prefill", min(begin_s, first_s), first_s)]
+        return [LaneSpan("unsplit", begin_s, max(begin_s, running.first_row_s), note=note)]
+    return [LaneSpan("prefill", min(begin_s, first_s), first_s)]
 
 
 def _begin_s(running: RunningAttempt) -> float | None:
@@ -326,12 +326,12 @@ def _first_token_s(running: RunningAttempt) -> float | None:
     return min(max(begin_s, running.ended_s - running.run_s), running.first_row_s)
 
 
-def _decode(running: RunningAttempt) -> list[Span]:
+def _decode(running: RunningAttempt) -> list[LaneSpan]:
     """What came first is spread over the time since the first token, if that is known."""
     first_s, shown_s = _first_token_s(running), running.first_row_s
     if first_s is None or shown_s is None or first_s == shown_s:
         return running.parts
-    spread: list[Span] = []
+    spread: list[LaneSpan] = []
     s_per_token = (shown_s - first_s) / sum(running.first_counts)
     at_s = first_s
     for part, count in zip(running.parts, running.first_counts, strict=False):

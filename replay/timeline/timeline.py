@@ -12,7 +12,7 @@ from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.membership import Goodbye, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.replay.journal.records import End, Head, LostRecord, Record, Stream, Tap, ToldRecord
-from rolloutbus.replay.timeline.lanes import FINE_S, Span, Sums, Timeline, WorkerLane, bins_of
+from rolloutbus.replay.timeline.lanes import FINE_S, LaneSpan, Sums, Timeline, WorkerLane, bins_of
 from rolloutbus.replay.timeline.requests import RequestStories, executions_of, spans_in_order
 from rolloutbus.replay.timeline.workers import WorkerBook, WorkerTrack
 
@@ -89,8 +89,8 @@ class TimelineReader:
         self._requests = RequestStories()
         self._workers = WorkerBook()
         self._publishing: dict[str, tuple[PublishVersion, float]] = {}
-        self._updates: list[Span] = []
-        self._unrecorded: list[Span] = []
+        self._updates: list[LaneSpan] = []
+        self._unrecorded: list[LaneSpan] = []
         self._began_ns: int | None = None
         self._offset_ns = 0
         """Unix time less the recorder's clock."""
@@ -177,7 +177,7 @@ class TimelineReader:
             self._began_ns = head.at_ns + self._offset_ns
         elif self._is_interrupted:
             again_s = max(self._now_s, (head.at_ns + self._offset_ns - self._began_ns) / NS)
-            self._unrecorded.append(Span("unrecorded", self._now_s, again_s))
+            self._unrecorded.append(LaneSpan("unrecorded", self._now_s, again_s))
             self._requests.interrupt(self._now_s)
             self._workers.interrupt(self._now_s, again_s)
             self._publishing.clear()
@@ -260,6 +260,6 @@ class TimelineReader:
         self._workers.members(found, self._now_s, tells_all=not self._has_tap)
 
 
-def _publish(body: PublishVersion, start_s: float, end_s: float, outcome: str) -> Span:
+def _publish(body: PublishVersion, start_s: float, end_s: float, outcome: str) -> LaneSpan:
     note = f"{body.policy} v{body.version} ({body.mode}, {body.in_flight}): {outcome}"
-    return Span("publish", start_s, end_s, body.version, note=note)
+    return LaneSpan("publish", start_s, end_s, body.version, note=note)

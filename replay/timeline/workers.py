@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.codec import unpack, unpack_as, unpack_result
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member
 from rolloutbus.bus.wire.messages.weights import Committed, CommitUpdate, Prepared, PrepareUpdate
-from rolloutbus.replay.timeline.lanes import Span, SpanKind, Track
+from rolloutbus.replay.timeline.lanes import LaneSpan, SpanKind, Track
 
 SHOWN: frozenset[str] = frozenset(get_args(SpanKind))
 MIB = 1024 * 1024
@@ -32,7 +32,7 @@ class WorkerTrack:
         """When anything was last heard from it."""
         self.versions = Track()
         self.states = Track()
-        self.weights: list[Span] = []
+        self.weights: list[LaneSpan] = []
         self.commands: dict[str, tuple[Entry, float]] = {}
         """Sent to it and not ended, by rid: with the time when it was first sent."""
 
@@ -149,7 +149,9 @@ class WorkerBook:
                 if command.kind in ("prepare_update", "commit_update"):
                     kind: SpanKind = "pull" if command.kind == "prepare_update" else "commit"
                     version = cast("PrepareUpdate | CommitUpdate", unpack(command)).version
-                    worker.weights.append(Span(kind, sent_s, at_s, version, note="no end heard"))
+                    worker.weights.append(
+                        LaneSpan(kind, sent_s, at_s, version, note="no end heard")
+                    )
         self.interrupt(at_s, at_s)
 
     def _at(self, name: str) -> WorkerTrack:
@@ -165,24 +167,24 @@ class WorkerBook:
         body = unpack_as(CommitUpdate, command)
         if entry.kind != "finished":
             note = f"{body.in_flight}, {entry.kind}"
-            worker.weights.append(Span("commit", sent_s, at_s, body.version, note=note))
+            worker.weights.append(LaneSpan("commit", sent_s, at_s, body.version, note=note))
             return
         result = cast("Committed", unpack_result("commit_update", entry))
         note = f"{body.in_flight}; stall {result.stall_ms:.2f} ms"
-        worker.weights.append(Span("commit", sent_s, at_s, body.version, note=note))
+        worker.weights.append(LaneSpan("commit", sent_s, at_s, body.version, note=note))
         began_s = max(sent_s, at_s - result.stall_ms / 1000)
         cost = f"{result.n_retracted} retracted, {result.n_aborted} aborted"
         worker.weights.append(
-            Span("stall", began_s, at_s, body.version, note=f"{result.stall_ms:.2f} ms; {cost}")
+            LaneSpan("stall", began_s, at_s, body.version, note=f"{result.stall_ms:.2f} ms; {cost}")
         )
         worker.versions.change("version", at_s, result.version)
 
 
-def _pull(command: Entry, entry: Entry, sent_s: float, at_s: float) -> Span:
+def _pull(command: Entry, entry: Entry, sent_s: float, at_s: float) -> LaneSpan:
     version = unpack_as(PrepareUpdate, command).version
     if entry.kind != "finished":
-        return Span("pull", sent_s, at_s, version, note=entry.kind)
+        return LaneSpan("pull", sent_s, at_s, version, note=entry.kind)
     result = cast("Prepared", unpack_result("prepare_update", entry))
     way = result.transport or "already there"
     size = f"{result.size_bytes / MIB:.2f} MiB, {result.moved_bytes / MIB:.2f} moved"
-    return Span("pull", sent_s, at_s, version, note=f"{way}, {size}, {result.pull_ms:.1f} ms")
+    return LaneSpan("pull", sent_s, at_s, version, note=f"{way}, {size}, {result.pull_ms:.1f} ms")

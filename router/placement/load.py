@@ -11,7 +11,7 @@ from rolloutbus.router.placement.placement import Rest
 from rolloutbus.router.requests.record import Request
 
 
-class Load:
+class LoadStage:
     """The last stage: whatever comes so far goes to any worker that may take it."""
 
     def __init__(self, context: Context, chance: Chance) -> None:

@@ -80,7 +80,7 @@ REMEMBERED = 10_000
 """The texts come from peers: after this many the memory starts afresh."""
 
 
-class Admission:
+class HeaderValidation:
     """Checks of a `generate`'s header, and version rules by their text."""
 
     def __init__(self, backlogs: Backlogs) -> None:
@@ -164,7 +164,7 @@ def _beyond_rights(client: ClientRecord, priority: int) -> Problem | None:
 BUSY_RETRY_MS = 200
 
 
-class Door:
+class AdmissionControl:
     """Guards the waiting room."""
 
     def __init__(self, context: Context, table: RequestTable, chance: Chance) -> None:

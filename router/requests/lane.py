@@ -1,4 +1,4 @@
-"""One line of requests with equal needs: by priority, then principals take turns, then clients.
+"""One line of requests with equal needs: by priority, then by fair share of principal and client.
 
 Removal is lazy: a request that waits here no more is skipped when its turn comes.
 """
@@ -17,8 +17,8 @@ class Passes:
     """A pass for each name; the lowest goes first.
 
     It grows by cost / weight with every request that the name starts. A name that was idle cannot
-    save up turns: when it starts a request its pass is first raised to the clock, which is the pass
-    of whoever was served last.
+    save up its share: when it starts a request its pass is first raised to the clock, which is the
+    pass of the name that was served last.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -50,7 +50,7 @@ class Passes:
             self._passes = {name: at for name, at in self._passes.items() if at > middle}
 
 
-class Turns:
+class FairShares:
     """The passes of all principals of one policy, and of the names of each."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -182,7 +182,7 @@ class _Queue:
 
 
 class _Rota:
-    """Lines that take turns: that of the lowest pass is next."""
+    """Lines that share workers fairly: the line with the lowest pass is next."""
 
     def __init__(self, pass_of: Callable[[str], float]) -> None:
         self._pass_of = pass_of
@@ -225,8 +225,8 @@ class _Level:
 
     def __init__(self, lane: "Lane") -> None:
         self._lane = lane
-        self._turns = lane.turns
-        self._principals = _Rota(lane.turns.principals.of)
+        self._shares = lane.shares
+        self._principals = _Rota(lane.shares.principals.of)
         self.n_waiting: dict[str, dict[str, int]] = {}
         """Principal -> client -> how many, without those that have left."""
         self._n_left = 0
@@ -236,8 +236,8 @@ class _Level:
         principal, client = request.principal, request.client
         names = self._principals.lines.get(principal)
         if names is None:
-            turns = self._turns
-            names = _Rota(lambda name: turns.clients_of(principal).of(name))
+            shares = self._shares
+            names = _Rota(lambda name: shares.clients_of(principal).of(name))
             self._principals.open(principal, names, request.order)
         assert isinstance(names, _Rota)
         queue = names.lines.get(client)
@@ -274,8 +274,8 @@ class _Level:
 class Lane:
     """Requests that the same workers could serve."""
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
+    def __init__(self, shares: FairShares) -> None:
+        self.shares = shares
         self.rate = ServiceRate()
         self.paces = RunPaces()
         self.n_waiting = 0
@@ -293,7 +293,7 @@ class Lane:
 
     def served(self, request: Request, now: float) -> None:
         """A worker has its turn's request."""
-        self.turns.charge(request.principal, request.client, request.place.cost)
+        self.shares.charge(request.principal, request.client, request.place.cost)
         self.rate.started(now)
 
     def discount(self, request: Request) -> None:
@@ -330,7 +330,7 @@ class Lane:
 
     def rank(self, request: Request) -> Rank:
         """The place of this lane's first request among those of other lanes."""
-        at = self.turns.principals.of(request.principal)
+        at = self.shares.principals.of(request.principal)
         return -request.place.priority, not request.home, at, request.order
 
     def _n_ahead(self, request: Request) -> float:
@@ -347,8 +347,8 @@ class Lane:
         return higher + self._n_with(level.counts(), request.principal, n_own)
 
     def _n_with(self, waiting: Iterable[tuple[str, int]], name: str, n_own: float) -> float:
-        """While its own requests take n_own turns, each of the others takes its share of turns."""
-        weight = self.turns.weight
+        """While its own requests start n_own times, the others start as often as weights say."""
+        weight = self.shares.weight
         return n_own + sum(
             min(n_waiting, (n_own + 1) * weight(other) / weight(name))
             for other, n_waiting in waiting

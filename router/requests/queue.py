@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rolloutbus.router.requests.lane import Lane, Rank, Turns
+from rolloutbus.router.requests.lane import FairShares, Lane, Rank
 from rolloutbus.router.requests.record import Request
 
 LaneKey = tuple[str, str, bool, str]
@@ -62,13 +62,13 @@ class _Principal:
         return bounds.part(self.n_requests, self.n_bytes)
 
 
-class WaitingRoom:
+class RequestQueue:
     """Queued requests; removal is lazy, a request that left `queued` is skipped."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._lanes: dict[LaneKey, Lane] = {}
-        self._turns: dict[str, Turns] = {}
+        self._shares: dict[str, FairShares] = {}
         self._principals: dict[str, _Principal] = {}
         """Of clients that wait."""
         self._total_weight = 0.0
@@ -114,7 +114,7 @@ class WaitingRoom:
             key = _lane_key(request)
             lane = self._lanes.get(key)
             if lane is None:
-                lane = self._lanes[key] = Lane(self._turns_of(request.place.policy))
+                lane = self._lanes[key] = Lane(self._shares_of(request.place.policy))
             lane.add(request)
             self.is_untried |= not is_tried
         n_bytes = len(request.body)
@@ -172,8 +172,8 @@ class WaitingRoom:
 
     def charge(self, request: Request, cost: int) -> None:
         """Its principal and its client pay for `cost` tokens."""
-        turns = self._turns_of(request.place.policy)
-        turns.charge(request.principal, request.client, cost)
+        shares = self._shares_of(request.place.policy)
+        shares.charge(request.principal, request.client, cost)
 
     def first(self, key: LaneKey) -> Request | None:
         """Who is next in a lane; drops the lane when it is empty."""
@@ -236,13 +236,13 @@ class WaitingRoom:
         greediest = _greediest(own.shares, client, wanted, bounds)
         return own.shares[greediest] if greediest else None
 
-    def _turns_of(self, policy: str) -> Turns:
-        turns = self._turns.get(policy)
-        if turns is None:
-            if len(self._turns) > len(self._lanes) + 100:
-                self._turns.clear()  # policies are named by peers
-            turns = self._turns[policy] = Turns(self._bounds.weights)
-        return turns
+    def _shares_of(self, policy: str) -> FairShares:
+        shares = self._shares.get(policy)
+        if shares is None:
+            if len(self._shares) > len(self._lanes) + 100:
+                self._shares.clear()  # policies are named by peers
+            shares = self._shares[policy] = FairShares(self._bounds.weights)
+        return shares
 
 
 def _lane_key(request: Request) -> LaneKey:

@@ -8,7 +8,7 @@ from rolloutbus.bus.wire.entry import NO_ATTEMPT, NO_BODY, Attempt, Entry
 from rolloutbus.bus.wire.messages.endings import AttemptList, Fenced, Lost
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.requests.queue import Bounds, WaitingRoom
+from rolloutbus.router.requests.queue import Bounds, RequestQueue
 from rolloutbus.router.requests.record import Request
 
 SETTLED = "its client has an end of it"
@@ -27,7 +27,7 @@ class RequestTable:
         """Requests that came from clients; what each is ordered by."""
         settings = context.settings
         bounds = Bounds(settings.queue_limit, settings.queue_bytes, settings.client_weights)
-        self.waiting = WaitingRoom(bounds)
+        self.waiting = RequestQueue(bounds)
         self.resend_first_s = settings.leases.resend_first_s
         self.sent: dict[str, Request] = {}
         """Placed and not yet confirmed, oldest first."""

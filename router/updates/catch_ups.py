@@ -19,7 +19,7 @@ from rolloutbus.router.members.member_commands import (
     result_of,
 )
 from rolloutbus.router.members.records import MemberRecord, Reason
-from rolloutbus.router.updates.commit_record import CommitRecord, Decision
+from rolloutbus.router.updates.commit_record import CommitRecorder, Decision
 from rolloutbus.router.updates.updates import TAKES_UPDATES, Updates
 
 LOAD_S = 120.0
@@ -38,7 +38,7 @@ class AdapterReloads:
     def __init__(self, context: Context, fleet: MemberCommands) -> None:
         self._context = context
         self._fleet = fleet
-        self._records = CommitRecord(context, fleet)
+        self._records = CommitRecorder(context, fleet)
         fleet.watch("load_lora", self._changed)
         fleet.watch("unload_lora", self._changed)
 

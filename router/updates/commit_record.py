@@ -36,7 +36,7 @@ class Decision(NamedTuple):
     """The store may have written it from now on; maybe more than once."""
 
 
-class CommitRecord:
+class CommitRecorder:
     """Decisions under way to the store; those that it could not take yet are kept."""
 
     def __init__(self, context: Context, fleet: MemberCommands) -> None:

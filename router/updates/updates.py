@@ -31,7 +31,7 @@ from rolloutbus.router.members.member_commands import (
     result_of,
 )
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.updates.commit_record import CommitRecord, Decision
+from rolloutbus.router.updates.commit_record import CommitRecorder, Decision
 from rolloutbus.router.updates.record import SILENT, UpdateRecord, Watcher, next_wave
 from rolloutbus.router.updates.transport_plan import (
     DELTA_SHARE,
@@ -105,7 +105,7 @@ class Updates:
         self._context = context
         self._fleet = fleet
         self._open: dict[str, UpdateRecord] = {}
-        self._records = CommitRecord(context, fleet)
+        self._records = CommitRecorder(context, fleet)
 
     def start(
         self, body: PublishVersion, deadline_at: float, watcher: Watcher, now: float

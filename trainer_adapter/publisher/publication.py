@@ -101,7 +101,7 @@ class Publishing(Protocol):
         ...
 
 
-class Assigned(NamedTuple):
+class AssignedVersion(NamedTuple):
     """A version number that a store gave."""
 
     version: int
@@ -121,7 +121,7 @@ class Policy:
     soundness: Soundness
     offerings: Mapping[str, Offering] = field(default_factory=dict[str, Offering])
     """Transport -> who offers it."""
-    latest: deque[Assigned] = field(default_factory=lambda: deque[Assigned](maxlen=1))
+    latest: deque[AssignedVersion] = field(default_factory=lambda: deque[AssignedVersion](maxlen=1))
     """The version that a store assigned last."""
 
 
@@ -256,7 +256,7 @@ class Publication:
         async def numbered() -> TakenT:
             taken = await self._ask_store(expected, body)
             self._fleet = self._policy.client.connection.fleet
-            self._policy.latest.append(Assigned(taken.version, self._fleet))
+            self._policy.latest.append(AssignedVersion(taken.version, self._fleet))
             return taken
 
         taking = asyncio.ensure_future(numbered())
@@ -419,7 +419,7 @@ class Publication:
                 n_tries += 1
 
 
-async def outcome_of(policy: Policy, asked: Assigned, deadline_s: float) -> UpdateOutcome:
+async def outcome_of(policy: Policy, asked: AssignedVersion, deadline_s: float) -> UpdateOutcome:
     """What became of a version, as soon as its publication has ended; see `WeightPublisher`."""
     client = policy.client
     key = (policy.name, asked.version)

@@ -25,7 +25,7 @@ from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
 from rolloutbus.trainer_adapter.publisher.lora import config_of, factors_of, publish_adapter
 from rolloutbus.trainer_adapter.publisher.offering import Offering
 from rolloutbus.trainer_adapter.publisher.publication import (
-    Assigned,
+    AssignedVersion,
     Policy,
     Publication,
     Publishing,
@@ -311,7 +311,7 @@ class WeightPublisher:
                 if not version and not self._policy.latest:
                     message = "this publisher has not published anything yet"
                     raise Refused(Problem("version_unavailable", message, "not_started", "version"))
-                asked = Assigned(version, "") if version else self._policy.latest[-1]
+                asked = AssignedVersion(version, "") if version else self._policy.latest[-1]
                 return await outcome_of(self._policy, asked, deadline_s)
         except TimeoutError as error:
             raise DeadlineExceeded(

@@ -10,12 +10,12 @@ import numpy as np
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.engine_worker.engine import (
-    Embeddings,
+    EmbeddingRows,
     EngineBusy,
     Float32s,
     Float32Table,
     Int32s,
-    Scores,
+    ScoreRows,
 )
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequests, problem_of
@@ -55,7 +55,7 @@ class Reading:
         *,
         apply_softmax: bool,
         item_first: bool,
-    ) -> Scores:
+    ) -> ScoreRows:
         """See `Scorer`. ValueError: no labels are named to a model that generates."""
         first, second = query.tolist(), [item.tolist() for item in items]
         texts = [[*each, *first] if item_first else [*first, *each] for each in second]
@@ -63,14 +63,14 @@ class Reading:
             scores = _rows(self._read(texts, _embedding))
         else:
             scores = self._label_logprobs(texts, label_token_ids)
-        return Scores(_softmax(scores) if apply_softmax else scores, sum(map(len, texts)))
+        return ScoreRows(_softmax(scores) if apply_softmax else scores, sum(map(len, texts)))
 
-    def embed(self, inputs: Sequence[Int32s], dimensions: int) -> Embeddings:
+    def embed(self, inputs: Sequence[Int32s], dimensions: int) -> EmbeddingRows:
         """See `Embedder`."""
         texts: list[list[int]] = [each.tolist() for each in inputs]
         wanted = {"dimensions": dimensions} if dimensions else {}
         outputs = self._read(texts, lambda rid, text: _embedding(rid, text, **wanted))
-        return Embeddings(_rows(outputs), sum(map(len, texts)))
+        return EmbeddingRows(_rows(outputs), sum(map(len, texts)))
 
     def rerank(self, pairs: Sequence[tuple[str, str]]) -> Float32s:
         """See `Reranker`."""

@@ -33,7 +33,7 @@ from rolloutbus.engine_worker.engine import (
     LoraTensors,
     MemoryFreed,
     PauseMode,
-    Scores,
+    ScoreRows,
     StepSink,
     Work,
     began_with,
@@ -226,7 +226,7 @@ class LabelScorer:
         *,
         apply_softmax: bool,
         item_first: bool,
-    ) -> Scores:
+    ) -> ScoreRows:
         """See `Scorer`. EngineBusy: the weights are asleep, or torn."""
         if not label_token_ids:
             raise ValueError("label_token_ids: a model that generates needs at least one")
@@ -237,7 +237,7 @@ class LabelScorer:
         scores = np.array(rows, np.float32).reshape(len(items), len(label_token_ids))
         if apply_softmax:
             scores = np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True))
-        return Scores(scores, sum(map(len, texts)))
+        return ScoreRows(scores, sum(map(len, texts)))
 
     def _scored(self, text: Int32s, labels: Sequence[int]) -> Float32s:
         """float32 [labels]: logprobs over the whole vocabulary."""

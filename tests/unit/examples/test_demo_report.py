@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from rolloutbus.examples.demo_report import RunDirectory
+from rolloutbus.examples.demo_report import DemoDirectory
 
 
 def test_runs_of_the_same_second_do_not_collide(tmp_path: Path) -> None:
-    paths = {RunDirectory(tmp_path / "runs", seed=1).path for _ in range(20)}
+    paths = {DemoDirectory(tmp_path / "runs", seed=1).path for _ in range(20)}
     assert len(paths) == 20
     assert all(path.is_dir() for path in paths)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rolloutbus.bus.wire.messages.membership import Members
 from rolloutbus.replay.journal.records import Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.timeline.browser import page_of, trace_of
-from rolloutbus.replay.timeline.lanes import Execution, Span, Timeline, clipped
+from rolloutbus.replay.timeline.lanes import Execution, LaneSpan, Timeline, clipped
 from rolloutbus.replay.timeline.picture import VERSIONS, draw, ink_on
 from rolloutbus.replay.timeline.timeline import timeline_of
 from tests.unit.replay.timeline_story import GOLDEN, Tape, golden_files, members, story
@@ -23,7 +23,7 @@ def executions(timeline: Timeline) -> dict[tuple[str, int], Execution]:
     return {(e.rid, e.attempt[1]): e for lane in timeline.lanes for e in lane.executions}
 
 
-def kinds(spans: Iterable[Span]) -> list[str]:
+def kinds(spans: Iterable[LaneSpan]) -> list[str]:
     return [each.kind for each in spans]
 
 

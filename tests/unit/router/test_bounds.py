@@ -78,7 +78,7 @@ def test_clients_that_ask_and_vanish_leave_nothing_behind() -> None:
     assert len(crowd.core.table) == 0
     crowd.pass_time(31)
     rest = {path.rpartition(".")[2] for path, size in sizes(crowd.core).items() if size > FEW}
-    assert rest <= {"_passed", "_turns"}  # what saves time once it was looked at; bounded, too
+    assert rest <= {"_passed", "_shares"}  # what saves time once it was looked at; bounded, too
     assert largest(crowd.core)[0] <= 10_000
 
 
