@@ -14,5 +14,5 @@ async def test_a_fleet_under_attack_serves_its_client_and_loses_nothing(
     seed: int, tmp_path: Path, is_guarded: bool
 ) -> None:
     found = await besiege(2000, 2000, seed, tmp_path / "keys" if is_guarded else None)
-    assert is_unharmed(found), found
+    assert is_unharmed(found), str(found)
     assert found["counters"]["malformed"] > 0, "nothing hostile got as far as the router"
