@@ -121,7 +121,7 @@ def sample(model: LlamaForCausalLM, prompts: torch.Tensor) -> tuple[torch.Tensor
 
 
 def batches(model: LlamaForCausalLM, rng: Random, n: int) -> Iterator[Batch]:
-    """Rollouts of the model as it is when each batch is asked for."""
+    """Yields rollouts under the model's present weights, one batch per request."""
     for _ in range(n):
         words = [word for word in draw_words(rng, GROUPS) for _ in range(GROUP_SIZE)]
         prompts = torch.tensor([prompt_tokens(word) for word in words])

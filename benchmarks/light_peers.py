@@ -39,7 +39,7 @@ CAPABILITIES = ["generate", "pause", "resume"]
 
 
 class LightMember:
-    """A worker whose every command is done as soon as it comes."""
+    """A worker that finishes every command as soon as it arrives."""
 
     def __init__(self, endpoint: str, name: str, leases: LeaseSettings) -> None:
         self._state = "ready"

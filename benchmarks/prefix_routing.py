@@ -34,7 +34,7 @@ from rolloutbus import RolloutClient, SamplingParams, Want
 from rolloutbus.trainer_adapter.client.client import connect
 
 GOAL = 1.2
-"""Times the requests a second of the fleet that does not tell."""
+"""Goal: requests per second, as a multiple of those of the fleet without prefix reports."""
 VOCABULARY = 2048
 N_OWN, N_NEW = 32, 8
 """Tokens of a question, and of its answer."""
@@ -46,7 +46,7 @@ Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def _model(directory: Path, max_context: int) -> None:
-    """A float32 Llama of 4 million parameters, whose prompts cost more than its answers."""
+    """A float32 Llama of 4 million parameters; its prompts cost more than its answers."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,

@@ -32,11 +32,11 @@ from rolloutbus.bus.wire.messages.generation import Deltas, Generate, SamplingPa
 from rolloutbus.bus.wire.messages.membership import Members
 
 GOAL = 0.97
-"""Of the tokens per second without a recorder."""
+"""Goal: share of the tokens per second without a recorder."""
 LOADED = 0.9
-"""Of the tokens per second that were asked for, so that the machine counts as able."""
+"""Share of the requested tokens per second that the machine must reach for the test to count."""
 MAX_RSS_MIB = 256.0
-"""Of a recorder: its bound of 64 MiB for a slow disk, and the program."""
+"""Limit of a recorder's memory: 64 MiB of buffers for a slow disk, and the program."""
 N_PROCESSES = 4
 LOOK_S = 0.5
 AT_ONCE = 50

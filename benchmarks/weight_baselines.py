@@ -21,7 +21,7 @@ TIMEOUT = timedelta(seconds=120)
 
 
 def memcpy_s(size_bytes: int) -> float:
-    """Seconds of one copy of that size between two pieces of memory whose pages are there."""
+    """Seconds of one copy of that size, between memory that is already paged in."""
     source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
     began = time.perf_counter()
     np.copyto(target, source)
@@ -29,7 +29,7 @@ def memcpy_s(size_bytes: int) -> float:
 
 
 class GlooBroadcast:
-    """Rank 0 of a group whose other ranks are processes that only receive."""
+    """Rank 0 of a gloo group; the other ranks are processes that only receive."""
 
     def __init__(self, n_receivers: int, size_bytes: int) -> None:
         self._world = n_receivers + 1

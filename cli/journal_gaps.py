@@ -1,4 +1,4 @@
-"""What commands say of a journal that is not whole: on stderr, in JSON, by their exit status."""
+"""How commands report an incomplete journal: on stderr, in JSON, by their exit status."""
 
 import sys
 from collections.abc import Collection
@@ -21,7 +21,7 @@ AllowGaps = Annotated[
 
 
 def gaps_told(journal: Journal) -> dict[str, Any]:
-    """What is known to be missing, for the JSON of a command that has read all of a journal."""
+    """Returns the known gaps of a journal, for the JSON of a command that has read all of it."""
     return {
         "first_record": journal.first_seq,
         "is_being_written": journal.is_being_written,

@@ -31,7 +31,7 @@ MORE_HELP = """
 def engine_options(
     context: typer.Context, engine: str, plain: list[str] | None, *, tp: int = 1, text: bool = False
 ) -> dict[str, Any]:
-    """Everything that was said about the engine, as `FleetSettings` wants it.
+    """Returns all engine options of the command line, in the form of `FleetSettings`.
 
     Raises:
         typer.BadParameter: an option that this engine, or any, does not have.
@@ -70,7 +70,7 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, object]]:
 
 
 def not_empty(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
-    """The value of an option, which may be left out and may not be given as nothing.
+    """Checks an option's value: the option may be absent, but its value must not be empty.
 
     Raises:
         typer.BadParameter: it was given, and is empty: a shell variable that is not set?

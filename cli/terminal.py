@@ -67,7 +67,7 @@ def run(
     terminated: ExitStatus = ExitStatus.TERMINATED,
     interrupted: ExitStatus = ExitStatus.INTERRUPTED,
 ) -> T:
-    """Run the work of a command to its end; errors of ours end the program with one line.
+    """Runs a command's work to its end; an error of rolloutbus ends the program with one line.
 
     Args:
         work: what to do; SIGINT, SIGTERM and SIGHUP cancel it, so that it can clean up.

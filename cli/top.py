@@ -15,7 +15,7 @@ from rolloutbus.bus.wire.messages.weights import UpdateStatus
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 
 STILL_S = 2.0
-"""A worker that has not beaten for so long is shown to sample nothing."""
+"""A worker without a heartbeat for so long is shown as sampling nothing."""
 MIN_APART_S = 0.1
 """Ages of heartbeats are rounded and answers take time: closer ones are the same heartbeat."""
 KEPT = 120

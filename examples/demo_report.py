@@ -72,7 +72,7 @@ class DemoSummary:
     rollouts_finished: int
     lost: int
     witnessed: int
-    """Rollouts whose ending an observer saw, which listens to the workers and not to the client."""
+    """Rollouts with an ending seen by an observer that listens to the workers, not the client."""
     duplicated: int
     """Rollouts whose ending that observer saw again."""
     resumed: int

@@ -131,7 +131,7 @@ class Registration:
 
 
 def running_fleets() -> list[RunningFleet]:
-    """This user's fleets on this machine, oldest first; what the dead left behind is removed."""
+    """This user's fleets on this machine, oldest first; removes the entries of dead fleets."""
     base = user_dir()
     with locked(base):
         return sorted(_living(base), key=lambda each: each.since)

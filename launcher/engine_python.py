@@ -1,4 +1,4 @@
-"""The interpreter of workers and their engines, which may be of another environment than ours.
+"""The Python interpreter of workers and engines, which may belong to another environment.
 
 SGLang pins versions of its packages that a client or a trainer may not want. What both sides share
 is the wire, so their environments need to agree on rolloutbus alone.

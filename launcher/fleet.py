@@ -45,7 +45,7 @@ def command_of(pid: int) -> list[str]:
 HOST_MODULE = "rolloutbus.engine_worker.host"
 
 Wiring = Callable[[str, str], str]
-"""(name of a worker or the store, the router's backend) -> where it is told to join."""
+"""(name of a worker or the store, the router's backend) -> address where it joins."""
 
 
 def _ignore(_: ProcessEvent) -> None:
@@ -53,7 +53,7 @@ def _ignore(_: ProcessEvent) -> None:
 
 
 def _directly(_: str, backend: str) -> str:
-    """Nothing stands between a worker and the router."""
+    """Default wiring: workers join the router directly."""
     return backend
 
 

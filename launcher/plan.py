@@ -261,7 +261,7 @@ class FleetPlan:
 
 
 def python(module: str, interpreter: str | os.PathLike[str] = "") -> list[str]:
-    """The command line of a module of ours, by this interpreter or another; see `environment`."""
+    """Returns the command that runs one of our modules with an interpreter; see `environment`."""
     return [os.fspath(interpreter) or sys.executable, "-m", module]
 
 

@@ -99,7 +99,7 @@ class RunDirectory:
             raise SettingsError(f"run_dir: cannot use {self.path}: {error.strerror}") from error
 
     def _clear_after_the_dead(self) -> None:
-        """Remove what a fleet has left behind whose launcher was killed; refuse anything else."""
+        """Removes the files of a fleet if its launcher was killed; refuses any other content."""
         lock = self.path / _LOCK
         if not lock.is_file() or lock.read_bytes() != _OURS or (self.path / _KEPT).exists():
             raise SettingsError(f"run_dir: {self.path} is not empty")
@@ -113,7 +113,7 @@ class RunDirectory:
 
 
 def _sweep(base: Path) -> None:
-    """Remove the directories of fleets whose launcher was killed."""
+    """Removes the directories of fleets after their launchers were killed."""
     for path in base.glob("run-*"):
         if (path / _KEPT).exists():
             continue

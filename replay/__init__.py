@@ -1,4 +1,4 @@
-"""Everything that subscribes, and what is made of it afterwards.
+"""Subscribers and recorders, and what is made from their recordings.
 
 `subscriber` and `recorder` listen to a fleet, `forwarder` passes its streams on, `player` publishes
 a journal again, `offline` gives a trainer what was recorded; their cores lie beside them.

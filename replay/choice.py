@@ -89,7 +89,7 @@ class Choice:
         self._chosen: OrderedDict[str, None] = OrderedDict()
 
     def routed(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Those of the entries that crossed the router which are wanted."""
+        """Returns the wanted ones among the entries that crossed the router."""
         return [entry for entry in entries if self._is_routed(entry)]
 
     def wants(self, rid: str) -> bool:

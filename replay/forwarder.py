@@ -1,4 +1,4 @@
-"""Publishes the streams of a whole fleet again at one address, for readers who cannot reach it.
+"""Publishes the streams of a whole fleet at one address, for readers outside its network.
 
 The shell around `bus.transport.zmq_topics`: it finds the workers through the router, as any client
 does. Spec: docs/protocol.md, "Streams", 9.

@@ -1,4 +1,4 @@
-"""What a file of ours holds, read with a plain MessagePack library and none of our types.
+"""Reads our files with a plain MessagePack library, without the project's own types.
 
 So a frame, a segment of a journal or a file of dead letters can be read that this version of the
 program would not take. Spec: docs/protocol.md, "Frames"; docs/journal.md, "Segments".

@@ -1,4 +1,4 @@
-"""What all that listen as clients share: they read along with their client, and follow the tap.
+"""Code that all listening clients share: reading along with a client, following the tap.
 
 Spec: docs/protocol.md, "Membership", "The tap".
 """

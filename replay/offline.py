@@ -45,7 +45,7 @@ class OfflineRollout:
 
 @strict()
 class OfflineRollouts:
-    """What a recording holds, as often as it is iterated over; nothing is kept in memory.
+    """Rollouts of a recording; each iteration reads them again, so memory holds none.
 
     for group in rolloutbus.OfflineRollouts("trajectories.parquet").groups(8):
         train_on([each.rollout for each in group])

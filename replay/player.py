@@ -39,9 +39,9 @@ AT_A_STRETCH = 16
 """Messages published before others on the event loop get a turn."""
 READ_AT_A_STRETCH = 1_000
 LINGER_MS = 10_000
-"""What subscribers have left at the end to take what has been published."""
+"""Milliseconds that subscribers have at the end to take the last messages."""
 QUIET_S = 2.0
-"""After the last message and the last repair: a subscriber that reads asks for a gap at once."""
+"""Silence after the last message and repair; a reading subscriber asks for a gap at once."""
 LOOK_S = 0.02
 
 
@@ -91,7 +91,7 @@ class Player:
     """A journal that can be listened to. An async context manager."""
 
     def __init__(self, journal: Journal, settings: PlayerSettings | None = None) -> None:
-        """What is damaged in the journal is reported by it, as it reads."""
+        """`journal` reports its own damage while it is read."""
         self._journal = journal
         self._settings = settings or PlayerSettings()
         self._clock = BootClock()
@@ -149,7 +149,7 @@ class Player:
 
     @property
     def workers(self) -> list[str]:
-        """Whose streams are played."""
+        """Names of the workers with recorded streams."""
         return list(self._survey.workers)
 
     @property

@@ -106,7 +106,7 @@ UNKNOWN_POLICY = "default"
 
 
 class JournalSurvey:
-    """Taken before anything is played: a listener must know of all publishers at once."""
+    """Summary of a journal, made before playing: a listener must know all publishers at once."""
 
     def __init__(self) -> None:
         self._pace = Pace()
@@ -121,7 +121,7 @@ class JournalSurvey:
 
     @property
     def workers(self) -> dict[str, Member]:
-        """Who has published anything, as first told of; `stream` is where it was."""
+        """Workers that published anything, as first reported; `stream` is the recorded address."""
         return {name: self._told.get(name, heard) for name, heard in self._heard.items()}
 
     def add(self, record: Record) -> None:
@@ -146,7 +146,7 @@ def publisher_of(record: Stream) -> str:
 
 
 def members_in(entries: Iterable[Entry]) -> list[Member] | None:
-    """The last list of workers that the router told; None: it told none."""
+    """Returns the router's last list of workers; None if there is none in `entries`."""
     found: list[Member] | None = None
     for entry in entries:
         if entry.kind in ("welcome", "members"):
@@ -158,7 +158,7 @@ def members_in(entries: Iterable[Entry]) -> list[Member] | None:
 
 
 def as_of(known: Iterable[Member], told: Iterable[Member]) -> list[Member]:
-    """The known workers in the state that was told; who is not there any more is `stale`."""
+    """Returns the known workers in their reported state; a missing worker is `stale`."""
     now = {member.name: member for member in told}
     return [
         msgspec.structs.replace(now[each.name], stream=each.stream)
@@ -169,14 +169,14 @@ def as_of(known: Iterable[Member], told: Iterable[Member]) -> list[Member]:
 
 
 THE_TAP = ""
-"""The publisher of what the router's tap has told; workers have names."""
+"""Name of the publisher that plays the router's tap; workers have other, non-empty names."""
 
 
 class Programme(NamedTuple):
     """What is played."""
 
     members: Sequence[Member]
-    """Whose streams, each with the endpoint where they are played."""
+    """Workers with streams to play, each with the endpoint where it is played."""
     tap: str = ""
     """Endpoint of the recorded tap; empty: it is left out."""
     rids: AbstractSet[str] = frozenset()

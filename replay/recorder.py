@@ -69,7 +69,7 @@ class Recorder:
         *,
         ports: Ports | None = None,
     ) -> None:
-        """`client`: who connects, and to which router; `ports`: how, None: by real sockets.
+        """`client`: name and router of the client; `ports`: how to connect; None: real sockets.
 
         Raises:
             SettingsError: the key file cannot be used.
@@ -94,7 +94,7 @@ class Recorder:
         self._own_rids = f"{client.name}/"
         self._is_asking = False
         self._answered = self._echoed = ""
-        """Rids of the last answers that the router gave us, by itself and by its tap."""
+        """Rids of the last answers to this client, received from the router and from its tap."""
         self._news = asyncio.Event()
         self.workers_heard: set[str] = set()
         """Workers that have published anything."""
@@ -194,7 +194,7 @@ class Recorder:
         return self.journal.core.problem
 
     async def _hears_an_answer(self) -> bool:
-        """Whether the tap, too, tells what the router answers to us."""
+        """Whether the tap, too, carries the router's answers to this client."""
         await self.client.status()
         with suppress(TimeoutError):
             async with asyncio.timeout(ASK_AGAIN_S):

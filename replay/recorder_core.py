@@ -44,7 +44,7 @@ class RecordingGap(NamedTuple):
 
 @dataclass(slots=True)
 class _Progress:
-    """One attempt, as far as it was heard."""
+    """Progress of one attempt, as far as the recorder heard it."""
 
     base: int | None = None
     """Where its first row begins; None: not known yet."""
@@ -66,7 +66,7 @@ class StreamGaps:
 
     @property
     def awaits_rows(self) -> bool:
-        """Whether a result came whose last row did not."""
+        """Whether a result arrived without the last row of its stream."""
         attempts = (self._attempts.get(key) for key in self._ended)
         return any(each is not None and not each.has_ended for each in attempts)
 
@@ -122,7 +122,7 @@ class StreamGaps:
         self._ended[key] = None
 
     def tick(self, now_ns: int) -> list[RecordingGap]:
-        """Streams whose last rows are overdue."""
+        """Reports the streams with overdue last rows as gaps."""
         found: list[RecordingGap] = []
         while self._ended:
             key = next(iter(self._ended))
@@ -238,7 +238,7 @@ class RecorderCore:
         return []
 
     def told(self, entries: Sequence[Entry]) -> list[Build]:
-        """What the router says to the recorder as to any client."""
+        """Takes the router's messages to the recorder, which the router sends to every client."""
         kept = [entry for entry in entries if entry.kind != "lease"]
         if not kept:
             return []
@@ -276,7 +276,7 @@ class RecorderCore:
         return [self._lost(gap) for gap in gaps]
 
     def _decide(self, now_ns: int) -> list[Build]:
-        """Published messages whose requests were chosen meanwhile; the late ones are not wanted."""
+        """Returns waiting messages of chosen requests; drops those that waited too long."""
         built: list[Build] = []
         waiting, self._undecided = self._undecided, deque()
         for heard_ns, topic, entries in waiting:

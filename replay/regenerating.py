@@ -35,7 +35,7 @@ def to_sample(recorded: Answered) -> Generate:
 
 
 def to_score(recorded: Answered) -> Generate | str:
-    """A request whose `prompt_logprobs` are those of the recorded tokens, or why there is none."""
+    """Request to score the recorded tokens as `prompt_logprobs`, or why there is none."""
     changes = changes_of_logits(recorded.generate)
     if changes:
         return f"its logprobs are not the model's own: {', '.join(changes)}"
@@ -53,7 +53,7 @@ def to_score(recorded: Answered) -> Generate | str:
 
 
 def changes_of_logits(generate: Generate) -> list[str]:
-    """What of a request makes its logprobs differ from what the model says of the tokens."""
+    """Options of a request that make its logprobs differ from the model's own."""
     plain, asked = (msgspec.structs.asdict(each) for each in (_PLAIN, generate.sampling))
     changes = [name for name in _OF_LOGITS if asked[name] != plain[name]]
     changes += ["grammar"] if generate.grammar is not None else []

@@ -1,4 +1,4 @@
-"""What a player says in the place of the router: who publishes, and what has been played.
+"""Answers clients in place of the router: lists publishers, and repairs played streams.
 
 Pure: a batch and the time (seconds) in, effects out. It answers clients, and refuses all commands.
 Spec: docs/journal.md, "Playing"; docs/protocol.md, "Membership".
@@ -80,7 +80,7 @@ class _Rows:
 
 
 class Played:
-    """What a worker keeps of its requests, for all workers of a recording."""
+    """Played tokens of all recorded workers, kept to answer repairs."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -88,7 +88,7 @@ class Played:
         self._rows: OrderedDict[tuple[str, Attempt], _Rows] = OrderedDict()
 
     def add(self, entry: Entry) -> None:
-        """Something that has been published.
+        """Stores the tokens of a published entry.
 
         Raises:
             RemoteProtocolError: its body breaks its type.
@@ -102,7 +102,7 @@ class Played:
             self._size_bytes -= oldest.size_bytes
 
     def begins(self, key: tuple[str, Attempt], prefix: Prefix) -> None:
-        """An attempt that goes on after `prefix`; its rows may have come before this word."""
+        """Records that an attempt continues after `prefix`; its rows may have come already."""
         n_bytes = len(prefix.tokens)
         behaviour = prefix.behaviour_logprobs or prefix.logprobs
         if {len(prefix.logprobs), len(behaviour)} != {n_bytes} or n_bytes % TOKEN_BYTES:
@@ -114,7 +114,7 @@ class Played:
             self._size_bytes += rows.size_bytes
 
     def repaired(self, repair: Repair) -> Repaired | Problem:
-        """What has been played of an attempt from token `start` on."""
+        """Returns the played tokens of an attempt from token `start` on."""
         rows = self._rows.get((repair.rid, repair.attempt))
         if rows is None:
             why = "nothing of this attempt has been played, or so long ago that it is forgotten"
@@ -144,7 +144,7 @@ _TO_WORKER = "worker:"
 
 
 class StandIn:
-    """The router of a fleet that is not there any more."""
+    """Stands in for the router of a recorded fleet."""
 
     def __init__(
         self, instance: str, members: Sequence[Member], played: Played, *, tap: str = ""
@@ -165,12 +165,12 @@ class StandIn:
 
     @property
     def members(self) -> list[Member]:
-        """Who publishes, in the state last told."""
+        """Publishers, in the state last reported."""
         return self._members
 
     @property
     def n_clients(self) -> int:
-        """Who has said hello and was heard lately."""
+        """Number of clients that said hello and were heard lately."""
         return len(self._heard_at)
 
     def receive(self, peer: Peer, entries: Sequence[Entry], now: float) -> list[Effect]:
@@ -193,14 +193,14 @@ class StandIn:
         return self._drain()
 
     def tick(self, now: float) -> list[Effect]:
-        """Forget who fell silent; call it each second or so."""
+        """Forgets clients that have been silent for too long; call it about once a second."""
         gone = [peer for peer, at in self._heard_at.items() if now - at > SILENT_S]
         for peer in gone:
             del self._heard_at[peer]
         return [ForgetPeer(peer) for peer in gone]
 
     def told(self, members: Iterable[Member]) -> list[Effect]:
-        """The list of workers has changed."""
+        """Sends a changed list of workers to all clients."""
         self._members = list(members)
         entry = Entry("members", body=pack(Members(self._members)))
         for peer in self._heard_at:

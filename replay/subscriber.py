@@ -154,7 +154,7 @@ class Subscriber:
 
     @property
     def is_live(self) -> bool:
-        """Whether tokens are told as they come; else it was demoted to results."""
+        """Whether it reports tokens as they arrive; otherwise it was demoted to results."""
         return self._core.events.is_live
 
     @property
@@ -169,11 +169,11 @@ class Subscriber:
 
     @property
     def n_waiting_bytes(self) -> int:
-        """What the reader could take now, of tokens and logprobs."""
+        """Bytes of tokens and logprobs that the reader could take now."""
         return self._core.events.n_waiting_bytes
 
     def catch_up(self) -> None:
-        """Be told tokens again, at once, also of what was held back while demoted."""
+        """Resumes tokens at once after a demotion, also those held back during it."""
         self._core.events.restore()
         self._news.set()
 
@@ -214,7 +214,7 @@ class Subscriber:
         return _FixedPort(self._streams)
 
     def _told(self, entries: list[Entry]) -> None:
-        """What the router says to it as to any client."""
+        """Handles the router's messages to this client."""
         for entry in entries:
             try:
                 match entry.kind:
@@ -264,7 +264,7 @@ class Subscriber:
         return [*asked, *self._core.tick(now)]
 
     def _told_all(self, _: float) -> list[AskRepair]:
-        """The end of a loop turn in which something came."""
+        """Runs at the end of a loop turn that received something."""
         self._news.set()
         return []
 
@@ -298,10 +298,10 @@ class _FixedPort:
         self._port = port
 
     def connect(self, endpoint: str) -> None:
-        """The forwarder does that."""
+        """Does nothing: the forwarder connects to the workers."""
 
     def disconnect(self, endpoint: str) -> None:
-        """The forwarder does that."""
+        """Does nothing: the forwarder disconnects from the workers."""
 
     def close(self) -> None:
         self._port.close()

@@ -55,7 +55,7 @@ class Trajectory:
     """Tokens of each run; they sum to n."""
     finish_reason: str
     worker: str
-    """Who said the result."""
+    """Name of the worker that sent the result."""
     n_attempts: int
     """Times that it was given to a worker; 0: that was not heard."""
     n_resumed: int

@@ -18,13 +18,13 @@ from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.replay.journal.records import Head, Record, Router, TurnRecord
 
 Repeat = Callable[[Stimulus], Outcome]
-"""Tells a core what another one was told."""
+"""Repeats a recorded input on a core."""
 Begin = Callable[[Router], Repeat]
 """Makes a fresh core."""
 
 
 class Divergence(NamedTuple):
-    """A turn of which something else came than is recorded."""
+    """A turn with another outcome than the recorded one."""
 
     router: int
     """Which one in the journal, from 1."""
@@ -47,16 +47,16 @@ class CorePlayer:
         self._wall_minus_boot_ns = 0
         self.n_routers = 0
         self.n_turns = 0
-        """That were repeated."""
+        """Number of turns that were repeated."""
         self.n_different = 0
-        """Of them; all but the first may follow from it."""
+        """Repeated turns with another outcome; the first of them may have caused the others."""
         self.n_unplayable = 0
-        """They come after a hole, or after the end of the core that should repeat them."""
+        """Turns after a hole in the journal, or after the end of the core that should repeat it."""
         self.first: Divergence | None = None
         self.crashes: list[str] = []
-        """What ended routers then, in order."""
+        """Recorded crashes that ended routers, in order."""
         self.names: dict[bytes, str] = {}
-        """Who said to be at a connection."""
+        """Connection -> the name that its peer announced."""
 
     @property
     def is_same(self) -> bool:

@@ -27,7 +27,7 @@ RETRY_S = 10.0
 
 
 class TurnWriter:
-    """Keeps what a router tells it. An async context manager.
+    """Writes a router's turns to its journal. An async context manager.
 
     It never waits: what the disk does not take in time is missing, and is said to be. On a full
     disk the router goes on without a journal, and the journal goes on when there is room.
@@ -42,7 +42,7 @@ class TurnWriter:
         *,
         retry_s: float = RETRY_S,
     ) -> None:
-        """`program`: version of what runs; `on_news` is told why turns are missing, and until when.
+        """`program`: version of what runs; `on_news` gets sentences about missing turns.
 
         `retry_s`: seconds until a disk that was full is tried again.
         """
@@ -68,7 +68,7 @@ class TurnWriter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """What was told is durable afterwards, if there was room."""
+        """Closes the journal: recorded turns are durable afterwards, if the disk had room."""
         if self._reopening is not None:
             self._reopening.cancel()
             await asyncio.wait([self._reopening])
@@ -76,7 +76,7 @@ class TurnWriter:
             await self._journal.__aexit__(None, None, None)
 
     def began(self, settings: msgspec.Struct, instance: str, tap: str) -> None:
-        """A core that knows nothing yet."""
+        """Records the start of a fresh core."""
         text = msgspec.json.encode(settings).decode()
         self._n = 0
         self._append(lambda seq, at: Router(seq, at, self._program, text, instance, tap))
@@ -100,7 +100,7 @@ class TurnWriter:
         return await journal.__aenter__()
 
     def _ended(self, why: str) -> None:
-        """The disk took nothing more."""
+        """Handles a disk that accepts no more data: reports the hole, and tries again later."""
         assert self._journal is not None
         self._say_hole(why)
         ended, self._journal = self._journal, None

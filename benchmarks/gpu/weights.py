@@ -66,7 +66,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def build_model(directory: Path, layers: int) -> Weights:
-    """Write a Llama whose layers have 7B's shapes; its weights, on the first GPU."""
+    """Writes a Llama with the layer shapes of a 7B model; returns its weights, on the first GPU."""
     config = LlamaConfig(
         vocab_size=32_000,
         hidden_size=4096,

@@ -1,4 +1,4 @@
-"""`rolloutbus keys`: make key pairs, look at them, and say who may come in."""
+"""`rolloutbus keys`: make key pairs, show them, and choose which keys may connect."""
 
 import sys
 from collections.abc import Sequence

@@ -87,7 +87,7 @@ def report(found: FleetStatus) -> Group:
 
 
 def _notes(found: FleetStatus) -> Iterator[Text]:
-    """Updates under way, and why workers get no requests: each reason once, as it is said best."""
+    """Yields updates under way, and why workers get no requests; each reason only once."""
     for each in found.updates:
         yield Text(
             f"{each.policy} v{each.version} is {each.phase}"

@@ -1,4 +1,4 @@
-"""`rolloutbus tail`: what a fleet samples, as it samples it."""
+"""`rolloutbus tail`: shows what a fleet samples, as it samples it."""
 
 import asyncio
 import os
@@ -37,14 +37,14 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def harmless(text: str) -> str:
-    """For a terminal: what a model says may not command it."""
+    """Replaces control characters, so that a model's text cannot control the terminal."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )
 
 
 def ids_of(tokens: Sequence[int]) -> str:
-    """`3,17,4`: what is shown without a tokenizer."""
+    """Token ids as text, e.g. `3,17,4`, when there is no tokenizer."""
     return ",".join(map(str, tokens))
 
 

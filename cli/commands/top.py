@@ -1,4 +1,4 @@
-"""`rolloutbus top`: a fleet as it is now, again and again, in a terminal."""
+"""`rolloutbus top`: shows a live view of a fleet in a terminal."""
 
 import asyncio
 import os
@@ -140,7 +140,7 @@ MAX_KEYS = 64
 
 @contextmanager
 def keys(on_keys: Callable[[str], None]) -> Generator[None]:
-    """Be told of each key as it is pressed, unless standard input is no terminal.
+    """Calls `on_keys` for each key pressed, unless standard input is no terminal.
 
     Ctrl-C stays a signal. Must be called on the event loop.
     """
@@ -179,7 +179,7 @@ HINT = "q: quit"
 STATUS_S = 3.0
 """How long the router may take to answer."""
 GAUGES_S = 1.0
-"""How long engines may take; who has not answered by then has none in this frame."""
+"""Time that engines have to answer; a late engine has no gauges in this frame."""
 MANY = 64
 OTHER_LINES = 14
 """Of a screen, for all that is no row of the table."""
@@ -219,7 +219,7 @@ class Watch:
         self._clock = BootClock()
 
     async def run(self, address: str, key: str, *, once: bool, as_json: bool) -> None:
-        """Until it is over. Raises Unreachable: no router answers at first; later that is shown."""
+        """Shows frames until the end. Raises Unreachable: no router answers the first question."""
         async with connected(address, key) as client:
             if once:
                 await self._frame(client)  # rates need two

@@ -28,18 +28,18 @@ class JournalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Times in seconds, sizes in bytes."""
 
     sync_s: float = 0.05
-    """What came is durable at the latest so much later, if the disk keeps up."""
+    """Longest time from a record's arrival until it is durable, if the disk keeps up."""
     sync_bytes: int = MIB
-    """So much is written and synced at once, without waiting."""
+    """When so many bytes wait, they are written immediately, without waiting for `sync_s`."""
     segment_bytes: int = 64 * MIB
     segment_s: float = 600.0
-    """A segment ends when it is so large, or so old."""
+    """Age at which a segment ends; `segment_bytes` is the size at which it ends."""
     memory_bytes: int = 64 * MIB
-    """Waits for a slow disk; what comes beyond is lost, and said to be."""
+    """Bytes that may wait for a slow disk; later records are lost, and the journal says so."""
     keep_bytes: int = 0
-    """Closed segments beyond are deleted, oldest first; 0: all are kept."""
+    """Bytes of closed segments to keep; older ones are deleted; 0: all are kept."""
     keep_s: float = 0.0
-    """Closed segments older than that are deleted; 0: all are kept."""
+    """Age up to which closed segments are kept; 0: all are kept."""
 
     def __post_init__(self) -> None:
         if self.sync_s <= 0 or self.segment_s <= 0 or self.keep_s < 0 or self.keep_bytes < 0:
@@ -126,7 +126,7 @@ class JournalCore:
 
     @property
     def waiting_bytes(self) -> int:
-        """In memory, not written yet."""
+        """Bytes in memory that are not written yet."""
         return self._waiting_bytes + self._in_flight_bytes
 
     def start(self, now_ns: int, wall_ns: int) -> list[Effect]:
@@ -147,7 +147,7 @@ class JournalCore:
         return True
 
     def due(self, now_ns: int, wall_ns: int) -> list[Effect]:
-        """What is to be written now; nothing while a write is under way."""
+        """Returns what to write now; nothing while a write is under way."""
         if self.is_busy or self.problem:
             return []
         settings = self._settings

@@ -33,7 +33,7 @@ WINDOW_BYTES = 1024 * 1024
 
 
 class SegmentContent:
-    """A segment's file as it was when it was opened. A context manager, sliced like bytes."""
+    """A segment's file, up to its size when opened. A context manager, sliced like bytes."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError: it is not there, or cannot be read."""
@@ -167,13 +167,13 @@ def is_being_written(directory: Path) -> bool:
 
 
 def unusable(directory: Path, error: OSError) -> SettingsError:
-    """Why nothing can be written there: JournalFull if that may change by itself."""
+    """Returns the error for a directory that cannot be written; JournalFull if this may pass."""
     kind = JournalFull if error.errno in {*NO_ROOM, errno.EIO} else SettingsError
     return kind(f"{directory}: {error.strerror}")
 
 
 def lock(directory: Path) -> int:
-    """Make the directory if it is missing, and be the only one who writes there.
+    """Makes the directory if missing, and locks it: only one process may write there.
 
     Returns:
         A descriptor; closing it unlocks.
@@ -261,7 +261,7 @@ def pack(directory: Path, segment: int) -> Path:
 
 
 class SegmentEnd(msgspec.Struct, frozen=True):
-    """What is kept beside a packed segment: how far it goes, also if it loses its end."""
+    """File beside a packed segment that keeps its end, in case the segment itself loses it."""
 
     segment: int
     next_seq: int

@@ -49,7 +49,7 @@ GapKind = Literal["damage", "tail", "interruption", "lost", "lost_stream"]
 
 
 class JournalGap(NamedTuple):
-    """Something that happened and is not in the journal, or not as it was written."""
+    """Something that happened but is missing from the journal, or damaged in it."""
 
     kind: GapKind
     """`damage`: it was written, and is not there any more. `tail`: the journal has no end: its
@@ -60,7 +60,7 @@ class JournalGap(NamedTuple):
 
 
 class Journal:
-    """The journal in a directory, as it is now. Reads only."""
+    """Reads the journal in a directory, as it is now."""
 
     def __init__(self, directory: Path, *, skip: bool = False) -> None:
         """`skip`: go on behind damage; it stands in `damages`.

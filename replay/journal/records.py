@@ -60,7 +60,7 @@ class Stream(_Record, frozen=True, array_like=True, gc=False, tag="stream"):
 
 
 class ToldRecord(_Record, frozen=True, array_like=True, gc=False, tag="told"):
-    """What the router told the recorder itself."""
+    """A message that the router sent to the recorder itself."""
 
     entries: list[Entry]
 
@@ -78,7 +78,7 @@ class Router(_Record, frozen=True, array_like=True, gc=False, tag="router"):
 
 
 class TurnRecord(_Record, frozen=True, array_like=True, gc=False, tag="turn"):
-    """What a router's core was told once, and what it wanted."""
+    """One turn of a router's core: its input, and its outcome."""
 
     n: Natural
     """Number among the turns of this router, from 0."""

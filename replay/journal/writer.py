@@ -160,7 +160,7 @@ class JournalWriter:
         filter_text: str = "",
         on_problem: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_problem` is told, once, why nothing is recorded any more."""
+        """Calls `on_problem` once, with the reason, when recording stops."""
         self.directory = directory
         self._settings = settings or JournalSettings()
         self._filter = filter_text

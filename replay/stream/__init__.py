@@ -1,1 +1,1 @@
-"""What a subscriber makes of the streams it follows: gaps, repairs, and what its reader is told."""
+"""Follows streams for a subscriber: finds gaps, repairs them, and reports events to the reader."""

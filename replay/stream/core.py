@@ -35,7 +35,7 @@ TRY_AGAIN_MAX_S = 2.0
 
 
 class AskRepair(NamedTuple):
-    """Send this command to this worker; what becomes of it goes to `SubscriberCore.answered`."""
+    """Request to repair a stream; give the worker's answer to `SubscriberCore.answered`."""
 
     worker: str
     body: Repair
@@ -46,19 +46,19 @@ class Unrepaired(NamedTuple):
 
     why: str
     is_final: bool
-    """To ask again would be in vain."""
+    """Whether another try would be in vain."""
 
 
 Answer = Repaired | Unrepaired
 
 
 class Repairs:
-    """Streams with a gap, under repair or waiting for it."""
+    """Streams with a gap: repairs under way, and repairs that wait."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._waiting: dict[FollowedStream, float] = {}
-        """-> not before."""
+        """Stream -> time before which its repair must not start."""
         self._under_way: dict[tuple[str, Attempt], FollowedStream] = {}
 
     def __contains__(self, stream: FollowedStream) -> bool:
@@ -75,7 +75,7 @@ class Repairs:
         self._under_way.pop((stream.rid, stream.attempt), None)
 
     def next(self, now: float) -> list[AskRepair]:
-        """What to ask now."""
+        """Returns the repairs to request now."""
         asked: list[AskRepair] = []
         n_free = self._at_once - len(self._under_way)
         if n_free <= 0 or not self._waiting:
@@ -91,7 +91,7 @@ class Repairs:
         return asked
 
     def answered(self, ask: AskRepair) -> FollowedStream | None:
-        """This repair has ended; whose it was, if that stream still is in that attempt."""
+        """Ends this repair; returns its stream, or None if the stream needs it no more."""
         stream = self._under_way.pop((ask.body.rid, ask.body.attempt), None)
         if stream is None or stream.attempt != ask.body.attempt:
             return None
@@ -101,14 +101,14 @@ class Repairs:
 SILENT_S = 3.0
 """A stream that is not named for so long may have ended: it has five heartbeats a second."""
 GONE_S = 10.0
-"""After so long it has: a client resumes what was lost elsewhere before that."""
+"""A stream that is silent for so long has ended: a client would have resumed it elsewhere."""
 LOOK_S = 1.0
 LATE_TICK_S = 1.0
 """A tick later than this means that we were frozen: what waits is read before silence is judged."""
 OVER_S = 600.0
-"""A stream that was told to its end is remembered so long."""
+"""How long an ended stream is remembered after the reader got its end."""
 UNDECIDED_S = 1.0
-"""The word that a request is one of those wanted may come after its stream has ended."""
+"""The tap may report that a request is wanted only after its stream has ended."""
 GONE = "no worker speaks of it any more"
 
 
@@ -263,7 +263,7 @@ class SubscriberCore:
     def _stream(
         self, key: tuple[str, Attempt], place: tuple[str, bytes], start: int, now: float
     ) -> FollowedStream | None:
-        """Whose row this is; None if it does not count. `start`: where it begins."""
+        """Returns the stream of a row; None if the row does not count. `start`: its first token."""
         rid, attempt = key
         stream = self._open.get(rid)
         if stream is None:
@@ -316,7 +316,7 @@ class SubscriberCore:
             self._repairs.want(stream)
 
     def _look(self, stream: FollowedStream, now: float) -> None:
-        """Is it still there?"""
+        """Asks a silent stream's worker for it; ends a stream that was silent for too long."""
         silent_s = now - max(stream.heard_at, self._awake_at)
         if silent_s >= GONE_S:
             self._repairs.drop(stream)

@@ -1,4 +1,4 @@
-"""What a subscriber's reader is told next, and how much of it, by how well it keeps up.
+"""Events for a subscriber's reader: which comes next, and how many, by the reader's speed.
 
 Pure. What waits is not a queue of events but the streams themselves, so a slow reader gets fewer
 and larger pieces. When too much waits it is demoted: it is told the results of streams only, until
@@ -21,14 +21,14 @@ class SubscriberSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Bytes are of tokens and logprobs, 8 per token, and 1 KiB for each stream."""
 
     waiting_bytes: int = 8 * MIB
-    """More than this waits for the reader: it is told results only."""
+    """Above this, the reader is too slow and gets results only."""
     unread_messages: int = 9_900
     """So many messages were read from the socket without a pause: the same. A socket holds a few
     more of each publisher before that drops what comes."""
     held_bytes: int = 512 * MIB
     """Of all streams; beyond, the oldest are let go."""
     is_restored: bool = True
-    """Tokens are told again once the reader has taken all that waited; else when it asks."""
+    """Resume tokens when the reader has taken all that waited; otherwise when the reader asks."""
     repairs_at_once: int = 16
     """More gaps wait for their turn: repairs pass through the router."""
 
@@ -40,14 +40,14 @@ class SubscriberSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 MAX_NEWS = 10_000
-"""Events that are no stream's, and wait; later ones are dropped."""
+"""Limit of queued events that belong to no stream; later ones are dropped."""
 TOKEN_BYTES = 8
 """A token and its logprob."""
 STREAM_BYTES = 1024
 
 
 class EventQueue:
-    """All streams that were not told to their end yet."""
+    """Events of all streams for the reader, until it has received each stream's end."""
 
     def __init__(self, settings: SubscriberSettings) -> None:
         self._settings = settings
@@ -68,7 +68,7 @@ class EventQueue:
         self._let_go: LetGo | None = None
 
     def say(self, event: StreamEvent) -> None:
-        """Tell this, in the order of its coming."""
+        """Queues an event that belongs to no stream."""
         if len(self._news) < MAX_NEWS:
             self._news.append(event)
         else:
@@ -83,7 +83,7 @@ class EventQueue:
                 self.demote("reader")
 
     def forget(self, stream: FollowedStream) -> None:
-        """Nothing more is told of it."""
+        """Drops a stream: the reader gets no more events of it."""
         self._all.pop(stream, None)
         self._ready.pop(stream, None)
         self.n_held_bytes -= stream.n_held_bytes
@@ -91,7 +91,7 @@ class EventQueue:
         stream.n_held_bytes = stream.n_waiting_bytes = 0
 
     def oldest_to_let_go(self) -> FollowedStream | None:
-        """While more is held than there is room for: the stream to drop, which was forgotten."""
+        """Drops and returns the oldest stream if too many bytes are held; otherwise None."""
         if self.n_held_bytes <= self._settings.held_bytes or not self._all:
             return None
         oldest = next(iter(self._ready), None) or next(iter(self._all))
@@ -101,7 +101,7 @@ class EventQueue:
         return oldest
 
     def demote(self, cause: Cause) -> None:
-        """Tell results only."""
+        """Reports results only from now on."""
         if cause in self._causes:
             return
         self._news.appendleft(Demoted(cause, self.n_waiting_bytes))
@@ -111,7 +111,7 @@ class EventQueue:
         self._weigh_all()
 
     def restore(self) -> None:
-        """Tell tokens again; what was held back does not count as waiting."""
+        """Reports tokens again; tokens held back do not count as waiting."""
         if self.is_live:
             return
         self.is_live = True

@@ -1,4 +1,4 @@
-"""What a subscriber is told: tokens, what is missing, and how it keeps up itself.
+"""Events for a subscriber: tokens, gaps, and changes of the subscriber's own mode.
 
 Arrays are read-only. Indices count the tokens of a request, from its first one.
 """
@@ -35,7 +35,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A stream has ended; nothing more is told of this attempt."""
+    """A stream has ended; no more events follow for this attempt."""
 
     rid: str
     attempt: Attempt
@@ -77,7 +77,7 @@ class GapFound(_Gap):
 
 @dataclass(frozen=True, slots=True)
 class GapRepaired(_Gap):
-    """They have come: the tokens told next hold them."""
+    """The missing tokens have arrived; the next `Tokens` event holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class GapLost(_Gap):
 
 @dataclass(frozen=True, slots=True)
 class Demoted:
-    """From now on only results are told, `Finished` with all tokens, and nothing on the way."""
+    """From now on the reader gets results only: `Finished` with all tokens, nothing before it."""
 
     cause: Cause
     """`reader`: it does not take what is told. `socket`: more messages waited than one may be sure
@@ -100,12 +100,12 @@ class Demoted:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Tokens are told again: those of open streams from where they were left."""
+    """The reader gets tokens again; open streams continue where they stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """Streams, the oldest, were dropped to make room: nothing more is told of them."""
+    """The oldest streams were dropped to make room; no more events follow for them."""
 
     n_streams: int
     n_tokens: int

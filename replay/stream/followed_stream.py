@@ -1,4 +1,4 @@
-"""One request's stream as a subscriber holds it: its tokens, what is missing, what was told.
+"""One request's stream as a subscriber holds it: tokens, gaps, and what the reader got.
 
 Pure. Spec: docs/protocol.md, "Streams".
 """
@@ -34,7 +34,7 @@ class FollowedStream:
     is_ended: bool = False
     """It is complete, and only waits to be told."""
     found: tuple[int, int] | None = None
-    """The gap that was told."""
+    """The gap that the reader was notified of."""
     n_tries: int = 0
     """Repairs that brought nothing."""
     n_excused: int = 0
@@ -52,7 +52,7 @@ class FollowedStream:
 
     @property
     def n_untold(self) -> int:
-        """Of these, not told yet, and in order."""
+        """Tokens held in order that the reader has not got yet."""
         return self.assembly.n_tokens - self.assembly.n_delivered
 
     def begin(self, attempt: Attempt, worker: str, start: int) -> None:
@@ -85,7 +85,7 @@ class FollowedStream:
         return gap.stop - gap.start
 
     def read(self) -> Iterator[Tokens | GapLost]:
-        """What was not told yet, in order; now it is."""
+        """Yields what the reader has not got yet, in order, and marks it as read."""
         holes = self.holes()
         for row in self.assembly.read():
             while holes and holes[0].start <= row.start:
@@ -94,7 +94,7 @@ class FollowedStream:
         yield from holes
 
     def holes(self) -> list[GapLost]:
-        """What is lost and was not told yet; now it is."""
+        """Returns the lost gaps that the reader has not got yet, and marks them as read."""
         untold = self._holes[self._n_holes_told :]
         self._n_holes_told = len(self._holes)
         return untold

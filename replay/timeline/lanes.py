@@ -134,13 +134,13 @@ class Track:
 
     @property
     def kind(self) -> SpanKind | None:
-        """The value now; None while there is none to be shown."""
+        """The present value; None if there is none to show."""
         return self._value[0] if self._value is not None else None
 
     def change(
         self, kind: SpanKind | None, at_s: float, version: int = -1, *, note: str = ""
     ) -> None:
-        """From `at_s` on it is this; saying the same again changes nothing."""
+        """Sets the value from `at_s` on; the same value again changes nothing."""
         value = None if kind is None else (kind, version)
         if value == self._value:
             return
@@ -150,7 +150,7 @@ class Track:
         self._since_s = at_s
 
     def close(self, at_s: float) -> None:
-        """It is nothing any more."""
+        """Ends the last span."""
         if self._value is not None and at_s > self._since_s:
             kind, version = self._value
             self.spans.append(LaneSpan(kind, self._since_s, at_s, version, note=self._note))
@@ -184,7 +184,7 @@ class Highs:
         """Bin -> the highest and the last in it."""
 
     def note(self, at_s: float, value: int) -> None:
-        """It is this from now on."""
+        """Records the number at a time."""
         bin_ = int(at_s / FINE_S)
         high, _ = self._bins.get(bin_, (0, 0))
         self._bins[bin_] = max(high, value), value

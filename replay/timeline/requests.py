@@ -206,7 +206,7 @@ class RequestStories:
             self._open.get(key[0], set()).discard(key)
 
     def _waits_no_more(self, rid: str, at_s: float) -> float | None:
-        """Since when it has been waiting."""
+        """Ends the request's wait at the router; returns when it began, None if it did not wait."""
         since_s = self._waiting.pop(rid, None)
         if since_s is not None:
             self.waiting.note(at_s, len(self._waiting))

@@ -42,7 +42,7 @@ class WorkerTrack:
         return self.states.kind == "gone"
 
     def leave(self, at_s: float, why: str) -> None:
-        """It is gone since it was last heard."""
+        """Marks the worker as gone since it was last heard."""
         if self.is_gone:
             return
         since_s = min(self.heard_s, at_s)
@@ -51,13 +51,13 @@ class WorkerTrack:
         self.commands.clear()
 
     def is_process(self, boot: str, at_s: float) -> None:
-        """It is this process now: another one than before has lost what that one had."""
+        """Records the worker's process; a new process has lost the state of the one before."""
         if self.boot and boot != self.boot:
             self.leave(at_s, "another process has taken its place")
         self.boot = boot
 
     def heartbeat(self, state: str, version: int, at_s: float) -> None:
-        """It says how it is, or the router does."""
+        """Records the worker's state, from its heartbeat or from the router."""
         self.heard_s = at_s
         self.versions.change("version", at_s, version)
         kind = cast("SpanKind", state) if state in SHOWN else None
@@ -94,7 +94,7 @@ class WorkerBook:
             worker.heartbeat(body.state, body.version, at_s)
 
     def members(self, found: Iterable[Member], at_s: float, *, tells_all: bool) -> None:
-        """The router says who is there. `tells_all`: nothing else does."""
+        """Takes the router's list of workers. `tells_all`: no other record has their states."""
         names: set[str] = set()
         for member in found:
             names.add(member.name)
@@ -108,7 +108,7 @@ class WorkerBook:
                 worker.leave(at_s, "the router has taken it off its list")
 
     def goodbye(self, name: str, reason: str, at_s: float) -> None:
-        """It leaves by itself."""
+        """A worker leaves by itself."""
         worker = self.workers.get(name)
         if worker is not None:
             worker.leave(at_s, reason or "it left")

@@ -34,7 +34,7 @@ Prompt = Sequence[int] | np.ndarray[tuple[Any, ...], np.dtype[Any]]
 
 DEFAULT_DEADLINE_S = 600.0
 OFF_ELSEWHERE = -1
-"""A `top_k` that is off, as other libraries say it."""
+"""The value of `top_k` that means "off" in other libraries."""
 
 
 SamplingLike = SamplingParams | Mapping[str, Any]
@@ -46,7 +46,7 @@ VersionsRule = Annotated[str, Spelled(VERSIONS_TEXT, VERSIONS_WANTED)]
 
 
 class TurnOptions(TypedDict, total=False):
-    """The keyword parameters of `RolloutClient.generate`, but for those that a session has itself.
+    """The keyword parameters of `RolloutClient.generate`, without those that a session sets.
 
     What they mean and their defaults: `ask_of`.
     """
@@ -192,7 +192,7 @@ def _row_of(first: Ask, row: int) -> Ask:
 
 
 def sampling_of(given: SamplingLike) -> SamplingParams:
-    """The SamplingParams of what was given.
+    """Returns the SamplingParams that the caller gave, as a struct or as a dict.
 
     Raises:
         Refused: it is neither, or has a field that does not exist.

@@ -32,7 +32,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
-        """Whose thread it is: a forked child has none."""
+        """Id of the process that owns the thread: a forked child has no such thread."""
 
     @property
     def is_running(self) -> bool:
@@ -49,7 +49,7 @@ class LoopThread:
         self._thread.start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it; an interrupt cancels it first.
+        """Runs a coroutine on the loop and waits for it; an interrupt cancels it first.
 
         Raises:
             ActorStopped: the loop does not run, or runs in another process.
@@ -70,7 +70,7 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function there and wait for it; here if the loop does not run."""
+        """Calls a function on the loop and waits for it; calls it here if the loop does not run."""
         if not self.is_running or self._is_own_thread:
             return function()
 
@@ -80,7 +80,7 @@ class LoopThread:
         return self.wait(called())
 
     def read(self, stream: AsyncGenerator[T]) -> Generator[T]:
-        """Each item as it comes; leaving early ends the stream, which aborts its request."""
+        """Yields each item when it arrives; a caller that stops early aborts the request."""
         try:
             while (item := self.wait(anext(stream, None))) is not None:
                 yield item
@@ -145,7 +145,7 @@ def blocking(
     method: Callable[Concatenate[Any, P], AsyncGenerator[R]],
 ) -> Derived[P, Generator[R]]: ...
 def blocking(method: Callable[..., Any]) -> Any:
-    """The method of a `Twin` that waits for this one: for its result, or for each of its items."""
+    """Returns a `Twin` method that waits for the async method: its result, or each of its items."""
     plain = inspect.unwrap(method)
     returned = inspect.signature(plain).return_annotation
     if inspect.iscoroutinefunction(plain):
@@ -172,7 +172,7 @@ def at_once(
 def at_once(
     method: Callable[..., Any], twin_of: Callable[[Any, LoopThread], Any] | None = None
 ) -> Any:
-    """The method of a `Twin` that calls this one, which waits for nothing, on the loop.
+    """Returns a `Twin` method that calls this method, which never waits, on the loop.
 
     Args:
         method: of the async object.
@@ -191,6 +191,6 @@ def at_once(
 
 
 def _returning(function: Callable[..., Any], kind: Any) -> Any:  # noqa: ANN401 - any annotation
-    """The function, which says that it returns this."""
+    """Sets the return annotation of a function."""
     function.__signature__ = inspect.signature(function).replace(return_annotation=kind)  # pyright: ignore[reportFunctionMemberAccess]
     return function

@@ -93,14 +93,14 @@ from rolloutbus.trainer_adapter.client.weight_queries import (
 
 WEIGHTS_DEADLINE_S = 120.0
 LONG_S = 300.0
-"""Deadline of what moves weights or files, unless the caller names one."""
+"""Deadline of commands that move weights or files, unless the caller names one."""
 
 ProfileActivity = Literal["CPU", "GPU"]
 
 
 @strict(options=ask_of)
 class RolloutClient:
-    """Samples with whatever workers are there, and commands them. An async context manager.
+    """Samples on the fleet's workers and sends them commands. An async context manager.
 
     A request survives the loss of its worker, of its router and of its connection, and ends
     exactly once. Cancelling a waiting call aborts its request, unless that is `detached`.
@@ -133,7 +133,7 @@ class RolloutClient:
         await self.close()
 
     async def open(self) -> Self:
-        """Connect, for whom an `async with` is too short; `close` ends it.
+        """Connects without `async with`; call `close` at the end.
 
         Raises:
             PeerLost: no router answered in time.
@@ -143,12 +143,12 @@ class RolloutClient:
         return self
 
     async def close(self) -> None:
-        """Leave: what is open is stopped, and its callers get ActorStopped. Once is enough."""
+        """Closes the client: stops open requests; their callers get ActorStopped. Idempotent."""
         self.connection.close()
 
     @property
     def fleet(self) -> str:
-        """Identity of the fleet, e.g. for `connect(fleet=…)`; empty before the router told it."""
+        """Identity of the fleet, e.g. for `connect(fleet=…)`; empty until the router reports it."""
         return self.connection.fleet
 
     @property
@@ -343,7 +343,7 @@ class RolloutClient:
         return rollout_in(await self.connection.ask(_attach(rid), deadline_s))
 
     def follow(self, rid: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> AsyncGenerator[Delta]:
-        """Stream a detached request from its first token on; see `stream` and `collect`.
+        """Streams a detached request from its first token on; see `stream` and `collect`.
 
         One that was not asked for as a stream comes in larger portions.
         """
@@ -500,7 +500,7 @@ class RolloutClient:
     async def stop_profile(
         self, *, target: str = FLEET, deadline_s: float = LONG_S, check: bool = True
     ) -> FleetResult:
-        """Have them write the record. Results are `Profiled`: files below their `profile_dir`."""
+        """Have engines write the profile. Results are `Profiled`: files below `profile_dir`."""
         return await self._commands.to_workers(StopProfile(), target, deadline_s, check=check)
 
     async def score(

@@ -20,7 +20,7 @@ FleetRef = ActorRef[Result, Delta]
 
 
 class MemoryTag:
-    """Names for what an engine's memory holds, as `sleep` and `wake_up` take them."""
+    """Names of the parts of an engine's memory, for `sleep` and `wake_up`."""
 
     WEIGHTS: Final = "weights"
     KV_CACHE: Final = "kv_cache"
@@ -37,7 +37,7 @@ class Commands:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._n_turns = 0
-        """Commands that were given to one of the ready workers."""
+        """Number of commands given to one of the ready workers; the workers take turns."""
 
     def ref(self, address: str = ROUTER) -> FleetRef:
         """What to `tell`, `ask` and `stream` at this address."""
@@ -121,7 +121,7 @@ class Commands:
 
 
 def _check(result: FleetResult, body: msgspec.Struct) -> None:
-    """Raise unless each worker did it, and there is one; a pause is kept for those who join."""
+    """Raises unless every worker did it; only a pause or a resume may find no worker."""
     if not (result.by_worker or result.silent or isinstance(body, Pause | Resume)):
         message = "no worker is there, so nobody did it; `status` tells of those that are"
         raise Refused(Problem("not_ready", message, "not_started", field="target"))

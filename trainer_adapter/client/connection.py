@@ -79,12 +79,12 @@ class SessionHolder(Protocol):
 
     @property
     def worker(self) -> str:
-        """The worker that has its prefix; empty: none any more."""
+        """Name of the worker that caches the session's prefix; empty: no worker."""
         ...
 
 
 class Ports(NamedTuple):
-    """How to reach routers and workers."""
+    """Functions that make the links and subscriptions to routers and workers."""
 
     link: Callable[[str, BatchHandler, DownHandler], LinkPort]
     subscription: Callable[[TopicBatchHandler, Sequence[str]], SubscriptionPort]
@@ -109,9 +109,9 @@ FORKED = (
 )
 _log = logging.getLogger(__name__)
 HOPELESS: frozenset[LinkFailure] = frozenset({"unknown-key", "wrong-role"})
-"""A router that answers so has an allow-list; it looks at the file twice a second."""
+"""Failures caused by an allow-list; the router looks at that file twice a second."""
 REFUSED_S = 2.0
-"""A client that is turned away for so long is not let in by waiting."""
+"""Seconds of refusal after which the client stops waiting to be admitted."""
 SPARE_DELTAS = 4
 """A stream has at most one delta per token, and an empty last one."""
 
@@ -146,19 +146,19 @@ class Connection:
         """When the router first turned away the key, before it welcomed this client."""
         self._is_closed = False
         self._pid = 0
-        """Of the process that opened it: a forked child has neither its loop nor its sockets."""
+        """Id of the process that opened it; a forked child has neither the loop nor the sockets."""
 
     def __reduce__(self) -> NoReturn:
         raise cannot_be_pickled(self, f"the address {self.settings.router!r} and connect there")
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Live workers, as the router last told."""
+        """Live workers, as the router last reported."""
         return self._core.members
 
     @property
     def fleet(self) -> str:
-        """Identity of the fleet; empty before the router has told it."""
+        """Identity of the fleet; empty before the router has reported it."""
         return self._core.fleet
 
     @property
@@ -167,7 +167,7 @@ class Connection:
         return self._core.other_fleet
 
     def require_known_fleet(self) -> None:
-        """Do nothing if version numbers mean what the caller thinks.
+        """Checks that version numbers belong to the fleet that the caller knows.
 
         Raises:
             OtherFleet: another fleet answers, and the caller has not accepted it.
@@ -175,20 +175,20 @@ class Connection:
         self._core.require_known_fleet()
 
     def require_fleet(self, fleet: str) -> None:
-        """Do nothing if this fleet answers, as `fleet` named it then; empty: any may.
+        """Checks that the present fleet has this name, old or new; an empty name matches any.
 
         Raises:
-            OtherFleet: another one does, whether or not the caller has accepted it.
+            OtherFleet: another fleet answers, whether or not the caller has accepted it.
         """
         self._core.require_fleet(fleet)
 
     def accept_fleet(self) -> None:
-        """Version numbers are those of the fleet that answers from now on."""
+        """Accepts the present fleet: version numbers belong to it from now on."""
         self._core.accept_fleet()
 
     @property
     def upstream(self) -> Upstream:
-        """The router, and the store that it told of."""
+        """The router, and the weight store that the router reported."""
         return self._core.upstream
 
     @property
@@ -249,7 +249,7 @@ class Connection:
         self._shut()
 
     def tell(self, command: Command | Ask, deadline_s: float) -> None:
-        """Open a request; nobody waits for its ending.
+        """Sends a request; no caller waits for its ending.
 
         Raises:
             As `submit`.
@@ -317,7 +317,7 @@ class Connection:
         return rid, future, inbox
 
     def forget(self, rid: str) -> None:
-        """Nobody waits for this request any more: stop it if it samples and is not detached."""
+        """The caller no longer waits: stops a generate unless it is detached."""
         away = self._home.away
         if away is not None:  # a stream that was read on its own loop, and left on another
             with suppress(RuntimeError):  # its loop is closed
@@ -349,7 +349,7 @@ class Connection:
         return self._core.unknown(rids)
 
     def require_home(self) -> None:
-        """Do nothing on the loop that opened it, or while it is closed.
+        """Checks that the caller is on the loop that opened the connection, unless it is closed.
 
         Raises:
             WrongEventLoop: this is another loop, or none.
@@ -456,7 +456,7 @@ class Connection:
             future.set_result(outcome)
 
     def _crashed(self, error: Exception) -> None:
-        """Our own bug: whoever waits must hear of it."""
+        """Ends every waiting caller with an error after a bug in the client."""
         ending = error
         if not isinstance(ending, BusError):
             ending = ActorStopped(f"the client broke: {error!r}", outcome="unknown")
@@ -484,10 +484,10 @@ class Connection:
 
 
 def _nobody(_progress: UpdateProgress) -> None:
-    """Nobody asked to hear of it."""
+    """Ignores the progress of an update."""
 
 
 def _seen(done: asyncio.Future[Result]) -> None:
-    """Nobody asks for the ending of a stream that was left early."""
+    """Marks the error of an abandoned stream as read, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()

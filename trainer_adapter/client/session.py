@@ -1,4 +1,4 @@
-"""A session: one trajectory, whose turns are sampled where its prefix is.
+"""A session: one trajectory; its turns run on the worker that caches their prefix.
 
 Spec: docs/protocol.md, "Sessions".
 """
@@ -75,7 +75,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        """What its requests carry."""
+        """Name of the session; its requests carry it."""
         return self._asked.session
 
     @property
@@ -85,7 +85,7 @@ class Session:
 
     @property
     def worker(self) -> str:
-        """Who has its prefix; empty when the router has given its place away."""
+        """Name of the worker that caches the prefix; empty when the router has freed the place."""
         held = self._connection.sessions.get(self.name)
         return held.worker if held is not None else ""
 
@@ -102,7 +102,7 @@ class Session:
         return held.last_move if held is not None else None
 
     async def open(self) -> Self:
-        """Take a place, for whom an `async with` is too short; `close` gives it back.
+        """Takes a place without `async with`; call `close` to give it back.
 
         Raises:
             Refused: as `RolloutClient.session`.
@@ -120,7 +120,7 @@ class Session:
         return self
 
     async def renew(self) -> None:
-        """Let lease and grace begin anew: what runs outside takes longer than thought.
+        """Renews lease and grace, e.g. when work outside the engine takes longer than expected.
 
         Raises:
             Refused: the place was free, and has gone to another session; or this one is not open.

@@ -37,7 +37,7 @@ class SyncSession(Twin[Session]):
         self.close()
 
     def open(self) -> Self:
-        """Take a place, for whom a `with` is too short; `close` gives it back."""
+        """Takes a place without `with`; call `close` to give it back."""
         self.loop.wait(self.session.open())
         return self
 
@@ -89,7 +89,7 @@ class SyncRolloutClient(Twin[RolloutClient]):
         self.close()
 
     def open(self) -> Self:
-        """Connect, for whom a `with` is too short; `close` ends it. See `RolloutClient.open`."""
+        """Connects without `with`; call `close` at the end. See `RolloutClient.open`."""
         if self.loop.is_running:
             raise LocalProtocolError("the client is open already; a client opens once")
         self.loop.start()
@@ -101,7 +101,7 @@ class SyncRolloutClient(Twin[RolloutClient]):
         return self
 
     def close(self) -> None:
-        """Leave: what is open is stopped. Once is enough."""
+        """Closes the client: stops open requests. Idempotent."""
         if self.loop.is_running:
             try:
                 self.loop.wait(self.original.close())
@@ -123,7 +123,7 @@ class SyncRolloutClient(Twin[RolloutClient]):
 
     @property
     def fleet(self) -> str:
-        """Identity of the fleet, e.g. for `connect(fleet=…)`; empty before the router told it."""
+        """Identity of the fleet, e.g. for `connect(fleet=…)`; empty until the router reports it."""
         return self.original.fleet
 
     @property

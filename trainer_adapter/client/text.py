@@ -1,4 +1,4 @@
-"""Text and chat on top of token ids, for whoever brings a tokenizer.
+"""Text and chat on top of token ids; the caller provides a tokenizer.
 
 Nothing here knows a tokenizer library: `Tokenizer` says what is asked of one, and those of
 transformers have it.
@@ -58,11 +58,11 @@ def load_tokenizer(path: Path) -> TokenizerFile:
 Decode = Callable[[list[int]], str]
 
 CUT = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder puts for a character of which it has not all bytes."""
+"""The replacement character: a decoder returns it for an incomplete character."""
 
 
 class TextPieces:
-    """A piece is held back while it may still change, or be the beginning of a stop text."""
+    """Splits a growing text into pieces; holds back text that may change or begin a stop text."""
 
     def __init__(self, decode: Decode, stop: Sequence[str] = ()) -> None:
         self._decode = decode
@@ -70,7 +70,7 @@ class TextPieces:
         self._n_held = max((len(text) for text in stop), default=1) - 1
         self._tokens: list[int] = []
         self._text = ""
-        """Of the tokens that were read."""
+        """Text of the tokens read so far."""
         self._n_read = 0
         self._n_before = 0
         """Tokens before those that were read last: a word's beginning tells by its neighbour
@@ -78,7 +78,7 @@ class TextPieces:
         self._n_said = 0
 
     def add(self, start: int, tokens: Sequence[int], *, is_last: bool) -> str:
-        """Tokens from index `start` on; the text that is new.
+        """Takes the tokens from index `start` on; returns the new text.
 
         After lost work that had to be sampled anew, what was said already stays said.
         """
@@ -102,7 +102,7 @@ class TextPieces:
 
 
 def without_stop(text: str, stop: Sequence[str]) -> str:
-    """Up to the first stop text, as OpenAI's answers are."""
+    """Returns the text up to the first stop text, as OpenAI's answers have it."""
     ends = [at for at in map(text.find, stop) if at >= 0]
     return text[: min(ends)] if ends else text
 
@@ -132,7 +132,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextRollout:
-    """A rollout and what it says."""
+    """A rollout and its text."""
 
     text: str
     """Without special tokens."""

@@ -233,7 +233,7 @@ def compare(
 
 
 def _agreed(members: Iterable[Digests]) -> dict[str, int | None]:
-    """What more than half of those who hold a tensor hold; None where there is no such majority."""
+    """Returns each tensor's digest in more than half of its holders; None without a majority."""
     votes: dict[str, Counter[int]] = {}
     for held in members:
         for name, digest in held.items():

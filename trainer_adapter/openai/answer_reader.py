@@ -1,4 +1,4 @@
-"""What a model writes, taken apart while it comes: content, reasoning, tool calls."""
+"""Splits a model's output, while it arrives, into content, reasoning and tool calls."""
 
 import importlib.metadata
 import json
@@ -218,7 +218,7 @@ def _parser(template: ResponseTemplate, prompt: str, tools: Sequence[Json]) -> _
 
 
 def _lacking() -> str:
-    """Why transformers cannot be asked, and what to do."""
+    """Explains why transformers cannot parse tool calls here, and what to do."""
     try:
         there = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:

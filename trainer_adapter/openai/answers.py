@@ -303,4 +303,4 @@ def token_texts(body: Body, tokenizer: Tokenizer, special_ids: Sequence[int]) ->
 
 
 Answers = ChatAnswers | CompletionAnswers
-"""How the choices of a request are told."""
+"""Formats the choices of a request, for a chat or for a completion."""

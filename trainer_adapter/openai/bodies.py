@@ -31,12 +31,12 @@ NAMES_IN_BODIES = {
 
 
 def refusal(field: str, message: str) -> Refused:
-    """A value of the body is wrong."""
+    """Returns the error for a wrong value of the body."""
     return Refused(bad_request(field, message))
 
 
 def unsupported(field: str, message: str) -> Refused:
-    """The body asks for what cannot be done here."""
+    """Returns the error for a body that asks for something unsupported."""
     return Refused(Problem("unsupported", message, "not_started", field=field))
 
 
@@ -56,14 +56,14 @@ MAX_SAMPLES = 128
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """How a stream is told."""
+    """Options of a streamed response."""
 
     include_usage: bool = False
     """A last chunk counts tokens."""
 
 
 class JsonSchema(msgspec.Struct, frozen=True):
-    """What an answer must be."""
+    """JSON schema that an answer must match."""
 
     schema: Json
     name: str = ""
@@ -80,7 +80,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """What both kinds of requests have. None: as if it were absent."""
 
     model: str = ""
-    """Told back; whose weights sample is said by `policy` and `lora_path`."""
+    """Returned in the answer; `policy` and `lora_path` choose the weights."""
     n: int | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -173,7 +173,7 @@ def texts_in(given: str | list[str] | None) -> list[str]:
 
 
 def _told(error: msgspec.ValidationError) -> tuple[str, str]:
-    """(field, sentence) of msgspec's `... - at `$.n``, or of a field that is missing."""
+    """Returns (field, sentence) of a msgspec error: `... - at `$.n``, or a missing field."""
     sentence, _, place = str(error).partition(" - at `$")
     field = place.strip("`. ")
     if "missing required field" in sentence:

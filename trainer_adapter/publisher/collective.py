@@ -45,12 +45,12 @@ from rolloutbus.trainer_adapter.publisher.offering import (
 )
 
 _LOOK_S = 0.005
-"""Between two looks at keys that workers write; a look costs microseconds here."""
+"""Pause between two looks at keys that workers write; a look costs microseconds here."""
 _HEARD_S = 2.0
 
 
 class Rendezvous:
-    """Serves from construction to `close`, on one event loop."""
+    """The key-value store where ranks meet; serves until `close`, on one event loop."""
 
     def __init__(self, host: str, timeout_s: float) -> None:
         """Listen at the address `host`, on any free port."""
@@ -69,11 +69,11 @@ class Rendezvous:
         self._store.set(TIMEOUT, str(round(timeout_s * 1e3)))
         self._timeout_s = timeout_s
         self._gathering: asyncio.Timeout | None = None
-        """While ranks are waited for."""
+        """Timeout of the present wait for the ranks' reports; None while there is none."""
         self._why_not = f"was not there within {timeout_s:g} s"
 
     def client(self) -> dist.Store:  # pyright: ignore[reportPrivateImportUsage]
-        """Another connection to it, for a thread that may block."""
+        """Returns another connection to the key-value store, for a thread that may block."""
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             self.host,
             self.port,
@@ -83,20 +83,20 @@ class Rendezvous:
         )
 
     async def world(self) -> int:
-        """Ranks in all, as soon as the first worker is there. Raises BadReport."""
+        """Returns the number of ranks as soon as the first worker has joined. Raises BadReport."""
         await self._written(WORLD)
         return read_world(self._store.get(WORLD))
 
     async def joined(self, world: int) -> list[RankReport]:
-        """Reports of ranks 1 to `world` - 1; of who does not come in time, that it did not."""
+        """Returns a report for each of ranks 1 to `world` - 1; a late rank's has a problem."""
         return await self._reports([joined_key(rank) for rank in range(1, world)])
 
     async def done(self, world: int) -> list[RankReport]:
-        """The same at their ends."""
+        """Returns each rank's report at its end of the transfer; a late rank's has a problem."""
         return await self._reports([done_key(rank) for rank in range(1, world)])
 
     async def heard(self, reports: Sequence[RankReport]) -> None:
-        """Wait a moment until all who have come know why nothing is sent: with us, that is gone."""
+        """Waits a moment until all ranks that joined have read why the trainer sends nothing."""
         came = [rank for rank, report in enumerate(reports, 1) if not report.problem]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HEARD_S):
@@ -104,12 +104,12 @@ class Rendezvous:
                     await self._written(done_key(rank))
 
     def go(self, why_not: str) -> None:
-        """Tell those who wait to begin, or why nothing will come; only the first word counts."""
+        """Tells waiting ranks to begin, or why not (`why_not`); only the first call counts."""
         if not self._store.check([GO]):
             self._store.set(GO, why_not)
 
     def call_off(self) -> None:
-        """Begin nothing, if it has not begun; what waits here goes on at once."""
+        """Cancels the transfer unless it has begun; the wait for ranks' reports ends at once."""
         if self._store.check([GO]):
             return
         self._why_not = "got new commands"
@@ -118,7 +118,7 @@ class Rendezvous:
             self._gathering.reschedule(asyncio.get_running_loop().time())
 
     def end(self) -> None:
-        """Tell those who wait, whatever for, that it is over."""
+        """Tells all waiting ranks that the rendezvous has ended."""
         self.go("the trainer has given up")
         self._store.set(END, "")
 
@@ -180,7 +180,7 @@ class CollectiveOffering:
         self._device = _CPU
         self._rendezvous: Rendezvous | None = None
         self.problem = ""
-        """Why the last version did not go out this way to all; empty if it did."""
+        """Why some worker did not get the last version this way; empty if all workers got it."""
 
     async def prepare(
         self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
@@ -225,12 +225,12 @@ class CollectiveOffering:
             _log.warning("collective transfer failed: %s", self.problem)
 
     def call_off(self) -> None:
-        """Ranks that wait for others take another way at once."""
+        """Cancels the rendezvous; ranks that wait there use another transport at once."""
         if self._rendezvous is not None:
             self._rendezvous.call_off()
 
     async def close(self) -> None:
-        """The rendezvous ends; who still waits there takes another way."""
+        """Ends the rendezvous; a rank that still waits there uses another transport."""
         rendezvous, self._rendezvous = self._rendezvous, None
         if rendezvous is not None:
             rendezvous.end()
@@ -240,7 +240,7 @@ class CollectiveOffering:
         self._pieces = []
 
     async def _send(self, rendezvous: Rendezvous) -> str:
-        """Why not all have it; empty if they have."""
+        """Sends the weights; returns why not all ranks have them, or empty if all have."""
         world = await rendezvous.world()
         gpu = gpu_uuid(self._device) if self._device.type == "cuda" else ""
         reports = await rendezvous.joined(world)

@@ -51,7 +51,7 @@ class QueuedWork:
         self._events = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
 
     def wait(self) -> None:
-        """Until it is done; for another thread, whose streams are others."""
+        """Waits until the GPU work is done; call it in another thread, which has other streams."""
         for event in self._events:
             event.synchronize()
 
@@ -119,7 +119,7 @@ class Offering(Protocol):
         ...
 
     async def serve(self) -> None:
-        """Do the owner's part until all who take it this way have it; safe to cancel.
+        """Does the trainer's part until all workers that use this way have it; safe to cancel.
 
         Does not raise when it fails: those who wanted it this way take another one.
         """

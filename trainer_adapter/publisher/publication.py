@@ -284,7 +284,7 @@ class Publication:
         return unknown
 
     async def _settle(self) -> bool | None:
-        """Give its bytes back unless it is committed; whether it is, None if that is not known."""
+        """Gives the bytes back unless committed; returns whether it is, or None if unknown."""
         if self._is_settled or self._taking is None:
             return None
         self._is_settled = True
@@ -305,10 +305,10 @@ class Publication:
             self._policy.writer.tidy()
 
     def require_own_fleet(self) -> None:
-        """Do nothing while the fleet answers whose store gave it its number.
+        """Checks that the present fleet is the one that numbered this version.
 
         Raises:
-            OtherFleet: another one does, so that nothing can become of this version.
+            OtherFleet: another fleet answers, so that nothing can become of this version.
         """
         self._policy.client.connection.require_fleet(self._fleet)
 
@@ -370,13 +370,13 @@ class Publication:
     async def _prepare_offers(
         self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """What is not all at hand in the trainer is offered out of the copy on this host."""
+        """Prepares the offerings; `tensors` are the trainer's own, or views of the host's copy."""
         for offering in self._wanted(tensors):
             self._offerings.append(offering)
             self._offers += await offering.prepare(layout, tensors)
 
     def _wanted(self, held: Sequence[torch.Tensor]) -> list[Offering]:
-        """A GPU's memory is offered by itself if a worker is there, a group to who asks for one."""
+        """Returns the offering to use; `auto` is `cuda_ipc` if a worker shares the GPU."""
         policy, wanted = self._policy, self._options.transport
         if wanted == "auto":
             members = policy.client.connection.members

@@ -63,7 +63,7 @@ _CLIENT = "a RolloutClient, of connect(); SyncWeightPublisher takes one of conne
 
 
 def give_up_sources(arguments: Iterable[object]) -> None:
-    """Let the ranks go that wait for a source of a refused call."""
+    """Releases the ranks that wait for the tensor source of a refused call."""
     for each in arguments:
         if isinstance(each, HeldTensors | StreamedTensors | ShardedSource):
             each.give_up()
@@ -155,7 +155,7 @@ class WeightPublisher:
 
     @property
     def policy(self) -> str:
-        """Whose weights are published."""
+        """Name of the policy that the weights belong to."""
         return self._policy.name
 
     def offer(self, transport: Literal["cuda_ipc", "collective"], offering: Offering) -> None:
@@ -291,7 +291,7 @@ class WeightPublisher:
         return await _attended(WeightTransferHandle(publication.log, run, publication.stop))
 
     async def outcome(self, version: int = 0, *, deadline_s: float = 30.0) -> UpdateOutcome:
-        """What became of a version whose publication ended with `OutcomeUnknown`, for good.
+        """Returns the final outcome of a version whose publication ended with `OutcomeUnknown`.
 
         One that is not committed by now never will be. Waits while it is being published, and for a
         store that is not there.

@@ -43,14 +43,14 @@ Merge = Callable[[str, Sequence[torch.Tensor]], torch.Tensor]
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of one rank, as it is sent to the others."""
+    """One tensor of one rank, as this rank describes it to the other ranks."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     """Of the whole of it that this rank can gather or has."""
     leads: bool
-    """Of the ranks that gather it together this is the first; it speaks for them."""
+    """Whether this rank is the first of the ranks that gather it together, and speaks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class ShardedSource:
         """Versions of which the other ranks have heard the end."""
         self._n_given_up = 0
         self.held: Sequence[torch.Tensor] = ()
-        """Never: they lie elsewhere."""
+        """Empty: the tensors lie on several ranks."""
         self.tensors = [each.whole for each in plan]
         self.peak_bytes = 0
         """The most that was gathered and held at once on this rank, padding left out."""
@@ -285,7 +285,7 @@ class ShardedSource:
 
 @contextlib.contextmanager
 def _others_present() -> Generator[None]:
-    """Turn the group's failure into ours."""
+    """Converts a failure of the process group into PeerLost."""
     try:
         yield
     except RuntimeError as error:

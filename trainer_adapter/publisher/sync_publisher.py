@@ -71,7 +71,7 @@ class SyncWeightPublisher(Twin[WeightPublisher]):
 
     @property
     def policy(self) -> str:
-        """Whose weights are published."""
+        """Name of the policy that the weights belong to."""
         return self.original.policy
 
     # A source takes note of what its thread has asked of the GPU: these two make it in theirs.

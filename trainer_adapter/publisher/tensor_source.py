@@ -25,9 +25,9 @@ Rename = Callable[[str], str | None]
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     name: getattr(torch, each.torch) for name, each in DTYPES.items() if each.torch
 }
-"""What may be published, by its safetensors name."""
+"""Safetensors name -> torch dtype, for all dtypes that may be published."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-"""And back."""
+"""torch dtype -> its safetensors name."""
 
 
 _PLAIN_ITEMS: tuple[object, ...] = tuple(vars(kind)["items"] for kind in (dict, OrderedDict))
@@ -100,7 +100,7 @@ def are_held(tensors: Tensors) -> bool:
 
 
 def renamed(tensors: Tensors, rename: Rename | None) -> Generator[tuple[str, torch.Tensor]]:
-    """What is to be published of them, under the engine's names, as it is asked for."""
+    """Yields the tensors to publish under the engine's names, one when the caller asks."""
     for pair in _pairs(tensors):
         name, tensor = _checked(pair)
         del pair

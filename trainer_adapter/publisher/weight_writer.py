@@ -70,7 +70,7 @@ def _split(flat: torch.Tensor, n_elements: int) -> Iterator[torch.Tensor]:
 
 
 def _pieces(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tensor]:
-    """`source` in pieces of one dimension, on the host; those of `target` if they lie there."""
+    """Yields `source` in 1-D pieces on the host; a strided tensor is first copied to `target`."""
     n_elements = max(1, PIECE_BYTES // target.itemsize)
     if source.is_cuda:
         for large in _from_gpu(source, target.dtype):
@@ -156,7 +156,7 @@ class Soundness:
                 raise _unsound(tensor, why)
 
     def committed(self, layout: Sequence[Tensor], judgements: Sequence[Judgement]) -> None:
-        """This is the last version now."""
+        """Records `layout` as the last committed version."""
         self._nonzero = {
             tensor.name
             for tensor, judged in zip(layout, judgements, strict=True)
@@ -164,7 +164,7 @@ class Soundness:
         }
 
     def restored(self) -> None:
-        """The last version is an older one now, whose values are not remembered here."""
+        """Forgets the last version's values: the policy went back to an older version."""
         self._nonzero = set()
 
 
@@ -189,11 +189,11 @@ class CopyWatch:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Let it end with ActorStopped at the next tensor."""
+        """Stops the copy with ActorStopped at the next tensor."""
         self._is_stopped = True
 
     def require_wanted(self) -> None:
-        """Another tensor is about to be copied.
+        """Raises if the copy was stopped; called before each tensor.
 
         Raises:
             ActorStopped: `stop` was called.
@@ -202,7 +202,7 @@ class CopyWatch:
             raise ActorStopped("the copy was stopped")
 
     def copied(self, n_bytes: int) -> None:
-        """So many more bytes have been copied."""
+        """Adds to the bytes copied so far, and reports the sum."""
         with self._lock:
             self._n_copied += n_bytes
             n_copied = self._n_copied
@@ -210,7 +210,7 @@ class CopyWatch:
 
 
 class Written(NamedTuple):
-    """A version whose bytes have been copied."""
+    """A version with all bytes copied."""
 
     content: Bytes
     """uint8 [all bytes of the version], as they are published."""

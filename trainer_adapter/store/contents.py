@@ -55,7 +55,7 @@ class StoreContents:
         self.trouble = ""
         """Why nothing can be written to the ledger; empty: it can."""
         self._taken_over: list[Record] = [Opened(self.pool.owner), *self.table.snapshot()]
-        """What the ledger does not say yet."""
+        """Records of the takeover that are not in the ledger yet."""
         try:
             self._record()
         except OSError as error:

@@ -72,7 +72,7 @@ class StoreCore:
         self._copies = DiskCopies(is_on=bool(settings.disk))
 
     def heed(self, intent: Intent) -> list[StoreEffect]:
-        """A router tells what the fleet is to be: it is written down for the next one."""
+        """Records the intended state of the fleet for the next router."""
         self._table.intent = intent
         return [Persist(Intended(intent))]
 
@@ -232,7 +232,7 @@ class StoreCore:
         return self._settled([asker], is_committed=was_committed)
 
     def _settle_all(self, stored: StoredVersion, now: float) -> list[StoreEffect]:
-        """Tell those who want it settled, if no step is under way that has to end first."""
+        """Answers all settle requests of a version, unless a step of it still has to end first."""
         if not stored.settlers or stored.state in {"reserving", "verifying"}:
             return []
         settlers, stored.settlers = stored.settlers, []
@@ -260,11 +260,11 @@ class StoreCore:
         )
 
     def _drop_withdrawn(self, stored: StoredVersion, now: float) -> list[StoreEffect]:
-        """Give its bytes back, as soon as no reader has them."""
+        """Gives the version's bytes back as soon as no reader uses them."""
         return [] if stored.is_in_use(now) else self._drop(stored)
 
     def _drop(self, stored: StoredVersion) -> list[StoreEffect]:
-        """Forget a version whose end is written down."""
+        """Removes a version after its end has been recorded."""
         stored.on("outdated")
         del self._table.by_key[stored.key]
         effects: list[StoreEffect] = []

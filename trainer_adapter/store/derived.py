@@ -37,7 +37,7 @@ class DiskCopies:
         self._waiting: dict[str, StoredVersion] = {}
 
     def sealed(self, stored: StoredVersion) -> list[StoreEffect]:
-        """A version whose bytes will not change any more."""
+        """Queues a sealed version to be written to files."""
         if not self._is_on:
             return []
         stored.offers.append(BEING_WRITTEN)
@@ -50,7 +50,7 @@ class DiskCopies:
         return self._next()
 
     def written(self, at: str) -> list[StoreEffect]:
-        """The files are at this place below the root; empty: they could not be written."""
+        """Records where the files are, below the root; an empty path: they could not be written."""
         stored, self._writing = self._writing, None
         assert stored is not None
         stored.n_readers -= 1
@@ -82,7 +82,7 @@ class _MadeDelta:
     versions: tuple[StoredVersion, StoredVersion]
     used_at: float
     askers: list[Asker] = field(default_factory=list[Asker])
-    """Who waits until it is made."""
+    """Senders that wait until the delta is made."""
     is_made: bool = False
     answer: WeightDelta | None = None
     """None once it is made: it would be no smaller than the version."""
@@ -118,7 +118,7 @@ class DeltaTable:
     def make(
         self, asker: Asker, stored: StoredVersion, base: StoredVersion, now: float
     ) -> list[StoreEffect]:
-        """Begin a delta between two versions whose bytes are whole."""
+        """Starts a delta between two sealed versions."""
         key = (stored.policy, stored.number, base.number)
         if len([each for each in self._by_key.values() if not each.is_made]) >= MAX_IN_THE_MAKING:
             message = "other deltas are being made"

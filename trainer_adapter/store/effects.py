@@ -12,7 +12,7 @@ AnswerKind = Literal["finished", "failed", "refused", "manifest", "delta"]
 
 
 class StoreAnswer(NamedTuple):
-    """Tell the asker."""
+    """Send the answer to the asker."""
 
     asker: Asker
     kind: AnswerKind

@@ -11,7 +11,7 @@ MAX_NAMED = 32
 
 
 def bad_policy(policy: str) -> Problem | None:
-    """Why this cannot be a policy's name; None if it can."""
+    """Returns why a text cannot be a policy's name; None if it can."""
     if 0 < len(policy.encode()) <= MAX_POLICY_BYTES and policy.isprintable():
         return None
     return bad_request("policy", f"a policy's name has 1 to {MAX_POLICY_BYTES} printable bytes")
@@ -52,13 +52,13 @@ def wrong_bytes(tensor: str) -> Problem:
 
 
 def older(policy: str, version: int, last: int) -> Problem:
-    """Commits only go upward."""
+    """Returns the refusal of a commit that is older than the committed version."""
     message = f"version {last} of policy {policy!r} is committed already; {version} is older"
     return Problem("stale_version", message, "not_started", field="version")
 
 
 def no_delta(version: int, base: int) -> Problem:
-    """The whole version is the shorter way."""
+    """Returns the refusal of a delta that would be no smaller than the version."""
     message = f"version {version} is no longer than what changed since {base}, or has other tensors"
     return Problem("no_delta", message, "not_started", field="base")
 

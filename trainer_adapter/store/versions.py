@@ -60,7 +60,7 @@ class Retired(msgspec.Struct, frozen=True, tag="retired"):
 
 
 class Intended(msgspec.Struct, frozen=True, tag="intended"):
-    """What the fleet is to be, as the router reported last: its identity, and who is paused."""
+    """The intended state of the fleet, as the router last reported: its identity and its pauses."""
 
     intent: Intent
 
@@ -139,9 +139,9 @@ class StoredVersion:
     pulled_until: float = 0.0
     """A worker that asked for it may ask for more until then."""
     askers: list[Asker] = field(default_factory=list[Asker])
-    """Who waits for the step under way: the reservation, or the seal."""
+    """Senders that wait for the step under way: the reservation, or the seal."""
     settlers: list[Asker] = field(default_factory=list[Asker])
-    """Who wants to know what becomes of it, and waits for the step under way."""
+    """Senders of settle requests, which wait for the step under way."""
     offers: list[Offer] = field(default_factory=list[Offer])
     """Other ways to its bytes than the segment."""
     is_adapter: bool = False
@@ -176,7 +176,7 @@ class StoredVersion:
         return Sealed(*self.key, self.segment, self.tensors, self.may_hold_zeros)
 
     def is_in_use(self, now: float) -> bool:
-        """Whether somebody reads it who would not notice that it is gone."""
+        """Whether a reader still uses the bytes; the reader would not notice that they are gone."""
         return self.n_readers > 0 or self.pulled_until > now
 
     def on(self, event: VersionEvent) -> None:
@@ -294,18 +294,18 @@ class VersionTable:
             self.adapters.pop(record.policy, None)
 
     def note_waves(self, record: CommitRecord) -> None:
-        """Whether the commit that was recorded now goes on in waves."""
+        """Records whether the last commit of a policy continues in waves."""
         if record.floor:
             self.waves[record.policy] = (record.before, record.floor)
         else:
             self.waves.pop(record.policy, None)
 
     def pullable(self) -> list[StoredVersion]:
-        """Versions whose bytes are whole."""
+        """Versions with complete, final bytes."""
         return [each for each in self.by_key.values() if each.is_pullable]
 
     def take_number(self, policy: str, number: int) -> None:
-        """No version of ours will have this number."""
+        """Reserves the number, so that this store gives it to no version."""
         self.assigned[policy] = max(number, self.assigned.get(policy, 0))
 
     def assign(self, policy: str, tensors: list[Tensor]) -> StoredVersion:

@@ -15,7 +15,7 @@ from rolloutbus.trainer_adapter.client.core.effects import Effect
 
 
 class Released:
-    """Their rids; beyond `limit` the oldest are forgotten, and so acknowledged when they end."""
+    """Rids that no caller waits for; beyond `limit`, the oldest are forgotten."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -28,13 +28,13 @@ class Released:
         return rid in self._rids
 
     def add(self, rid: str) -> None:
-        """Nobody waits for it."""
+        """Adds a request that no caller waits for any more."""
         self._rids[rid] = None
         if len(self._rids) > self._limit:
             del self._rids[next(iter(self._rids))]
 
     def discard(self, rid: str) -> None:
-        """Somebody attaches to it again."""
+        """Removes a request: a caller attaches to it again."""
         self._rids.pop(rid, None)
 
 
@@ -42,26 +42,26 @@ MAX_PER_ENTRY = 1000
 
 
 class Acks:
-    """Whatever ended, from whichever attempt: its worker may forget it."""
+    """Acknowledges every ending of every attempt, so that the worker may forget it."""
 
     def __init__(self, out: list[Effect]) -> None:
         self._out = out
         self._waiting: dict[str, AttemptList] = {}
         self._over = SettledRequests()
         self._untold: dict[str, None] = {}
-        """rids of those that are over, and the router has not been told."""
+        """Rids of ended requests that the router has not been notified of."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be said."""
+        """Whether no acknowledgement is queued."""
         return not self._waiting and not self._untold
 
     def add(self, worker: str, rid: str, attempt: Attempt) -> None:
-        """This ending has arrived."""
+        """Queues the acknowledgement of an ending from a worker."""
         self._waiting.setdefault(worker, []).append((rid, attempt))
 
     def over(self, rid: str, now: float) -> None:
-        """This detached request has ended for its caller."""
+        """Records that a detached request has ended for its caller."""
         self._over.add(rid, now)
         self._untold[rid] = None
 
@@ -70,13 +70,13 @@ class Acks:
         return rid in self._over
 
     def say_again(self, now: float) -> None:
-        """A router has welcomed us: it may know nothing of what is over."""
+        """Sends all ended rids again: a new router may not know them."""
         self._over.expire(now)
         self._untold = dict.fromkeys(self._over)
         self.flush()
 
     def flush(self) -> None:
-        """One entry per worker."""
+        """Sends the queued acknowledgements, grouped by worker."""
         waiting, self._waiting = self._waiting, {}
         for worker, items in waiting.items():
             for start in range(0, len(items), MAX_PER_ENTRY):
@@ -95,7 +95,7 @@ class Acks:
         self._out.append(Send(THE_LINK, Entry("ack", route=route, body=pack(Ack(items, over)))))
 
     def _told(self, items: AttemptList) -> Iterator[str]:
-        """Which of these are over."""
+        """Yields the rids among `items` that have ended, and marks them as reported."""
         for rid, _ in items:
             if rid in self._untold:
                 del self._untold[rid]

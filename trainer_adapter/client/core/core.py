@@ -69,14 +69,14 @@ class ClientCore:
         self._endpoints: dict[str, None] = {}
         """Streams listened to."""
         self._leaving: dict[str, float] = {}
-        """Those whose worker is gone -> when to leave them."""
+        """Endpoints of workers that have left -> when to stop listening there."""
         self.members: tuple[Member, ...] = ()
-        """Live workers, as the router last told."""
+        """Live workers, as the router last reported."""
         self.bulk = ""
         """Where the weight store serves bytes; empty while none is here."""
         self._error: BusError | None = None
         self._policies: set[str] = set()
-        """Those that a worker has had, and those that the caller was told to be without one."""
+        """Policies that some worker has had, or that the caller was warned about."""
 
     @property
     def n_open(self) -> int:
@@ -85,7 +85,7 @@ class ClientCore:
 
     @property
     def upstream(self) -> Upstream:
-        """The router that is obeyed, and the store that it told of."""
+        """The router in charge, and the weight store that it reported."""
         return Upstream(self._link.instance, self.bulk)
 
     @property
@@ -100,11 +100,11 @@ class ClientCore:
 
     @property
     def other_fleet(self) -> FleetChanged | None:
-        """The fleet that answers, if it is another one than the caller knows."""
+        """The fleet that answers, if it differs from the one that the caller knows."""
         return self._fleet.change
 
     def require_known_fleet(self) -> None:
-        """Do nothing if version numbers mean what the caller thinks.
+        """Checks that version numbers belong to the fleet that the caller knows.
 
         Raises:
             OtherFleet: another fleet answers, and the caller has not accepted it.
@@ -113,16 +113,16 @@ class ClientCore:
             raise _told(self.other_fleet, "not_started")
 
     def require_fleet(self, fleet: str) -> None:
-        """Do nothing if this fleet answers: what it has begun cannot go on at another one.
+        """Checks that the present fleet has this name; what began there cannot go on elsewhere.
 
         Raises:
-            OtherFleet: another one does, whether or not the caller has accepted it.
+            OtherFleet: another fleet answers, whether or not the caller has accepted it.
         """
         if not self._fleet.is_present(fleet):
             raise _told(FleetChanged(fleet, self.fleet), "not_started")
 
     def accept_fleet(self) -> None:
-        """The caller has heard of the change: version numbers are this fleet's from now on."""
+        """The caller accepts the change: version numbers belong to this fleet from now on."""
         self._fleet.accept()
 
     def start(self, now: float) -> list[Effect]:
@@ -161,7 +161,7 @@ class ClientCore:
         return self._book.unknown(rids)
 
     def let_go(self, rid: str, now: float) -> list[Effect]:
-        """Nobody waits for this request any more: stop what samples, unless it is detached."""
+        """The caller no longer waits: stops a generate unless it is detached."""
         request = self._book.open.get(rid)
         if request is not None and request.is_generate and not self._book.release(rid):
             self._book.abort([rid], now)
@@ -259,7 +259,7 @@ class ClientCore:
         self._book.relinked(now, () if is_in_doubt else self._sessions.reopening())
 
     def _members_changed(self, body: Members, now: float) -> None:
-        """News of the fleet; the router may know by now which one it serves."""
+        """Updates the fleet after news of members; the router may know its fleet by now."""
         if not self._link.is_up:  # its welcome was lost: nothing says yet which router this is
             self.counters.unexpected_in += 1
             return
@@ -273,7 +273,7 @@ class ClientCore:
         self._book.send_held(now, self._sessions.reopening())
 
     def _note_fleet(self, fleet: str, now: float) -> bool:
-        """The router names its fleet (empty: it does not know yet); False if it is a wrong one."""
+        """Takes the fleet's name (empty: unknown yet); returns False if it is the wrong fleet."""
         change = self._fleet.named(fleet)
         if change is None:
             return True
@@ -313,7 +313,7 @@ class ClientCore:
         self.counters.reconnects += 1
 
     def _note_policy(self, policy: str) -> None:
-        """It may be misspelt, or a worker of it may still come: only the caller knows."""
+        """Warns of a policy without workers: it may be misspelt, or a worker may still join."""
         served = sorted({member.policy for member in self.members if member.stream})
         if served and policy not in self._policies:
             self._policies.add(policy)

@@ -17,7 +17,7 @@ class ClientCounters:
 
     finished: int = 0
     resends: int = 0
-    """Commands sent again because nothing was heard of them."""
+    """Commands sent again because the client got no answer to them."""
     reconnects: int = 0
     lost: int = 0
     """Executions that were declared lost."""
@@ -28,7 +28,7 @@ class ClientCounters:
     deferred: int = 0
     """Requests sent again because no worker was ready for them."""
     stale_endings: int = 0
-    """Endings of requests or attempts that had ended for us; acknowledged and dropped."""
+    """Endings of requests or attempts that had already ended here; acknowledged and dropped."""
     stale_deltas: int = 0
     duplicates: int = 0
     """Stream rows that brought nothing new."""
@@ -39,9 +39,9 @@ class ClientCounters:
     """Requests whose streamed tokens were not those of the result."""
     digest_mismatches: int = 0
     sessions_moved: int = 0
-    """Times that a session of ours had to change its worker."""
+    """Times that an open session changed its worker."""
     sessions_lost: int = 0
-    """Sessions whose place was gone when we came back."""
+    """Sessions whose place was gone when this client connected again."""
     malformed_in: int = 0
     """Entries whose body broke its type."""
     unexpected_in: int = 0
@@ -60,21 +60,21 @@ Outcome = Result | BusError
 
 
 class Deliver(NamedTuple):
-    """Hand the next delta to whoever reads this request's stream."""
+    """Hand the next delta to the reader of this request's stream."""
 
     rid: str
     delta: Delta
 
 
 class Report(NamedTuple):
-    """Tell whoever publishes by this request how far the update has come."""
+    """Report the progress of an update to the publisher that waits for it."""
 
     rid: str
     progress: UpdateProgress
 
 
 class Complete(NamedTuple):
-    """The request has ended; nothing more comes for it."""
+    """A request has ended; no more effects follow for it."""
 
     rid: str
     outcome: Outcome

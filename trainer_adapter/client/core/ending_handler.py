@@ -189,7 +189,7 @@ class EndingHandler:
             self._book.defer(request, problem, now)
 
     def _hold(self, request: OpenRequest, generated: Generated) -> None:
-        """From now on the result's tokens are what was streamed."""
+        """Replaces the streamed tokens by the result's tokens; counts a mismatch."""
         assembly = request.assembly
         if not assembly.replace(row_of(generated)):
             self._counters.stream_mismatches += 1

@@ -151,7 +151,7 @@ def cancelled(request: OpenRequest, generated: Generated | None) -> RolloutCance
 
 
 def aborted(request: OpenRequest) -> RequestCancelled:
-    """The error for what was stopped before anybody else knew of it."""
+    """Returns the error for a request that was stopped while only this client held it."""
     if request.is_generate:
         return cancelled(request, None)
     return RequestCancelled(CANCELLED, rid=request.rid)

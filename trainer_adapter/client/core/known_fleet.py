@@ -11,13 +11,13 @@ from rolloutbus.trainer_adapter.client.core.link import RouterLink
 from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest
 
 READ_ONLY = frozenset({"abort", "status"})
-"""They bring no fleet anything, and take nothing home."""
+"""Commands that a client may send before the router has named its fleet."""
 OF_WHAT_WAS_BEGUN = frozenset({"attach", "seal_version", "publish_version", "settle_version"})
 """Commands that name a request or a version that a fleet gave a number to."""
 
 
 class KnownFleet:
-    """The fleet that a client knows, and what it asks of no other one."""
+    """The fleet that a client knows; decides which requests another fleet must not get."""
 
     def __init__(self, link: RouterLink, name: str) -> None:
         """`name` is of the fleet that the caller expects; empty: any."""
@@ -29,9 +29,9 @@ class KnownFleet:
         self.is_bound = bool(name)
         """The caller expects this fleet, and takes no other one."""
         self._named_by = ""
-        """Instance of the router that told the identity."""
+        """Instance of the router that reported the identity."""
         self._renamed: dict[str, str] = {}
-        """A name that a router gave its fleet before it knew the older one -> that one."""
+        """Temporary name that a router gave its fleet -> the fleet's older, real name."""
 
     @property
     def is_in_doubt(self) -> bool:
@@ -44,15 +44,15 @@ class KnownFleet:
         return None if self.name == self._trusted else FleetChanged(self._trusted, self.name)
 
     def is_present(self, fleet: str) -> bool:
-        """Whether the fleet that answers is the one that had this name; empty: any is."""
+        """Whether the present fleet is the one with this name; an empty name matches any fleet."""
         return not fleet or self._renamed.get(fleet, fleet) == self.name
 
     def accept(self) -> None:
-        """Version numbers are those of the fleet that answers from now on."""
+        """Accepts the present fleet: version numbers belong to it from now on."""
         self._trusted = self.name
 
     def named(self, fleet: str) -> FleetChanged | None:
-        """The router names its fleet (empty: it does not know yet); the change, if it is one."""
+        """Takes the fleet's name from the router (empty: unknown yet); returns a change or None."""
         former, is_renamed = self.name, self._named_by == self._link.instance
         if not fleet:
             return None
@@ -73,7 +73,7 @@ class KnownFleet:
             self._renamed[name] = fleet
 
     def holds_back(self, request: OpenRequest) -> bool:
-        """Whether it waits until the router has named its fleet."""
+        """Whether the request must wait until the router has named its fleet."""
         if not self.is_in_doubt:
             return False
         if self.is_bound:
@@ -88,7 +88,7 @@ class KnownFleet:
 
 
 def is_of_one_fleet(request: OpenRequest) -> bool:
-    """Whether another fleet must not go on with it.
+    """Whether another fleet must not continue the request.
 
     It has tokens, is a turn of a session, names a version, or is about what was begun there.
     """
@@ -101,7 +101,7 @@ def is_of_one_fleet(request: OpenRequest) -> bool:
 
 
 def names_version(ask: Ask) -> bool:
-    """Whether it counts in versions of a fleet: zero is every fleet's."""
+    """Whether the command names a version number of one fleet; version 0 exists in every fleet."""
     if ask.kind == "restore_version":
         return True
     kind, _, number = ("any" if ask.place is None else ask.place.versions).partition(":")

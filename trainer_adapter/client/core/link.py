@@ -39,7 +39,7 @@ LINK_LIFE: dict[LinkState, dict[str, LinkState]] = {
 
 @dataclass(frozen=True, slots=True)
 class LinkIdentity:
-    """Who says hello."""
+    """Identity that the client sends in its hello."""
 
     name: str
     boot: str
@@ -47,7 +47,7 @@ class LinkIdentity:
 
 
 class Upstream(NamedTuple):
-    """Whom a client has to do with beside the workers."""
+    """The router, and the weight store, that a client talks to."""
 
     router: str
     """Instance of the router that is obeyed; empty before the first welcome."""
@@ -74,7 +74,7 @@ class RouterLink:
         self._ticked_at = 0.0
         self._lease_witness = LeaseWitness()
         self._rejected_instance = ""
-        """The second router that was rejected last."""
+        """Instance of the second router that was rejected last."""
         self.wants_marks = False
         """The router asks how prompts begin."""
         self.has_rejected = False
@@ -161,7 +161,7 @@ class RouterLink:
         return was_up and self.state != "up"
 
     def _has_prevailed(self, welcome: Welcome, now: float) -> bool:
-        """Whether it was told, has stayed, and is the only one that answers: the fleet is there."""
+        """Whether a rejected second router answers again after the first was silent for a lease."""
         was_told = welcome.instance == self._rejected_instance
         return was_told and self._lease_witness.silence_s(now) > self._settings.lease_s
 

@@ -45,10 +45,10 @@ MUTE_S = 5.0
 again; workers list what they run five times a second."""
 
 RANDOM_BYTES = 16
-"""In each rid, besides a counter: whoever knows one rid cannot guess another."""
+"""Random bytes in each rid, besides a counter: they make rids impossible to guess."""
 
 MAX_ENDED = 1024
-"""Requests that are remembered when they are over."""
+"""Number of ended requests that are remembered."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class RequestBook:
         self.acks = Acks(desk.out)
         self.open: dict[str, OpenRequest] = {}
         self._held_back: set[str] = set()
-        """To be sent once the router has named its fleet."""
+        """Requests to send once the router has named its fleet."""
         self.released = Released(desk.settings.max_open)
         self._ended: dict[str, None] = {}
         """The latest that are over: whoever names one of them has made no mistake."""
@@ -135,7 +135,7 @@ class RequestBook:
         self._tell_again(requests, first, now)
 
     def queued(self, rids: Iterable[str]) -> None:
-        """These wait at the router: no need to send them again."""
+        """Marks requests as queued at the router: the client need not send them again."""
         for rid in rids:
             request = self.open.get(rid)
             if request is None or request.state == "deferred":
@@ -144,7 +144,7 @@ class RequestBook:
                 self._due.cancel(("resend", rid))
 
     def accepted(self, rid: str, attempt: Attempt, worker: str, now: float) -> OpenRequest | None:
-        """An execution has begun or goes on; None if it is not one that counts."""
+        """Records that a worker runs the request; returns None if the execution does not count."""
         request = self.open.get(rid)
         if request is None or not request.saw(attempt, worker):
             return None
@@ -154,7 +154,7 @@ class RequestBook:
         return request
 
     def go_on(self, request: OpenRequest, now: float) -> None:
-        """Send a request again whose execution is over: with what is held, or from the start."""
+        """Sends a request again after its execution ended: with the held tokens, or anew."""
         request.advance("lost")
         request.may_run = False
         if not request.may_resume or not request.assembly.n_tokens:
@@ -177,7 +177,7 @@ class RequestBook:
         self._due.set(("resend", request.rid), now + wait_s)
 
     def doubt(self, request: OpenRequest, now: float) -> None:
-        """A restarted router may have taken an old ending for that of what was sent since."""
+        """A restarted router may have mistaken an old ending for this request's: sends it again."""
         if request.state in ("sent", "queued"):
             request.may_run = True
             request.advance("relinked")
@@ -201,11 +201,11 @@ class RequestBook:
         return n_aborted
 
     def unknown(self, rids: Iterable[str]) -> list[str]:
-        """Those that are neither open nor have ended lately."""
+        """Returns the rids that are neither open nor among the lately ended ones."""
         return [rid for rid in rids if rid not in self.open and rid not in self._ended]
 
     def release(self, rid: str) -> bool:
-        """Nobody waits for it any more; True if it is detached and so goes on without us."""
+        """The caller no longer waits; returns True if the request is detached and continues."""
         request = self.open.get(rid)
         if request is None or not request.ask.is_detached:
             return False
@@ -214,7 +214,7 @@ class RequestBook:
         return True
 
     def end(self, request: OpenRequest, outcome: Outcome, now: float) -> None:
-        """The request is over for its caller."""
+        """Ends the request for its caller."""
         self._leave(request)
         if request.ask.is_detached and _is_over(outcome):
             self.acks.over(request.rid, now)
@@ -326,7 +326,7 @@ class RequestBook:
             self._send(request, now)
 
     def _overdue(self, request: OpenRequest, now: float, *, is_final: bool) -> None:
-        """At the deadline what nobody holds ends here; the rest gets a moment for its ending."""
+        """Ends a request at its deadline if only this client has it; others wait a moment."""
         if request.is_held_here and request.rid in self._held_back:
             self.end(request, self._no_ending(request), now)
         elif request.is_held_here and request.refusal is not None:
@@ -370,7 +370,7 @@ class RequestBook:
 
 
 def _is_over(outcome: Outcome) -> bool:
-    """Whether a detached request ends so; its caller may just wait no longer, or ask in vain."""
+    """Whether this outcome ends a detached request itself, and not only its caller's wait."""
     is_unknown = isinstance(outcome, Refused) and outcome.code == "unknown_request"
     return not is_unknown and not isinstance(outcome, DeliveryError | ActorStopped)
 
@@ -388,5 +388,5 @@ def _too_large(request: OpenRequest, size_bytes: int) -> Refused:
 
 
 def _nothing(outcome: Outcome, now: float) -> None:
-    """Nobody waits for this command's ending."""
+    """Ignores the ending of an internal command."""
     del outcome, now

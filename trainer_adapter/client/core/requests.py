@@ -48,7 +48,7 @@ REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
 """state -> event -> state."""
 
 MAX_DEAD = 256
-"""Executions of one request that are remembered as void; the oldest are forgotten first."""
+"""Limit of void executions remembered per request; the oldest are forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Ask:
     rid: str = ""
     """Of an `attach`: the request taken up; empty: a new one."""
     is_followed: bool = False
-    """Of an `attach`: somebody reads its deltas."""
+    """Of an `attach`: a caller reads its deltas."""
 
     @property
     def is_detached(self) -> bool:
@@ -76,7 +76,7 @@ class Ask:
 
 
 def asked_by(command: Command | Ask, *, stream: bool = False) -> Ask:
-    """What a ref was told or asked; its generate is placed without wishes.
+    """Returns the Ask for a message to a ref; its generate has no placement wishes.
 
     Raises:
         Refused: a generate names its worker.
@@ -132,7 +132,7 @@ class OpenRequest:
     n_attempts: int = 0
     n_crashes: int = 0
     n_tries: int = 0
-    """Times it was sent since it was last known to be held by nobody."""
+    """Times it was deferred because no worker was ready: the more, the longer the next wait."""
     owes_retry: bool = False
     """An engine crashed under it: sending it again takes from the budget for retries."""
     was_sent: bool = False
@@ -175,14 +175,14 @@ class OpenRequest:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that it may end with; more is a peer's lie, and is not held."""
+        """Limit of the tokens in its result; the client rejects more."""
         if isinstance(self.ask.body, Generate):
             return max(0, self.ask.body.sampling.max_new_tokens)
         return MAX_TOKENS_BYTES // 4
 
     @property
     def is_streamed(self) -> bool:
-        """Whether its deltas are read by somebody."""
+        """Whether a caller reads its deltas."""
         return self.ask.is_followed or (
             isinstance(self.ask.body, Generate) and self.ask.body.stream
         )
@@ -196,7 +196,7 @@ class OpenRequest:
 
     @property
     def is_held_here(self) -> bool:
-        """Whether nobody but this client can know of it."""
+        """Whether only this client can know of the request."""
         return self.state == "deferred" or (self.state == "unsent" and not self.may_run)
 
     @property
@@ -218,7 +218,7 @@ class OpenRequest:
         return self.state
 
     def saw(self, attempt: Attempt, worker: str) -> bool:
-        """Note an execution; False if it is dead or older than the latest."""
+        """Records an execution; returns False if it is dead or older than the latest."""
         if attempt == self.attempt:
             return attempt not in self.dead_attempts
         if attempt < self.attempt or attempt in self.dead_attempts:
@@ -230,7 +230,7 @@ class OpenRequest:
         return True
 
     def bury(self, attempt: Attempt) -> bool:
-        """Nothing of this execution counts any more; False if a later one is known."""
+        """Marks an execution as void; returns False if a later one is known."""
         is_latest = attempt >= self.attempt
         if attempt != NO_ATTEMPT:
             self.saw(attempt, self.worker)

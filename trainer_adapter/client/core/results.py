@@ -54,7 +54,7 @@ class Rollout:
     """[(version, n_tokens)]: which weights computed the logits of which tokens."""
     finish_reason: FinishReason
     worker: str
-    """Who finished it."""
+    """Name of the worker that finished it."""
     n_prompt_tokens: int
     n_attempts: int
     """Executions begun for it, as far as this client saw."""
@@ -108,14 +108,14 @@ class Delta:
     finish_reason: FinishReason | None = None
     """Set in the last delta, and only there."""
     worker: str = ""
-    """Who sampled them."""
+    """Name of the worker that sampled the tokens."""
     rollout: Rollout | None = None
     """The whole of it, in the last delta, and only there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What scoring gave."""
+    """Result of scoring."""
 
     scores: Float32Table
     """float32 [items, labels]: probabilities, logprobs, or logits of classes."""
@@ -124,7 +124,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """What embedding gave."""
+    """Result of embedding."""
 
     rows: Float32Table
     """float32 [inputs, d]."""
@@ -132,7 +132,7 @@ class Embeddings:
 
 
 class FleetCommandFailed(BusError):
-    """A command to workers that some of them did not do; `.result` tells of each.
+    """A command to workers that failed on some of them; `.result` has each worker's answer.
 
     `.outcome` is `not_started` if nobody did anything, `failed` if each that did not do it said so,
     and `unknown` if one gave no answer.
@@ -156,13 +156,13 @@ class FleetResult:
 
     @property
     def errors(self) -> dict[str, BusError]:
-        """Those that answered with an error."""
+        """Workers that answered with an error -> the error."""
         return {
             name: result for name, result in self.by_worker.items() if isinstance(result, BusError)
         }
 
     def check(self) -> None:
-        """Raise unless every worker did it; the commands of a client do so by themselves.
+        """Raises unless every worker did it; the client's own commands call this themselves.
 
         Raises:
             FleetCommandFailed: it says who did not do it, and why.
@@ -188,7 +188,7 @@ class FleetResult:
 
 
 def _what_failed(result: FleetResult) -> str:
-    """One sentence: how many did not do it, who, and why."""
+    """Returns one sentence: how many workers failed, which ones, and why."""
     errors = result.errors
     lines = [f"{name}: {type(each).__name__}: {each}" for name, each in sorted(errors.items())]
     lines += [f"{name}: no answer (late, lost or not there)" for name in sorted(result.silent)]

@@ -30,7 +30,7 @@ class HeldSession:
     asked: OpenSession
     """How it was opened last."""
     worker: str
-    """Who has its prefix."""
+    """Name of the worker that caches the prefix."""
     n_moved: int = 0
     last_move: SessionMoved | None = None
 

@@ -76,7 +76,7 @@ class StreamReader:
             self._deliver(request)
 
     def _missing(self, worker: str, request: OpenRequest, attempt: Attempt, now: float) -> None:
-        """Ask the worker for what it published and we do not have."""
+        """Asks the worker for rows that it published and this client has not received."""
         rid = request.rid
         if rid in self._under_repair or not worker or not request.saw(attempt, worker):
             return

@@ -21,7 +21,7 @@ class RetryBudget:
         """[second, first sends, retries], oldest first."""
 
     def first_sent(self, now: float) -> None:
-        """A request was sent for the first time."""
+        """Counts a request that is sent for the first time."""
         self._second(now)[1] += 1
 
     def wait_s(self, now: float) -> float:
@@ -77,7 +77,7 @@ class Timetable(Generic[Key]):
             heapq.heapify(self._heap)
 
     def due(self, now: float) -> list[Key]:
-        """Keys whose time has come, in order; they leave the table."""
+        """Returns the keys that are due, in order, and removes them from the table."""
         found: list[Key] = []
         while self._heap and self._heap[0][0] <= now:
             when, order, key = heapq.heappop(self._heap)
