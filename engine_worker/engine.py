@@ -261,7 +261,7 @@ class InPlaceSink(Protocol):
         ...
 
     def end_overwrite(self, version: int) -> WeightSwap:
-        """All tensors are those of `version`: go on, and stamp later steps with it."""
+        """All tensors now belong to `version`: continue, and stamp later steps with it."""
         ...
 
 

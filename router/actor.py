@@ -186,7 +186,7 @@ class RouterActor:
             self.core.context.tap = self._tap.endpoint
 
     def _listen_in(self) -> None:
-        """Let those who asked for it hear what the core is told, and what it wants."""
+        """Wrap the core so that recorders hear its events and effects, if the settings say so."""
         if self._log is not None:
             self._log.began(self._settings, self.core.context.instance, self.tap)
             self._handle = recorded(self._handle, self._log)

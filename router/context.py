@@ -97,7 +97,7 @@ class Context:
 
     @property
     def may_miss_commits(self) -> bool:
-        """Whether nobody has told yet what was committed before this router began."""
+        """Whether this router may not know yet what was committed before it began."""
         return self.is_recovering and self.members.store() is None
 
     def note_commit(self, policy: str, version: int) -> None:
@@ -126,7 +126,7 @@ class Context:
         return worker.problem or f"it has version {worker.version}; {committed} is committed"
 
     def to_client(self, client: str, entry: Entry) -> None:
-        """Send to a client by name; dropped if it is away (whoever cares re-sends)."""
+        """Send to a client by name; the entry is dropped if the client is away."""
         record = self.clients.named(client)
         if record is not None:
             self.out.send(record.peer, entry)

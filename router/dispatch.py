@@ -92,7 +92,7 @@ class Dispatcher:
             self._context.detached.follow(request.rid, client.peer, has_prompt=True)
 
     def submit_run(self, client: ClientRecord, entries: list[Entry], first: int, now: float) -> int:
-        """Place `generate`s alike, from `entries[first]` on; returns the index of who is left.
+        """Place equal `generate`s from `entries[first]` on; returns the index of the first left.
 
         Nearly all that comes is a run of like entries, the samples of one prompt. What is the same
         for all of them is looked at once: the calls cost more than the work. Whoever is not
@@ -181,7 +181,7 @@ class Dispatcher:
             self._table.fence(self._context.members.named(name), items, "client gone")
 
     def dispatch_waiting(self, now: float) -> None:
-        """Place whoever can be placed, in order."""
+        """Place the waiting requests that a worker has room for, in order."""
         waiting, eligibility = self._table.waiting, self._context.eligibility
         if waiting.is_empty or not (eligibility.has_changed or waiting.is_untried):
             return  # whoever waits was turned down by these very workers
@@ -331,7 +331,7 @@ class Dispatcher:
         self._table.forget(request)
 
     def _who_is_there(self, policy: str) -> str:
-        """Why none of its workers takes requests, for the message to who waited in vain."""
+        """Why no worker of the policy takes requests, for the error of a client that waited."""
         context = self._context
         states = {each.name: each.shown_state for each in context.members.workers(policy)}
         if states:
@@ -351,7 +351,7 @@ def _some(words: list[str]) -> str:
 
 
 def _cost_in(entry: Entry) -> int:
-    """What a request can take whose client has not said it: the only body that a router opens."""
+    """Cost of a request whose client gave none; the only body that a router opens."""
     try:
         body = unpack(entry)
     except RemoteProtocolError:
@@ -389,7 +389,7 @@ def _keep_prompt(
 
 
 def _unreported(requests: list[Request]) -> dict[str, list[str]]:
-    """Client -> rids that it has not been told of; from now on they count as told."""
+    """Client -> rids not reported to it yet; they count as reported from now on."""
     told: defaultdict[str, list[str]] = defaultdict(list)
     for request in requests:
         if not request.is_reported:

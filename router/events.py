@@ -1,4 +1,4 @@
-"""Everything that a router's core is told, as one union, and the one function that takes it.
+"""All events of a router's core, as one union, and the one function that takes them.
 
 Spec: docs/journal.md, "Turns".
 """

@@ -87,7 +87,7 @@ class Executions:
             self._forward(worker, entry, request.client)
 
     def ended_run(self, worker: MemberRecord, entries: list[Entry], first: int, _now: float) -> int:
-        """Forward results, from `entries[first]` on; returns the index of who is left.
+        """Forward results from `entries[first]` on; returns the index of the first one left.
 
         One loop for many, as `Dispatcher.submit_run`; `ended` does the same for each.
         """

@@ -29,14 +29,14 @@ from rolloutbus.router.settings import RouterSettings
 
 
 class TurnLog(Protocol):
-    """Keeps what it is told; it never waits and never raises."""
+    """Keeps the turns of a core; it never waits and never raises."""
 
     def began(self, settings: RouterSettings, instance: str, tap: str) -> None:
         """A core that knows nothing yet; its settings have a seed."""
         ...
 
     def turn(self, stimulus: Stimulus, outcome: Outcome) -> None:
-        """What this core was told, and what it wanted."""
+        """Keeps one event of the core, and the effects that it returned."""
         ...
 
 
@@ -58,14 +58,14 @@ def recorded(handle: Handle, log: TurnLog) -> Handle:
 
 
 def core_of(settings: RouterSettings, instance: str, tap: str = "") -> RouterCore:
-    """A core that knows nothing yet, as `TurnLog.began` is told of it."""
+    """Makes a new core from what `TurnLog.began` has recorded."""
     core = RouterCore(settings, instance, Random(settings.seed))  # noqa: S311 - chooses workers, keeps no secret
     core.context.tap = tap
     return core
 
 
 def repeat(handle: Handle, stimulus: Stimulus) -> Outcome:
-    """Tell a core what another one was told.
+    """Hands a core the recorded event of another core.
 
     Raises:
         msgspec.DecodeError: the stimulus should name a principal, and does not.

@@ -1,4 +1,4 @@
-"""What the router is told and what it says, published as it happens, for whoever records it.
+"""Publishes all that the router receives and sends, at once, for recorders.
 
 Only where a tap was asked for.
 Spec: docs/protocol.md, "The tap".
@@ -52,7 +52,7 @@ class TapFeed:
         """Number of each, and the name of who is there as far as it is known."""
 
     def tell(self, event: Event, effects: Sequence[Effect], now: float) -> None:
-        """What the core was told, then what it wants."""
+        """Publishes the core's event, then its effects."""
         match event:
             case Received(peer, entries):
                 self._batch("received", peer, entries, now)

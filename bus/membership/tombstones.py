@@ -69,7 +69,7 @@ class Tombstones(_Remembered[Attempt]):
 
 
 class SettledRequests(_Remembered[None]):
-    """Detached requests that have ended for their callers: nothing else of theirs counts.
+    """Detached requests that have ended for their callers; later endings of them are ignored.
 
     Client, router and workers each remember some, so that no two of them can forget one together.
     Spec: docs/protocol.md, "Detached requests", 6.

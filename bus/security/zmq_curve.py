@@ -58,7 +58,7 @@ class Dialer:
 
     @property
     def name(self) -> str:
-        """Whose key it is."""
+        """The principal whose key it is."""
         return self._pair.name
 
     @property

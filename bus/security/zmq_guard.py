@@ -222,7 +222,7 @@ class SocketGuard:
         return with_key(address, self.public)
 
     def principal(self, key: str) -> Principal | None:
-        """Whose key this is, as of now."""
+        """Principal of this key, by the present allow-list."""
         return self._allowed.principals.get(key)
 
     def signer(self, frame: zmq.Frame) -> Principal | None:

@@ -88,7 +88,7 @@ class Arrival:
         self._n_unproven -= n
 
     def found_wrong(self) -> set[Giver]:
-        """The first that is to be checked is wrong; it is wanted again. Returns who gave it."""
+        """Reject the first unchecked tensor; it is wanted again. Returns the peers that sent it."""
         index = self._unchecked.popleft()
         tensor = self._tensors[index]
         givers, self._givers[index] = self._givers[index], set()

@@ -27,7 +27,7 @@ def is_pinned(entry: Entry) -> bool:
 
 
 class RunningRequest:
-    """Columns of all tokens so far, those of earlier attempts (the prefix) included."""
+    """Columns of all tokens so far, with the tokens of earlier attempts (the prefix)."""
 
     __slots__ = (
         "_behaviour",

@@ -209,7 +209,7 @@ def code_of(reason: str) -> str:
 
 
 def told_reason(reason: str) -> str:
-    """What clients are told of a loss: all crashes alike, for they count them."""
+    """The reason of a loss for clients; the same for all crashes, because clients count them."""
     return ENGINE_CRASHED if code_of(reason) in CHARGED else reason
 
 

@@ -1,1 +1,1 @@
-"""Who is on the bus, what each may say, and the commands that they are sent."""
+"""Members and clients of the bus, their rights, and the commands that the router sends them."""

@@ -61,7 +61,7 @@ class Offences:
             self._membership.expel(member, why, now)
 
     def offended(self, peer: Peer, now: float) -> bool:
-        """It sent something malformed; who does so again and again is expelled. True if it was."""
+        """Count a malformed message; a peer that sends many is expelled. Returns whether it was."""
         self._context.count("malformed")
         if not self._must_go(peer, now):
             return False

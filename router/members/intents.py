@@ -1,4 +1,4 @@
-"""What the fleet is to be, whoever comes and goes: its identity, and who is paused.
+"""The fleet's intent, which outlives its members: its identity, and which workers are paused.
 
 Every member keeps a copy, and a weight store writes it down: a restarted router learns it from them
 before it lets anybody serve who joins as new. Spec: docs/protocol.md, "Intent".
@@ -60,7 +60,7 @@ class Intents:
         self._has_predecessor |= hello.router_instance not in ("", instance)
 
     def joined(self, member: MemberRecord, now: float) -> None:
-        """A member says hello, and with it what it was told before."""
+        """A member says hello, and brings the intent that it was sent last."""
         hello, context = member.hello, self._context
         self._judge(member)
         theirs, before = hello.intent, context.intent
@@ -89,7 +89,7 @@ class Intents:
             self._context.to_member(member, "intent", pack(self._context.intent))
 
     def heard(self, member: MemberRecord, heartbeat: Heartbeat) -> None:
-        """A member lives; what it was told last may have been lost."""
+        """A heartbeat came: send the intent again if the member has an older one."""
         if heartbeat.intent != self._context.intent.stamp:
             self.tell(member)
 
@@ -125,7 +125,7 @@ class Intents:
             self._changed(now)
 
     def tick(self, now: float) -> None:
-        """Time passes: take for known what nobody contradicts, and keep workers to it."""
+        """Settle an intent that no member contradicts, and have workers follow it."""
         context = self._context
         if not context.knows_intent and (not context.is_recovering or self._is_new_fleet(now)):
             context.knows_intent = True
@@ -143,7 +143,7 @@ class Intents:
                 self._keep_to_it(worker, now)
 
     def _is_new_fleet(self, now: float) -> bool:
-        """Whether all who knew another router would have come by now, and nobody has."""
+        """Whether this fleet is new: members of an earlier router would have come by now."""
         settings = self._context.settings.leases
         wait_s = settings.reconnect_max_s + settings.heartbeat_s
         return not self._has_predecessor and self._age_s(now) >= wait_s
@@ -195,7 +195,7 @@ class Intents:
         self._context.intent = msgspec.structs.replace(self._context.intent, stamp=stamp, **changes)
 
     def _changed(self, now: float) -> None:
-        """Tell everybody, and take back what workers were told before."""
+        """Send all members the intent, and abandon the commands of the intent before."""
         for member in self._context.members:
             self.tell(member)
         for rid in self._under_way.values():

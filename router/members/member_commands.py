@@ -164,7 +164,7 @@ class MemberCommands:
         self._finish_if_complete(command, now)
 
     def abandon(self, rid: str) -> None:
-        """Forget a command, if it is under way: nobody hears of its end."""
+        """Forget a command if it is under way; its end is not reported."""
         command = self._commands.pop(rid, None)
         if command is None:
             return

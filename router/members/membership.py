@@ -1,4 +1,4 @@
-"""Who is on the bus: hellos, heartbeats, leases, farewells, for members and clients alike.
+"""Membership of the bus: hellos, heartbeats, leases and goodbyes of members and clients.
 
 Spec: docs/protocol.md, "Membership".
 """

@@ -212,7 +212,7 @@ class MemberRecord:
         return self.blocked_by <= {Reason.SET_ASIDE}
 
     def public(self) -> Member:
-        """What clients are told."""
+        """The member's record as clients see it."""
         return Member(
             name=self.name,
             epoch=self.epoch,

@@ -24,7 +24,7 @@ class Placer:
     """The stages as one function."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
-        """The first of `stages` is asked first; the last one has nobody to ask."""
+        """The first of `stages` is asked first; the last one decides alone."""
         self.choose = _pipeline(stages)
         self._of_any = _pipeline(stages[-1:])
 

@@ -1,4 +1,4 @@
-"""Prefix affinity: who has which beginnings of prompts cached, and what that is worth.
+"""Prefix affinity: which worker has which prompt prefixes cached, and what that is worth.
 
 Spec: docs/protocol.md, "Prefix affinity".
 """
@@ -106,7 +106,7 @@ class PrefixIndex:
             self._remove(worker, next(iter(worker.marks_expected)))
 
     def check_invariants(self, members: Iterable[MemberRecord]) -> None:
-        """Assert that both directions agree, and that nobody is remembered who is gone."""
+        """Assert that both directions agree, and that no worker is remembered that is gone."""
         live = {member.name: member for member in members}
         held = {(mark, name) for name, member in live.items() for mark in member.marks}
         assert held == {(mark, each.name) for mark, all_ in self._holders.items() for each in all_}
@@ -170,7 +170,7 @@ class PrefixIndex:
 
 
 def _cached_tokens(worker: MemberRecord, marks: Sequence[int]) -> int:
-    """How much of a prompt a worker has cached, as far as it has told."""
+    """Tokens of a prompt that a worker has cached, by its own reports."""
     held = worker.marks
     if not held:
         return 0

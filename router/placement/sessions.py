@@ -1,4 +1,4 @@
-"""Sessions that were opened: who gets a place, where the next turn goes, when a place is free.
+"""Open sessions: which worker holds each, where the next turn goes, when a slot is free.
 
 Spec: docs/protocol.md, "Sessions".
 """
@@ -76,7 +76,7 @@ class SessionSlots:
         return self._n_at(worker) < max(1, int(_slots(worker) * self._per_slot))
 
     def least_filled(self, workers: Iterable[MemberRecord]) -> MemberRecord | None:
-        """Who of them holds the fewest sessions for its size."""
+        """Returns the worker that holds the fewest sessions for its size."""
         return min(workers, key=self._fill, default=None)
 
     def _fill(self, worker: MemberRecord) -> tuple[float, int]:
@@ -100,7 +100,7 @@ RETRY_MS = 1000
 
 
 class Sessions:
-    """All open sessions, and the stage of placement that is theirs."""
+    """All open sessions, and their stage of placement."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Who may join the queue: room, fair shares, and time enough; everybody else is told `busy`.
+"""Which requests may join the queue: by room, fair share and time left; others end as `busy`.
 
 Spec: docs/protocol.md, "Overload".
 """
@@ -27,7 +27,7 @@ RETRY_MS = 1000
 
 
 class Backlogs:
-    """Who has too much waiting for it."""
+    """Clients and principals with too many results that they have not acknowledged."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -137,7 +137,7 @@ class HeaderValidation:
 
 
 def is_sound(client: ClientRecord, entry: Entry) -> bool:
-    """Whether the header of a client's `generate` is as it must be, its placement aside."""
+    """Whether the header of a client's `generate` is valid, its placement aside."""
     return entry.deadline_ms > 0 and not entry.route and client.match_rid(entry.rid) is not None
 
 
@@ -201,7 +201,7 @@ class AdmissionControl:
 
 
 def _too_late(request: Request, lane: Lane, now: float) -> str:
-    """Why it could not end before its deadline, as far as can be told; else empty."""
+    """Why a request cannot end before its deadline, as far as is known; else empty."""
     run_s = lane.paces.least_s(request.principal, request.place.cost)
     left_s = request.deadline_at - now - run_s
     if left_s <= 0 and run_s:

@@ -33,7 +33,7 @@ _SHOWN: dict[str, DetachedState] = {"running": "running", "ended": "ended"}
 
 
 class Unheard(NamedTuple):
-    """An ending that the router itself gave; whoever it was said to may have died before."""
+    """An ending that the router itself sent, to a client that may have died before it came."""
 
     client: str
     group: str

@@ -191,7 +191,7 @@ class _Rota:
         """(pass, arrival, name); a pass only grows, so an old one is put right when it shows."""
 
     def open(self, name: str, line: "_Rota | _Queue", order: int) -> None:
-        """Take a new line in, whose first request is that of this order."""
+        """Add a new line; `order` is that of its first request."""
         self.lines[name] = line
         heapq.heappush(self._heads, (self._pass_of(name), order, name))
 
@@ -306,7 +306,7 @@ class Lane:
             self._levels.clear()
 
     def first(self) -> Request | None:
-        """Who is next; None when nobody waits here any more."""
+        """Returns the next request; None when the lane is empty."""
         for priority in sorted(self._levels, reverse=True):
             request = self._levels[priority].first()
             if request is not None:
@@ -329,7 +329,7 @@ class Lane:
         return self.paces.least_s(request.principal, request.place.cost)
 
     def rank(self, request: Request) -> Rank:
-        """The place of this lane's first request among those of other lanes."""
+        """Rank of this lane's first request among the first ones of other lanes."""
         at = self.shares.principals.of(request.principal)
         return -request.place.priority, not request.home, at, request.order
 

@@ -176,7 +176,7 @@ class RequestQueue:
         shares.charge(request.principal, request.client, cost)
 
     def first(self, key: LaneKey) -> Request | None:
-        """Who is next in a lane; drops the lane when it is empty."""
+        """Returns the next request of a lane; drops the lane when it is empty."""
         lane = self._lanes.get(key)
         request = lane.first() if lane is not None else None
         if request is None:
@@ -184,7 +184,7 @@ class RequestQueue:
         return request
 
     def ranked(self) -> list[tuple[Rank, LaneKey]]:
-        """A heap of all lanes by whose first request is next."""
+        """A heap of all lanes, ordered by their first requests."""
         ranked: list[tuple[Rank, LaneKey]] = []
         for key, lane in list(self._lanes.items()):
             request = self.first(key)
@@ -194,12 +194,12 @@ class RequestQueue:
         return ranked
 
     def next_rank(self, key: LaneKey) -> Rank | None:
-        """Where a lane stands now; None when nobody waits in it."""
+        """Rank of a lane now; None when it is empty."""
         request = self.first(key)
         return self._lanes[key].rank(request) if request is not None else None
 
     def to_displace(self, newcomer: Request) -> Request | None:
-        """Who makes room for a client below its fair share: the newest of the greediest client.
+        """The request to displace for a client below its fair share: the greediest one's newest.
 
         First of the greediest principal; if that is the newcomer's own, or the newcomer's has its
         share, then of the greediest client of its own principal. None when the newcomer would have
@@ -252,7 +252,7 @@ def _lane_key(request: Request) -> LaneKey:
 def _greediest(
     used: Mapping[str, _Share] | Mapping[str, _Principal], name: str, wanted: float, bounds: Bounds
 ) -> str:
-    """Who fills more for its weight than `name` would with `wanted`, and most; empty if nobody."""
+    """Name that uses most for its weight, if more than `name` would with `wanted`; else empty."""
 
     def use(each: str) -> float:
         return used[each].filled(bounds) / bounds.weight(each)

@@ -91,7 +91,7 @@ class Reattachment:
             self._context.out.send(worker.peer, attach)
 
     def _settle(self, rid: str, client: ClientRecord) -> bool:
-        """Queue a lost request again whose client asks for it by name; whether it was in doubt.
+        """Queue a doubtful request again when its client names it; returns whether it was in doubt.
 
         A client that asks by name does not hold the request and cannot send it again, not even the
         process to which the loss was reported.

@@ -1,4 +1,4 @@
-"""Workers below the last committed version: served by nobody until the router has brought them up.
+"""Workers below the last committed version; they get no requests until they have caught up.
 
 A late joiner, a restarted one, one that failed during an update. Adapters are brought likewise.
 Spec: docs/protocol.md, "Weights", 3.
@@ -123,7 +123,7 @@ class CatchUps:
         self._adapters = AdapterReloads(context, fleet)
 
     def tick(self, now: float) -> None:
-        """Begin with whoever can begin, unless a version is on its way to all of them."""
+        """Start the catch-ups that can start, unless a version is on its way to all workers."""
         context = self._context
         self._adapters.tick(now)
         if context.in_waves:
@@ -149,7 +149,7 @@ class CatchUps:
                 self._updates.catch_up(worker, committed.get(worker.policy, 0), CATCH_UP_S, now)
 
     def _resume_waves(self, now: float) -> None:
-        """Once everybody could come back: who is not here counts neither as serving nor as behind.
+        """Resume waves once all workers had time to return; an absent worker is not counted at all.
 
         The publisher may ask for the version again meanwhile; then that goes on.
         """

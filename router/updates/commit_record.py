@@ -1,4 +1,4 @@
-"""The store's part in an update: it writes down what was decided, as soon as it can.
+"""The store's part in an update: it records the router's decision as soon as it can.
 
 Spec: docs/protocol.md, "Weights", 2 and 3.
 """

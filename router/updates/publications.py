@@ -105,7 +105,7 @@ class Publications:
         self._try(publication, now)
 
     def abort(self, client: str, rids: Iterable[str], now: float) -> int:
-        """Call off those of these that are a client's publications; returns how many were.
+        """Cancel the client's publications among these rids; returns how many were cancelled.
 
         One whose commit may be recorded goes on: its end tells what became of it.
         """
@@ -248,7 +248,7 @@ class Publications:
             self._answer(publication, "failed", problem, now)
 
     def _how_it_went(self, publication: _Publication, update: UpdateRecord) -> list[WorkerUpdate]:
-        """Of every worker that was told, was missing, was lost or has come meanwhile."""
+        """Results of all workers: targets, missing, lost, and those that joined meanwhile."""
         went = {name: _worker_update(update, name) for name in update.targets}
         for name, why in {**publication.lost, **update.absent}.items():
             problem = f"{why}; it catches up when it is back"
@@ -310,7 +310,7 @@ Key = tuple[str, int]
 
 
 class Reservations:
-    """Who has which versions that are not committed yet."""
+    """Versions that clients have reserved and that are not committed yet."""
 
     def __init__(self, context: Context, fleet: MemberCommands, publications: Publications) -> None:
         self._context = context

@@ -34,7 +34,7 @@ def n_needed(require: str, n_targets: int) -> int | None:
 
 
 def next_wave(left: Sequence[str], serving: Collection[str], floor: int) -> list[str]:
-    """The workers whose commit begins now; never none while some are left.
+    """Returns the workers whose commit begins now; at least one while some are left.
 
     Args:
         left: prepared workers that have not begun, in the order in which they shall.
@@ -69,7 +69,7 @@ SILENT = "silent"
 
 
 class Watcher(NamedTuple):
-    """Who wants to know of an update."""
+    """Callbacks of one party that follows an update."""
 
     on_progress: "Callable[[UpdateRecord], None]" = lambda _update: None
     """It has come further: a new state, or one more worker."""
@@ -129,7 +129,7 @@ class UpdateRecord:
 
     @property
     def met_only_silence(self) -> bool:
-        """Nothing was refused and nothing failed: everybody who is missing was lost."""
+        """Whether each missing worker was lost, and none refused or failed."""
         return all(problem.startswith(SILENT) for problem in self.problems.values())
 
     @property
@@ -140,7 +140,7 @@ class UpdateRecord:
 
     @property
     def progress(self) -> UpdateProgress:
-        """What its publisher is told."""
+        """The progress that the router reports to the publisher."""
         return UpdateProgress(
             self.body.version,
             self.state,

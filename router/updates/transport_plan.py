@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How one worker is told to take it; see `PrepareUpdate`."""
+    """Transport and source that one worker uses; see `PrepareUpdate`."""
 
     transport: Transport
     why: str
@@ -85,7 +85,7 @@ def plan_ways(
 def _dear_deltas(
     ways: Mapping[str, Way], tree: Mapping[str, Sequence[str]], delta_share: float
 ) -> Sequence[str]:
-    """Who should not take a delta: workers pass versions on, but everybody's delta is the store's.
+    """Workers that should not take a delta: only the store has deltas, workers relay versions.
 
     The last of the tree takes its delta still: so that its size is known the next time.
     """

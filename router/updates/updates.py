@@ -129,7 +129,7 @@ class Updates:
         self._prepare(update, [worker], now)
 
     def resume(self, policy: str, waves: Waves, timeout_s: float, now: float) -> None:
-        """Go on with waves that an earlier router began: those who have swapped have it active."""
+        """Continue waves that an earlier router began; workers that have swapped have it active."""
         body = PublishVersion(policy, waves.version, floor=waves.floor)
         name = self._context.next_name("update")
         update = UpdateRecord(name, body, now + timeout_s, now, is_decided=True)
@@ -149,7 +149,7 @@ class Updates:
         return self._records.is_in_doubt(policy, version)
 
     def busy_policies(self) -> set[str]:
-        """Those of which a version is on its way to all workers."""
+        """Policies of which a version is on its way to all workers."""
         return {each.body.policy for each in self._open.values() if not each.is_catch_up}
 
     def status(self, now: float) -> list[UpdateStatus]:
@@ -197,7 +197,7 @@ class Updates:
         self._fleet.start(command, targets, now)
 
     def _prepare_anew(self, update: UpdateRecord, now: float) -> None:
-        """Whoever waits for the store is told where it is now, once it waits no more."""
+        """Send workers that wait for the store its new address, after they stop waiting."""
 
         def stopped(_results: Results, _silent: list[str], at: float) -> None:
             here = self._still_here(update, waiting)
@@ -253,7 +253,7 @@ class Updates:
         self._commit_wave(update, now)
 
     def _commit_wave(self, update: UpdateRecord, now: float) -> None:
-        """Let the next workers swap; whoever left meanwhile is noted."""
+        """Let the next workers swap; notes each worker that has left meanwhile."""
         body = update.body
         here = {member.name: member for member in self._still_here(update, update.left)}
         fit = {w.name for w in self._context.members.workers(body.policy) if w.is_fit}
@@ -289,7 +289,7 @@ class Updates:
         self._records.write(Decision(f"{update.name}.w", record, until, written), now)
 
     def _still_here(self, update: UpdateRecord, names: Iterable[str]) -> list[MemberRecord]:
-        """Those of them that are on the bus; who left since it was prepared is noted."""
+        """Returns the named workers that are on the bus; notes those that left since prepare."""
         here: list[MemberRecord] = []
         for name in names:
             member = self._context.members.named(name)

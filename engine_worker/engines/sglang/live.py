@@ -141,7 +141,7 @@ class LiveRequests:
             return not len(self)
 
     def wake(self) -> None:
-        """Have those who wait look again."""
+        """Wake the waiting tasks, which then look again."""
         with self._none_left:
             self._none_left.notify_all()
 

@@ -66,7 +66,7 @@ class Stepper(Protocol):
         ...
 
     def release(self, keys: Collection[AttemptKey]) -> None:
-        """Forget those of `keys` that run."""
+        """Forget the running requests among `keys`."""
         ...
 
     def retract(self, *, without_tokens_only: bool = False) -> list[EngineRequest]:

@@ -39,7 +39,7 @@ _MARGIN_S = 10.0
 
 
 class WorkerRendezvous:
-    """A connection to the rendezvous; after any error nothing more can be done with it."""
+    """A connection to the rendezvous; it is useless after any error."""
 
     def __init__(self, at: str, seat: tuple[int, int]) -> None:
         """Connect to `at`, `host:port`, as `seat`: (rank, world).

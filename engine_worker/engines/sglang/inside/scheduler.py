@@ -179,7 +179,7 @@ class SchedulerTap:
         return problem
 
     def close(self) -> None:
-        """Tell nothing more."""
+        """Send no further steps."""
         self._socket.close()
 
     def calls(self) -> Sequence[tuple[Hook, Call]]:
