@@ -9,6 +9,7 @@ import json
 import sys
 from typing import Any
 
+from rolloutbus.engine_worker.engines.sglang.rendezvous import RendezvousPort
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_arguments
@@ -19,6 +20,8 @@ def main() -> None:
     out, sys.stdout = sys.stdout, sys.stderr  # SGLang prints
     settings = SglangSettings(**order["settings"])
     arguments = server_arguments(settings, upstream.server_argument_types())
+    port = RendezvousPort()
+    arguments["nccl_port"] = port.number
     engine: Any = upstream.build_engine(upstream.run_scheduler_process, arguments)
     try:
         answers = [_answer(engine, request) for request in order["requests"]]

@@ -25,12 +25,13 @@ from rolloutbus.bus.wire.messages.control import (
     ServerFacts,
 )
 from rolloutbus.bus.wire.messages.endings import Done
+from rolloutbus.engine_worker.engines.sglang.rendezvous import settled_ports
 from rolloutbus.errors import Refused, RequestError
 from rolloutbus.launcher.fleet import children_of
 from tests.integration.live_fleet import DEADLINE_S, PACE_S, Streamed
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS, SLOTS
-from tests.sglang.processes import scheduler_pids
+from tests.sglang.processes import listening_ports, scheduler_pids
 from tests.sglang.redis_server import EXECUTABLE
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
@@ -256,6 +257,12 @@ async def test_a_held_request_keeps_no_core_busy(fleet: Fleet, client: RolloutCl
         await streamed.grown_by(10)
         await streamed.cut()
         assert spent < IDLE_SHARE * WATCHED_S
+
+
+async def test_schedulers_meet_where_no_other_engine_does(fleet: Fleet) -> None:
+    (pid,) = scheduler_pids(fleet)
+
+    assert listening_ports(pid) & set(settled_ports())
 
 
 def cpu_seconds(pids: list[int]) -> float:

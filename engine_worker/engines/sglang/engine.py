@@ -47,6 +47,7 @@ from rolloutbus.engine_worker.engines.sglang.operations import Profiling, Saving
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
 from rolloutbus.engine_worker.engines.sglang.prefixes import PrefixFeed
 from rolloutbus.engine_worker.engines.sglang.reading import Reading
+from rolloutbus.engine_worker.engines.sglang.rendezvous import RendezvousPort
 from rolloutbus.engine_worker.engines.sglang.requests import (
     RequestTerms,
     Unfit,
@@ -135,6 +136,10 @@ class SglangEngine:
         self._thread: EngineThread | None = None
         processors = Processors(settings.processors)
         arguments = server_arguments(settings, upstream.server_argument_types())
+        self._port = None
+        if not {"nccl_port", "dist_init_addr"} & arguments.keys():
+            self._port = RendezvousPort()
+            arguments["nccl_port"] = self._port.number
         self._taps = TapListener(self._hear, self._scheduler_gone)
         os.environ[PATH_VARIABLE] = self._taps.path
         self._feed = None
@@ -254,6 +259,8 @@ class SglangEngine:
         if self._feed is not None:
             self._feed.close()
         self._taps.close()
+        if self._port is not None:
+            self._port.close()
 
     def _started(self, arguments: dict[str, object], timeout_s: float) -> EngineThread:
         try:
