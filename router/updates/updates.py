@@ -249,6 +249,9 @@ class Updates:
         self._records.write(Decision(rid, record, update.deadline_at, written, asked), now)
 
     def _commit(self, update: UpdateRecord, now: float) -> None:
+        body = update.body
+        if not body.floor:  # else those that wait for their turn serve
+            self._context.note_commit(body.policy, body.version)
         update.left = update.ready
         self._commit_wave(update, now)
 

@@ -25,6 +25,7 @@ FOUND_BY = {
     "short_window": 0,
     "epoch_per_boot": 3,
     "commit_record": 0,
+    "decision": 27,
     "doubt": 0,
     "quarantine": 0,
     "isolation": 4,

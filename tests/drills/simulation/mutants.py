@@ -233,6 +233,18 @@ def without_commit_record(process: Process) -> None:
         updates._record = commit_at_once
 
 
+def without_decision(process: Process) -> None:
+    """What the store has recorded counts for a router once all workers have swapped."""
+    if isinstance(process, RouterNode):
+        updates = process.core._updates
+
+        def commit_uncounted(update: Any, now: float) -> None:  # noqa: ANN401 - as wrapped
+            update.left = update.ready
+            updates._commit_wave(update, now)
+
+        updates._commit = commit_uncounted
+
+
 def without_doubt(process: Process) -> None:
     """A router says that an update failed where the store has not answered."""
     if isinstance(process, RouterNode):
@@ -347,6 +359,7 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
     "short_window": with_short_window,
     "epoch_per_boot": with_epoch_per_boot,
     "commit_record": without_commit_record,
+    "decision": without_decision,
     "doubt": without_doubt,
     "quarantine": without_quarantine,
     "isolation": without_isolation,

@@ -74,6 +74,8 @@ class Oracles:
         """rid -> workers that sent an ending of it."""
         self._world = world
         self._executed: set[tuple[str, Attempt]] = set()
+        self._placed_at: dict[tuple[str, str], tuple[int, str]] = {}
+        """(rid, identity of the fleet) -> the newest weights that it was given to, by whom."""
 
     def broken(self, oracle: str, rid: str, text: str) -> None:
         """Note a violation."""
@@ -89,6 +91,7 @@ class Oracles:
         if member.version < committed:
             text = f"{where}, at version {member.version} of {committed}"
             self.broken("serves_committed", rid, text)
+        self._never_goes_back(router, member, rid)
 
     def began(self, worker: WorkerNode, entry: Entry) -> None:
         """A worker gave a `generate` to its engine."""
@@ -155,6 +158,19 @@ class Oracles:
         self.deaths[rid, instance] += 1
         if self.deaths[rid, instance] > MAX_DEATHS:
             self.broken("poison_found", rid, f"has killed {MAX_DEATHS} engines, and another one")
+
+    def _never_goes_back(self, router: RouterNode, member: MemberRecord, rid: str) -> None:
+        """Whether its tokens would be of older weights than those before; waves may do that."""
+        context = router.core.context
+        key = rid, context.intent.fleet
+        before, instance = self._placed_at.get(key, (0, ""))
+        if member.version >= before:
+            self._placed_at[key] = member.version, context.instance
+            return
+        was_told = context.instance == instance or context.members.store() is not None
+        if was_told and not self._world.workload.has_waves:
+            text = f"goes back from version {before} to {member.version} on {member.name}"
+            self.broken("never_goes_back", rid, text)
 
     def _owns_alone(self, worker: WorkerNode, rid: str, where: str) -> None:
         world = self._world

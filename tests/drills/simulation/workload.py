@@ -47,6 +47,11 @@ class Workload:
         drawn = drawn_publication(self._whims)
         self._publication = world.scenario.publication or drawn
 
+    @property
+    def has_waves(self) -> bool:
+        """Whether old weights serve beside new ones while the update is committed."""
+        return self._publication.floor > 0
+
     def ask_poison(self) -> None:
         """Submit a request that kills engines, once per run."""
         client = next((each for each in self._world.clients.values() if each.is_alive), None)

@@ -8,6 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 60.0
+AS_IN_A_TERMINAL = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background has it ignored
+runpy.run_module("rolloutbus.cli.main", run_name="__main__")
+"""
 SLOW = """
 import os, sys
 sys.stdout.write("importing\\n")
@@ -21,7 +26,7 @@ def test_ctrl_c_while_it_imports_ends_it_with_130_and_no_traceback(tmp_path: Pat
     (tmp_path / "typer.py").write_text(SLOW)  # the first of what takes seconds to import
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     starting = subprocess.Popen(
-        [sys.executable, "-m", "rolloutbus.cli.main", "--help"],
+        [sys.executable, "-c", AS_IN_A_TERMINAL, "--help"],
         env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

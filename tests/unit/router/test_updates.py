@@ -53,6 +53,25 @@ def test_committed_worker_serves_the_new_version_at_once() -> None:
     assert len(worker.take("generate")) == 1
 
 
+def test_worker_whose_swap_is_slow_gets_nothing_once_another_has_the_new_version() -> None:
+    bus = Bus()
+    store, quick, slow, client = bus.store(), bus.worker("w0"), bus.worker("w1"), bus.client()
+    publish(client)
+    prepare(quick)
+    prepare(slow)
+    record(store)
+    commit(quick)
+    client.generate("any")
+    client.generate("any")
+    assert len(quick.take("generate")) == 2
+    assert slow.take("generate") == []
+    client.generate("exact:0")
+    bus.advance(0.25)
+    assert client.ending() == ("refused", "version_unavailable")
+    commit(slow)
+    assert published(client).version == 1
+
+
 def test_worker_that_failed_to_prepare_is_quarantined_and_the_others_go_on() -> None:
     bus = Bus()
     store, good, bad, client = _one_of_two_fails(bus)
