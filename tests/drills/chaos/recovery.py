@@ -160,12 +160,15 @@ class Stream:
         place = self._place_after(fault)
         moved_at = self._times[place] if place < len(self._times) else math.inf
         mover = self._workers[place] if place < len(self._workers) else ""
+        # An earlier blow may have moved it to that worker already.
+        before = bisect_left(self._times, fault.at)
+        waits_from = self._times[before - 1] if before else self.begun_at
         return min(
             (
                 max(fault.at, other.at)
                 for other in _between(faults, fault.at - LONGEST_S, moved_at)
                 if other.counts_from > fault.counts_from
-                and (self._is_hit_by(other) or _is_in_the_way(other, mover, fault.at))
+                and (self._is_hit_by(other) or _is_in_the_way(other, mover, waits_from))
             ),
             default=math.inf,
         )

@@ -74,6 +74,12 @@ def test_wait_that_was_too_long_before_the_second_blow_is_held_against_the_first
     assert found["partition_client"].max_ms == 1000.0
 
 
+def test_worker_that_a_stream_went_to_before_the_blow_was_in_its_way_since_then() -> None:
+    lives = [_stream("c0:0:1", (4.95, "w0"), (15.9, "w1"))]
+    salvo = [Struck("kill_host", "w0", 5.0, 5.0), Struck("stop_host", "w1", 5.0, 15.8)]
+    assert _only(lives, *salvo, KILL) == {}, "at 10 it had long left w0"
+
+
 def test_blow_to_others_is_no_excuse() -> None:
     lives = [_stream("c0:0:1", (9.0, "w0"), (18.0, "w1"))]
     others = [
