@@ -255,7 +255,7 @@ class Recorder:
 def record(
     address: str, directory: str | Path, *, name: str = "", key_file: str | Path = ""
 ) -> Recorder:
-    """A recorder of the fleet whose router listens at `address`; use it with `async with`.
+    """Create a recorder of a fleet's traffic; use it with `async with`.
 
     Args:
         address: of the router, as for `connect`.

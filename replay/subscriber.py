@@ -317,7 +317,7 @@ def subscribe(
     key_file: str | Path = "",
     via: str = "",
 ) -> Subscriber:
-    """Make a subscriber of the fleet whose router is at `address`; use it with `async with`.
+    """Create a subscriber to a fleet's streams; use it with `async with`.
 
     Args:
         address: endpoint of the router's frontend; a guarded one's carries its public key.

@@ -62,7 +62,7 @@ class RouterActor:
         clock: Clock | None = None,
         log: TurnLog | None = None,
     ) -> None:
-        """`log` keeps all that the core is told and wants, so that it can be made to repeat it."""
+        """`log` records the core's inputs and effects, so that a run can be repeated."""
         if settings.seed is None:
             settings = msgspec.structs.replace(settings, seed=secrets.randbits(63))
         self._settings = settings

@@ -351,7 +351,7 @@ def _some(words: list[str]) -> str:
 
 
 def _cost_in(entry: Entry) -> int:
-    """Cost of a request whose client gave none; the only body that a router opens."""
+    """Computes a request's cost from its body; the router decodes no other body."""
     try:
         body = unpack(entry)
     except RemoteProtocolError:

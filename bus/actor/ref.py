@@ -89,7 +89,7 @@ class ActorRef(Generic[AnswerT, DeltaT]):
     async def ask_for(
         self, expected: type[ExpectedT], message: msgspec.Struct, *, deadline_s: float
     ) -> ExpectedT:
-        """As `ask`, for a caller who knows the type of the answer.
+        """Like `ask`, but check that the answer has the expected type.
 
         Raises:
             RemoteProtocolError: the answer is of another type.

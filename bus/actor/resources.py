@@ -21,7 +21,7 @@ _LARGEST_MMAP_THRESHOLD = 32 * 1024 * 1024
 
 
 def keep_freed_memory() -> None:
-    """Tune malloc for the whole process; for processes of ours that move weights.
+    """Make malloc keep freed memory; for processes that move weights.
 
     Does nothing where the C library has no `mallopt`.
     """

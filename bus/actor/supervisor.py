@@ -96,7 +96,7 @@ class SupervisedProcess:
             self._child.kill()
 
     async def keep_running(self) -> None:
-        """Start it again and again until `stop`, or until it leaves as it may.
+        """Run the process until `stop`; start it again whenever it dies.
 
         Raises:
             ProcessFailed: it died too often, or cannot work at all.
@@ -266,7 +266,7 @@ class Supervisor:
 
 
 def _first_failure(group: BaseExceptionGroup[BaseException]) -> ProcessFailed | None:
-    """The reason why the group ended, unless a bug of ours is among its errors."""
+    """Returns why the group ended; None if one of its errors is a bug here."""
     failures, others = group.split(ProcessFailed)
     if failures is None or others is not None:
         return None

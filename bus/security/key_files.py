@@ -45,7 +45,7 @@ def public_file(path: Path) -> Path:
 
 
 def router_key_beside(path: str | Path) -> str:
-    """The public file of a router whose key lies beside this one; empty if there is none."""
+    """Path of the router's public key file in the same directory; empty if there is none."""
     file = Path(path).absolute().with_name("router.pub")
     return str(file) if file.exists() else ""
 

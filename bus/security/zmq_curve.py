@@ -58,7 +58,7 @@ class Dialer:
 
     @property
     def name(self) -> str:
-        """The principal whose key it is."""
+        """Name of the principal who owns the key."""
         return self._pair.name
 
     @property

@@ -212,7 +212,7 @@ class SocketGuard:
         return socket
 
     def bind(self, socket: zmq.Socket[bytes], endpoint: str) -> str:
-        """Bind a socket of ours; returns its address with our key, as peers must know it.
+        """Bind a socket; returns the address, our public key included, that peers connect to.
 
         Raises:
             SettingsError: the address is in use or cannot be had; the socket is closed.
@@ -226,7 +226,7 @@ class SocketGuard:
         return self._allowed.principals.get(key)
 
     def signer(self, frame: zmq.Frame) -> Principal | None:
-        """The principal whose key signed this frame; None if it has no rights (any more)."""
+        """Returns the principal who sent this frame; None if it has no rights now."""
         try:
             key = frame.get("User-Id")
         except zmq.ZMQError:

@@ -189,7 +189,7 @@ def require_private_dir(endpoint: str) -> None:
 
 
 class Wire(NamedTuple):
-    """One accepted connection. Numbers of descriptors are used again, those of inodes seldom."""
+    """Identifies one accepted connection; the inode tells it from a later one with the same fd."""
 
     fd: int
     inode: int

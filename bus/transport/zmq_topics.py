@@ -88,7 +88,7 @@ class PubPort:
         self._outbox.put_all(topic, entries)
 
     def pass_on(self, frames: Sequence[zmq.Frame]) -> None:
-        """Publish a message of another publisher as it is: topic, batch and body frame."""
+        """Forward another publisher's message unchanged: topic, batch and body frame."""
         self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)  # type: ignore[arg-type] - frames pass
         self.counters.frames_out += 1
         self._sent()
@@ -205,7 +205,7 @@ class Subscription:
 
 
 class SubPort(Subscription):
-    """A subscriber whose handler gets batches."""
+    """A SUB socket that hands each received batch to a handler."""
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class Borrowed:
 
 
 def borrow(pid: int, fd: int) -> Borrowed:
-    """Keep the memory behind `Loan.name` as it is.
+    """Open the GPU memory that another process lent as `Loan.name`, so that it stays valid.
 
     Raises:
         NotLent: it cannot be had; the text says why.

@@ -129,7 +129,7 @@ def digest_of(content: Bytes) -> int:
 
 
 def first_mismatch(content: Bytes, tensors: Sequence[Tensor]) -> Tensor | None:
-    """The first tensor whose bytes in `content` are not those that its digest was made of."""
+    """Returns the first tensor whose bytes in `content` do not match its digest."""
     for tensor in tensors:
         if digest_of(bytes_of(content, tensor)) != tensor.digest:
             return tensor

@@ -170,7 +170,7 @@ def unpack(entry: Entry) -> msgspec.Struct:
 
 
 def unpack_as(body: type[BodyT], entry: Entry) -> BodyT:
-    """The body of an entry whose kind has this type.
+    """Decode the body of an entry, which must have this type.
 
     Raises:
         RemoteProtocolError: the body breaks its type; the message names the field.

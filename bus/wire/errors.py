@@ -41,12 +41,12 @@ class BusError(Exception):
         self.outcome: Outcome = outcome or self.default_outcome
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Plain state, so that it gets out of a process pool as it is."""
+        """Pickles class, arguments and fields, so that a process pool can return the error."""
         return restored, (type(self), self.args, dict(self.__dict__))
 
 
 def restored(kind: type[BusError], args: tuple[object, ...], fields: dict[str, object]) -> BusError:
-    """An error as it was in another process of the same program."""
+    """Rebuild an error that was pickled in another process."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error

@@ -56,7 +56,7 @@ def show(
     allow_list: List = DEFAULT_LIST,
     as_json: AsJson = False,
 ) -> None:
-    """Print the public half of a key file, or who may connect. Secrets are never printed."""
+    """Print a key file's public key, or the allow-list. Never prints a secret."""
     if file is not None:
         pair = checked(lambda: read_key_pair(file))
         print_json({"name": pair.name, "key": pair.public})

@@ -1,4 +1,4 @@
-"""`rolloutbus tail`: shows what a fleet samples, as it samples it."""
+"""`rolloutbus tail`: prints the tokens of a fleet while they are sampled."""
 
 import asyncio
 import os

@@ -185,7 +185,7 @@ class EngineHost:
 
 
 def _sound_answer(command: str, kind: str, answer: msgspec.Struct) -> tuple[str, Raw]:
-    """The ending of a command as it is sent; `failed` if the engine's answer cannot be sent."""
+    """Encode the ending of a command; `failed` if the engine's answer breaks its limits."""
     if kind != "finished":
         return kind, pack(answer)
     try:

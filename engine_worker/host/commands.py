@@ -257,7 +257,7 @@ def _ints(raw: bytes) -> Int32s:
 
 
 def _array(values: AnyArray) -> Array:
-    """float32 [shape], as it is sent."""
+    """Converts numbers to the float32 array that is sent."""
     if values.size * 4 > MAX_PIECE_BYTES:
         message = f"{values.shape} numbers are more than {MAX_PIECE_BYTES} bytes; ask for less"
         raise EngineFailed(Problem("result_too_large", message, "failed"))

@@ -52,7 +52,7 @@ class StepBuffer:
                 return
 
     def begin(self, key: AttemptKey, n_prefix: int) -> None:
-        """A request whose first token will have index `n_prefix`."""
+        """Begin a request; its first token gets index `n_prefix`."""
         self._next_seq[key] = n_prefix
         self._attempts[key[0]] = key[1]
 

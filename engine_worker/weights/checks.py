@@ -30,7 +30,7 @@ async def verify(content: Bytes, tensors: Sequence[Tensor]) -> None:
 
 
 def wrong_bytes(tensor: str) -> EngineFailed:
-    """The error for a tensor whose bytes differ from the published ones."""
+    """Builds the error for a tensor that arrived changed."""
     message = f"tensor {tensor!r} did not arrive as it was published"
     problem = Problem("digest_mismatch", message, "failed", field=f"tensors.{tensor}")
     return EngineFailed(problem)

@@ -139,7 +139,7 @@ def device_of(uuid: str) -> torch.device:
 
 
 def first_wrong(pieces: Sequence[torch.Tensor], buckets: Sequence[Bucket]) -> Bucket | None:
-    """The first bucket whose checksum is not its piece's, uint8 [at least its size]."""
+    """Returns the first bucket whose checksum does not match its piece, uint8 [>= its size]."""
     for piece, bucket in zip(pieces, buckets, strict=True):
         odd = torch.arange(1, 2 * _CHUNK_WORDS, 2, device=piece.device)
         if checksum_by(piece[: bucket.size_bytes], odd) != bucket.checksum:

@@ -42,14 +42,14 @@ def limits_of(engine: EngineReady) -> Limits:
 
 
 class FinishedRequest(NamedTuple):
-    """A request whose last token came."""
+    """A request that has its last token."""
 
     request: RunningRequest
     reason: FinishReason
 
 
 class Unmeasured(NamedTuple):
-    """A request whose tokens came without the columns that they need, and why it fails."""
+    """A request that fails because its tokens came without required columns; with the reason."""
 
     request: RunningRequest
     problem: Problem

@@ -170,7 +170,7 @@ def repaired(request: RunningRequest, repair: Repair) -> Repaired | Problem:
 
 
 def repaired_from_result(result: Generated, repair: Repair) -> Repaired:
-    """The same for a request that has ended and whose client has not fetched the result yet."""
+    """Like the other, for an ended request whose client has not fetched the result yet."""
     n_tokens = len(result.tokens) // ITEM_BYTES
     start = min(max(repair.start, 0), n_tokens)
     token_versions = np.repeat(

@@ -60,7 +60,7 @@ class JournalGap(NamedTuple):
 
 
 class Journal:
-    """Reads the journal in a directory, as it is now."""
+    """Reads a journal directory, also while it is being written."""
 
     def __init__(self, directory: Path, *, skip: bool = False) -> None:
         """`skip`: go on behind damage; it stands in `damages`.

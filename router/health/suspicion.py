@@ -91,7 +91,7 @@ class Suspicions:
         return record is not None and record.n_crashes >= ALONE_AT
 
     def crashed_alone_on(self, rid: str) -> list[str]:
-        """Names of the workers whose engine crashed under it alone, one for each crash."""
+        """Names workers whose engine crashed while it ran this request alone; once per crash."""
         record = self._records.get(rid)
         if record is None:
             return []

@@ -43,7 +43,7 @@ class Unheard(NamedTuple):
 
 
 class Detached:
-    """Which requests are detached, who follows them, and which endings no client has received."""
+    """Tracks detached requests: who follows them, and which endings no client has received."""
 
     def __init__(self, clients: Clients, silence_s: float) -> None:
         """A client that was silent for `silence_s` may have died: it follows nothing."""

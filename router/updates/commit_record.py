@@ -1,4 +1,4 @@
-"""The store's part in an update: it records the router's decision as soon as it can.
+"""Writes the router's decision on an update to the store, and tries again until it is durable.
 
 Spec: docs/protocol.md, "Weights", 2 and 3.
 """

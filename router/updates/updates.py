@@ -305,7 +305,7 @@ class Updates:
     def _committed_one(
         self, update: UpdateRecord, member: MemberRecord, outcome: WorkerOutcome
     ) -> None:
-        """Each worker serves with the new version as soon as it has it."""
+        """Record that one worker has committed; it serves the new version at once."""
         committed = result_of("commit_update", outcome)
         if isinstance(committed, Committed):
             update.stalls_ms[member.name] = committed.stall_ms

@@ -266,7 +266,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FleetOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `finished` for a command sent to workers: one ending each, and who is missing."""
+    """Body of `finished` for a command sent to workers: each one's ending, and who is missing."""
 
     results: Annotated[list[WorkerOutcome], msgspec.Meta(max_length=MAX_MEMBERS)]
     silent: Names

@@ -82,6 +82,6 @@ def bad_request(field: str, message: str) -> Problem:
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Body of `finished` of a command that has nothing more to say."""
+    """Body of `finished` for a command without a result of its own."""
 
     note: Sentence = ""

@@ -65,7 +65,7 @@ def prompt_digest(prompt: bytes) -> bytes:
 
 
 def token_after(digest: bytes, seed: int, index: int, version: int) -> int:
-    """`fake_token`, for a prompt whose digest is known."""
+    """Like `fake_token`, but takes the digest of the prompt."""
     place = struct.pack("<QQQ", seed & 0xFFFF_FFFF_FFFF_FFFF, index, version)
     drawn = hashlib.blake2b(place, key=digest, digest_size=8).digest()
     return 1 + int.from_bytes(drawn, "little") % (FAKE_VOCAB_SIZE - 1)

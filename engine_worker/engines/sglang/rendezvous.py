@@ -40,7 +40,7 @@ class RendezvousPort:
 
 
 def settled_ports(ephemeral: Path = EPHEMERAL) -> range:
-    """Ports that nobody is given by chance; all from `LOWEST` on where there are none."""
+    """Returns the ports outside the ephemeral range; all from `LOWEST` on if there are none."""
     try:
         first, last = (int(word) for word in ephemeral.read_text(encoding="ascii").split())
     except (OSError, ValueError):

@@ -22,7 +22,7 @@ class _Block:
 
 
 class CachedPrefixes:
-    """Any thread may call; a block whose predecessor is unknown is of no use and left out."""
+    """Prefixes that an engine has cached; thread-safe. Skips blocks without a known predecessor."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ BESIDE_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 class CheckpointWriter:
-    """Implements `Checkpointer` for a model whose weights are whole here."""
+    """Implements `Checkpointer` for a model whose weights are all in this process."""
 
     def __init__(self, weights: WeightSink, model: Path) -> None:
         """`model`: the directory that the weights were loaded from."""

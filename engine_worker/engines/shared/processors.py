@@ -22,7 +22,7 @@ class LogitProcessor(Protocol):
     """Changes the logits of one request. A pure function: engines may call it again."""
 
     def __call__(self, logits: torch.Tensor, n_generated: int) -> torch.Tensor:
-        """Logits to go on with, float32 [vocab]; `logits` itself stays as it is.
+        """Returns new logits, float32 [vocab]; must not change `logits`.
 
         Args:
             logits: float32 [vocab], after bias and penalties, before temperature.

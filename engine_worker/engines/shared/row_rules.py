@@ -139,7 +139,7 @@ BROKEN_ADAPTER = Problem(
 
 
 def cannot_sample(why: str) -> Problem:
-    """The end of a request whose rules went wrong."""
+    """Builds the ending of a request whose sampling rules failed."""
     return Problem("bad_request", f"Nothing can be sampled: {why}.", "failed", field="processors")
 
 

@@ -101,7 +101,7 @@ def _places(rows: Rows, adapter: LoadedAdapter, device: torch.device) -> torch.T
 def _modules_with_rows(
     model: torch.nn.Module, run: Callable[[int, int], object]
 ) -> dict[str, torch.nn.Linear]:
-    """Linear modules whose input has the rows of the pass as its first dimension.
+    """Returns the linear modules whose input has one row per token of the pass.
 
     Others, as the experts of a mixture, are given tokens of several rows in one piece.
     """

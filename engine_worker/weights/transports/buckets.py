@@ -68,6 +68,6 @@ def in_buckets(
 
 
 def wrong_bucket(bucket: Bucket) -> EngineFailed:
-    """The error for a bucket whose bytes differ from the published ones."""
+    """Builds the error for a bucket that arrived changed."""
     message = f"the bucket at byte {bucket.start} did not arrive as it was published"
     return EngineFailed(Problem("digest_mismatch", message, "failed", field="offers"))

@@ -1,4 +1,4 @@
-"""Inside a scheduler process of SGLang: tells the engine host of each step as it happens.
+"""Runs inside SGLang's scheduler process and reports each step to the engine host.
 
 SGLang sends tokens to its tokenizer manager through one asyncio generator per request, which costs
 more than sampling them does for a small model. Here one message holds a whole step. It is also the

@@ -72,7 +72,7 @@ def drawable(probs: torch.Tensor) -> torch.Tensor:
 
 
 def end_broken(batch: SglangObject, result: SglangObject) -> None:
-    """Before a step is booked: end the requests whose rows were broken."""
+    """End the requests whose rows were broken, before their step is recorded."""
     output = getattr(result, "logits_output", None)
     logprobs: SglangObject = getattr(output, "next_token_logprobs", None)
     if not isinstance(logprobs, torch.Tensor) or logprobs.shape != (len(batch.reqs),):

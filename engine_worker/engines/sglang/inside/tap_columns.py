@@ -157,7 +157,7 @@ class TapColumns:
         return rows
 
     def change_version(self, version: int | None, live: Sequence[SchedulerRequest]) -> Rows | None:
-        """The steps told from now on are of other weights; what `live` has left of the old ones."""
+        """Note new weights; returns what the `live` requests had not told of the old ones."""
         if version == self.version:
             return None
         self._steady.leave()

@@ -61,7 +61,7 @@ def _sentence(token: int, version: str, counted: Sequence[VersionRun], n_late: i
 
 
 class VersionAccount:
-    """Compares, for each request that ends in a scheduler, what was told with what was counted."""
+    """Compares the versions that were streamed for a request with SGLang's own record."""
 
     def __init__(
         self, counted: Counted, n_late: int, tell: Callable[[VersionsChecked], None]
@@ -79,7 +79,7 @@ class VersionAccount:
         self._so_far = VersionsChecked(0, 0)
 
     def change(self, version: int | None, live: Iterable[SchedulerRequest]) -> None:
-        """What these requests have told since the last change is of `version`."""
+        """Note that the tokens of these requests since the last change have `version`."""
         for request in live:
             told: int = getattr(request, "rolloutbus_told", 0)
             noted, start = _noted(request)

@@ -65,7 +65,7 @@ class FindTensors(msgspec.Struct, frozen=True, tag="survey"):
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
-    """Open the bytes of a version in the background; `Staged` is told once they are at hand."""
+    """Ask the scheduler to load a version in the background; it answers `Staged`."""
 
     version: int
     files: list[str]
@@ -80,7 +80,7 @@ class Unstage(msgspec.Struct, frozen=True, tag="unstage"):
 
 
 class Install(msgspec.Struct, frozen=True, tag="install"):
-    """Make a staged version the active one; `Swapped` is told at the end."""
+    """Ask the scheduler to activate a staged version; it answers `Swapped`."""
 
     version: int
     in_flight: InFlight
@@ -194,7 +194,7 @@ class Pulse(msgspec.Struct, array_like=True, frozen=True, tag="pulse"):
 
 
 class VersionsChecked(msgspec.Struct, array_like=True, frozen=True, tag="versions_checked"):
-    """Requests that ended so far and whose versions were compared with SGLang's own account."""
+    """Counts ended requests whose versions were compared with SGLang's own record."""
 
     n_requests: int
     n_contradicted: int
@@ -250,6 +250,6 @@ decode = msgspec.msgpack.Decoder(Message).decode
 
 
 def framed(message: Message) -> bytes:
-    """A message as it goes over the socket."""
+    """Encode a message for the socket."""
     body = encode(message)
     return HEADER.pack(len(body)) + body

@@ -41,7 +41,7 @@ def hook_around(target: str, hook: Callable[..., Any]) -> None:
 
 
 def apply_hooks() -> None:
-    """Have SGLang load its plugins and patch this process, as it does before it builds anything.
+    """Load SGLang's plugins, which patch this process; SGLang itself does so before it builds.
 
     A target that it cannot patch is logged and passed over.
     """
