@@ -28,6 +28,7 @@ MODULES = {
     "ls": "status",
     "status": "status",
     "generate": "generate",
+    "gateway": "gateway",
     "pause": "control",
     "resume": "control",
     "weights": "weights",

@@ -28,12 +28,15 @@ LAW: dict[str, set[str]] = {
     "trainer_adapter": {"bus"},
     # A recorder is a client of the bus: see CLIENT_SIDE.
     "replay": {"bus", "trainer_adapter"},
+    # A gateway decides nothing that another client could not.
+    "gateway": {"bus", "trainer_adapter"},
     "launcher": {"bus", "replay"} | MIDDLE,
-    "cli": {"bus", "launcher", "replay"} | MIDDLE,
+    "cli": {"bus", "gateway", "launcher", "replay"} | MIDDLE,
     "rolloutbus": {"bus", "cli", "launcher", "replay"} | MIDDLE,
     "examples": {"rolloutbus"},
     "benchmarks": {"bus", "cli", "launcher", "rolloutbus", "examples", "replay"} | MIDDLE,
-    "tests": {"bus", "cli", "launcher", "rolloutbus", "examples", "benchmarks", "replay"} | MIDDLE,
+    "tests": {"bus", "cli", "gateway", "launcher", "rolloutbus", "examples", "benchmarks", "replay"}
+    | MIDDLE,
 }
 
 # `rolloutbus demo` runs a program of examples/, when it is asked to, hence in a function.
@@ -53,7 +56,12 @@ CORNERS = {
     "msgpack": r"replay/inspection\.py|tests/.*",
     "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",
     "torch": r"(engine_worker/(engines|weights)|trainer_adapter|examples|tests|benchmarks)/.*",
+    "fastapi": r"gateway/.*",
+    "starlette": r"gateway/.*",
+    "uvicorn": r"gateway/server\.py",
+    "openai": r"tests/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
+    r"|gateway/server\.py"
     r"|(examples|tests|benchmarks)/.*",
     "tokenizers": r"engine_worker/engines/transformers/causal_lm\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",

@@ -245,12 +245,14 @@ class OpenAIClient:
             for i in range(asked.n)
         ]
         choices = [asked.answers.stream(index) for index in range(len(streams))]
-        for choice in choices:
-            yield {**head, "choices": [choice.opening()]}
+        opened: set[int] = set()
         rollouts: dict[int, Rollout] = {}
         with _named_by_body():
             async with aclosing(merged(streams)) as deltas:
                 async for index, delta in deltas:
+                    if index not in opened:  # what is refused has no first chunk
+                        opened.add(index)
+                        yield {**head, "choices": [choices[index].opening()]}
                     is_last = delta.rollout is not None
                     tokens = delta.tokens.tolist()
                     for told in choices[index].add(delta.start, tokens, is_last=is_last):

@@ -1,0 +1,1 @@
+"""HTTP in front of a fleet: OpenAI's and SGLang's endpoints, served by a client of the bus."""

@@ -1,0 +1,66 @@
+"""The gateway's HTTP application: all endpoints, and errors in OpenAI's shape."""
+
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from rolloutbus.bus.wire.errors import BusError
+from rolloutbus.gateway.exchange import BodyTooLarge, as_json
+from rolloutbus.gateway.openai_api import OpenAIApi
+from rolloutbus.gateway.problems import error_body, headers_of, openai_error, status_of
+from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.gateway.sglang_api import SGLangApi
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
+
+
+def gateway_app(
+    client: RolloutClient, settings: GatewaySettings, tokenizer: ChatTokenizer | None = None
+) -> FastAPI:
+    """An ASGI application that answers through `client`.
+
+    Args:
+        client: connected for as long as the application runs; nothing else should use it, because
+            `abort_all` and a pause end all that it samples.
+        settings: see there.
+        tokenizer: of transformers; None: token ids only.
+    """
+    app = FastAPI(title="rolloutbus", docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(OpenAIApi(client, settings, tokenizer).router)
+    app.include_router(SGLangApi(client, settings, tokenizer).router)
+    app.add_exception_handler(BusError, _on_bus_error)
+    app.add_exception_handler(BodyTooLarge, _on_too_large)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_fault)
+    return app
+
+
+async def _on_bus_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, BusError), "it is registered for these"
+    response = as_json(openai_error(error), status_of(error))
+    response.headers.update(headers_of(error))
+    return response
+
+
+async def _on_too_large(_: Request, error: Exception) -> Response:
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    response = as_json(error_body(status, str(error)), status)
+    response.headers["Connection"] = "close"  # the rest of the body is not read
+    return response
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "it is registered for these"
+    status = HTTPStatus(error.status_code)
+    message = f"{request.method} {request.url.path[:100]}: {status.phrase.lower()}"
+    response = as_json(error_body(status, message), status)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_fault(_: Request, error: Exception) -> Response:
+    """Ours: the server logs its traceback."""
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    message = f"a fault of the gateway itself, {type(error).__name__}; its log has the traceback"
+    return as_json(error_body(status, message, code="internal"), status)

@@ -1,0 +1,162 @@
+"""One HTTP exchange: a bounded body, and an answer that is given up when its reader leaves."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Self, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from rolloutbus.bus.wire.errors import BusError, Refused
+from rolloutbus.bus.wire.messages.endings import bad_request
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+DONE = b"data: [DONE]\n\n"
+
+
+class BodyTooLarge(Exception):
+    """The body of a request is larger than this gateway takes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the body is larger than {limit} bytes")
+
+
+async def body_of(request: Request, limit: int) -> Json:
+    """Read the JSON object that a request carries; an empty body is an empty object.
+
+    Raises:
+        Refused: it is no JSON, or no object.
+        BodyTooLarge: it has more than `limit` bytes.
+    """
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise BodyTooLarge(limit)
+    if not body:
+        return {}
+    try:
+        return msgspec.json.decode(body, type=Json)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(bad_request("body", f"the body is no JSON object: {error}")) from error
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """Returns what `work` does; cancels it when the HTTP client disconnects.
+
+    Raises:
+        asyncio.CancelledError: it disconnected: there is nobody to be answered.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise asyncio.CancelledError
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def as_json(content: object, status: int = HTTPStatus.OK) -> Response:
+    """A JSON response."""
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+class EventStream(Response):
+    """Server-sent events; leaves the source early when the HTTP client disconnects.
+
+    A source that fails ends the stream with an error event and without `[DONE]`. Make one with
+    `EventStream.of`: what fails before the first event has a status of its own.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, first: Json, rest: AsyncGenerator[Json], describe: Callable[[BusError], Json]
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._rest = rest
+        self._describe = describe
+
+    @classmethod
+    async def of(
+        cls,
+        request: Request,
+        events: AsyncGenerator[Json],
+        describe: Callable[[BusError], Json],
+    ) -> Self:
+        """A response that begins once the first event is there.
+
+        Args:
+            request: nobody waits for the first event when its client has left.
+            events: each becomes one `data:` line of JSON; there is at least one.
+            describe: the object that tells an error.
+        """
+        try:
+            first = await while_connected(request, anext(events))
+        except BaseException:
+            await events.aclose()
+            raise
+        return cls(first, events, describe)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events; see the class."""
+        del scope
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for each in (sending, gone):
+                each.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._rest) as rest, _begun(send, self) as write:
+            await write(_line(self._first))
+            try:
+                async for event in rest:
+                    await write(_line(event))
+            except BusError as error:
+                await write(_line(self._describe(error)))
+                return
+            await write(DONE)
+
+
+def _line(event: Json) -> bytes:
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+@asynccontextmanager
+async def _begun(
+    send: Send, response: Response
+) -> AsyncGenerator[Callable[[bytes], Awaitable[None]]]:
+    start = {
+        "type": "http.response.start",
+        "status": response.status_code,
+        "headers": response.raw_headers,
+    }
+    await send(start)
+
+    async def write(piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    yield write
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

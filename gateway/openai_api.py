@@ -1,0 +1,122 @@
+"""OpenAI's endpoints: chats, completions and the list of models."""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
+from rolloutbus.gateway.models import DEFAULT_POLICY, options_of_model
+from rolloutbus.gateway.problems import openai_error
+from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.openai.client import OpenAIClient
+from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
+
+Whole = Callable[..., Any]
+FIELD_OF_OPTION = {"versions": "versions", "policy": "policy", "lora": "lora_path"}
+
+
+class OpenAIApi:
+    """Answers OpenAI's requests through a client of the bus."""
+
+    def __init__(
+        self, client: RolloutClient, settings: GatewaySettings, tokenizer: ChatTokenizer | None
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._openai = (
+            OpenAIClient(
+                client,
+                tokenizer,
+                tool_format=settings.tool_format,
+                default_max_tokens=settings.default_max_tokens,
+            )
+            if tokenizer is not None
+            else None
+        )
+        self.router = APIRouter(prefix="/v1")
+        self.router.add_api_route("/chat/completions", self.chat, methods=["POST"])
+        self.router.add_api_route("/completions", self.completion, methods=["POST"])
+        self.router.add_api_route("/models", self.models, methods=["GET"])
+        self.router.add_api_route("/models/{model:path}", self.model, methods=["GET"])
+
+    async def chat(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`: a chat completion, whole or as server-sent events."""
+        openai = self._with_tokenizer()
+        body, options = await self._asked(request)
+        if body.get("stream"):
+            return await self._stream(request, openai.chat_completion_stream(body, **options))
+        return as_json(await while_connected(request, openai.chat_completion(body, **options)))
+
+    async def completion(self, request: Request) -> Response:
+        """`POST /v1/completions`: a completion, whole or as server-sent events."""
+        openai = self._with_tokenizer()
+        body, options = await self._asked(request)
+        if body.get("stream"):
+            return await self._stream(request, openai.completion_stream(body, **options))
+        return as_json(await while_connected(request, openai.completion(body, **options)))
+
+    async def models(self) -> Response:
+        """`GET /v1/models`: the served name, and each policy that workers have."""
+        return as_json({"object": "list", "data": await self._cards()})
+
+    async def model(self, model: str) -> Response:
+        """`GET /v1/models/NAME`."""
+        cards = await self._cards()
+        for card in cards:
+            if card["id"] == model:
+                return as_json(card)
+        options_of_model(model, self._settings.served_model_name, [card["id"] for card in cards])
+        return as_json({**cards[0], "id": model})
+
+    async def _cards(self) -> list[Json]:
+        status = await self._client.status()
+        newest: dict[str, int] = {}
+        for worker in status.workers:
+            newest[worker.policy] = max(worker.version, newest.get(worker.policy, 0))
+        newest |= status.committed
+        names = {self._settings.served_model_name: DEFAULT_POLICY} | {
+            policy: policy for policy in sorted(newest) if policy != DEFAULT_POLICY
+        }
+        return [
+            {
+                "id": name,
+                "object": "model",
+                "created": int(time.time()),
+                "owned_by": "rolloutbus",
+                "policy": policy,
+                "weight_version": newest.get(policy, 0),
+            }
+            for name, policy in names.items()
+        ]
+
+    async def _asked(self, request: Request) -> tuple[Json, GenerateOptions]:
+        """The body, and what the name of its model asks for."""
+        body = await body_of(request, self._settings.max_body_bytes)
+        model = body.get("model") or ""
+        if not isinstance(model, str):
+            raise Refused(bad_request("model", "the name of a model is a text"))
+        policies = {each.policy for each in self._client.connection.members}
+        options = options_of_model(model, self._settings.served_model_name, policies)
+        for option, field in FIELD_OF_OPTION.items():
+            if option in options and body.get(field) is not None:
+                message = f"model {model[:64]!r} and {field} both choose; leave one out"
+                raise Refused(bad_request(field, message))
+        return body, options
+
+    async def _stream(self, request: Request, events: AsyncGenerator[Json]) -> Response:
+        return await EventStream.of(request, events, openai_error)
+
+    def _with_tokenizer(self) -> OpenAIClient:
+        if self._openai is None:
+            message = (
+                "this gateway has no tokenizer, so it takes token ids only, at /generate; "
+                "start it with --tokenizer MODEL_DIRECTORY"
+            )
+            raise Refused(Problem("unsupported", message, "not_started", field="model"))
+        return self._openai

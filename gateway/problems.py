@@ -1,0 +1,98 @@
+"""Errors of the bus as HTTP: a status, headers and OpenAI's error object."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    DeadlineExceeded,
+    DeliveryError,
+    MailboxFull,
+    RequestError,
+    RequestExpired,
+)
+
+STATUS_OF_CODE: Mapping[str, HTTPStatus] = {
+    "bad_request": HTTPStatus.BAD_REQUEST,
+    "unknown_message": HTTPStatus.BAD_REQUEST,
+    "unsupported": HTTPStatus.BAD_REQUEST,
+    "result_too_large": HTTPStatus.BAD_REQUEST,
+    "forbidden": HTTPStatus.FORBIDDEN,
+    "unknown_model": HTTPStatus.NOT_FOUND,
+    "unknown_worker": HTTPStatus.NOT_FOUND,
+    "unknown_request": HTTPStatus.NOT_FOUND,
+    "unknown_session": HTTPStatus.NOT_FOUND,
+    "session_taken": HTTPStatus.CONFLICT,
+    "duplicate_rid": HTTPStatus.CONFLICT,
+    "stale_version": HTTPStatus.CONFLICT,
+    "update_in_progress": HTTPStatus.CONFLICT,
+    "no_delta": HTTPStatus.CONFLICT,
+    "busy": HTTPStatus.TOO_MANY_REQUESTS,
+    "not_ready": HTTPStatus.SERVICE_UNAVAILABLE,
+    "version_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "no_store": HTTPStatus.SERVICE_UNAVAILABLE,
+    "store_full": HTTPStatus.SERVICE_UNAVAILABLE,
+    "worker_lost": HTTPStatus.SERVICE_UNAVAILABLE,
+    "deadline": HTTPStatus.GATEWAY_TIMEOUT,
+}
+"""Code of a problem -> status; any other is a failure of the fleet, 500."""
+
+TYPE_OF_STATUS: Mapping[HTTPStatus, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.CONFLICT: "conflict_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+"""OpenAI's word; others in the 400s are `invalid_request_error`, in the 500s `server_error`."""
+
+AGAIN_S = 1
+"""When to try again, where the router names no time."""
+SHORT_OF_ROOM = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+
+
+def status_of(error: BusError) -> HTTPStatus:
+    """HTTP status of an error."""
+    match error:
+        case RequestExpired() | DeadlineExceeded():
+            return HTTPStatus.GATEWAY_TIMEOUT
+        case RequestError():
+            return STATUS_OF_CODE.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+        case MailboxFull():
+            return HTTPStatus.TOO_MANY_REQUESTS
+        case DeliveryError():
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        case _:
+            return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def headers_of(error: BusError) -> dict[str, str]:
+    """`Retry-After`, in whole seconds, where another try may help."""
+    if status_of(error) not in SHORT_OF_ROOM:
+        return {}
+    wait_ms = error.retry_after_ms if isinstance(error, RequestError) else 0
+    return {"Retry-After": str(-(-wait_ms // 1000) or AGAIN_S)}
+
+
+def openai_error(error: BusError) -> dict[str, Any]:
+    """Body of the response, in OpenAI's shape; `param` is the wrong field, `code` the bus's."""
+    is_request = isinstance(error, RequestError)
+    return error_body(
+        status_of(error),
+        error.problem.message if is_request else str(error),
+        param=error.field if is_request else "",
+        code=error.code if is_request else "",
+    )
+
+
+def error_body(
+    status: HTTPStatus, message: str, *, param: str = "", code: str = ""
+) -> dict[str, Any]:
+    """OpenAI's error object."""
+    is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    plain = "server_error" if is_ours else "invalid_request_error"
+    kind = TYPE_OF_STATUS.get(status, plain)
+    return {
+        "error": {"message": message, "type": kind, "param": param or None, "code": code or None}
+    }

@@ -1,0 +1,119 @@
+"""Serves a gateway's application on a socket until it is cancelled."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from rolloutbus.bus.wire.errors import SettingsError
+
+if TYPE_CHECKING:
+    from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
+
+END_S = 5
+"""How long requests under way may take once the gateway is to end."""
+BACKLOG = 2048
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket on a loopback address; port 0: a free one.
+
+    Raises:
+        SettingsError: the address is no loopback address, or cannot be had.
+    """
+    place = "127.0.0.1" if host == "localhost" else host
+    try:
+        is_loopback = ip_address(place).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise SettingsError(
+            f"--host {host[:64]}: a gateway asks nobody for a key, so it serves loopback addresses "
+            "only; put a proxy that checks who asks in front of 127.0.0.1"
+        )
+    family = socket.AF_INET6 if ":" in place else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((place, port))
+        bound.listen(BACKLOG)
+        bound.settimeout(0.0)
+    except OSError as error:
+        bound.close()
+        raise SettingsError(f"cannot listen at {host}:{port}: {error.strerror}") from error
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """Where HTTP clients connect."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def chat_tokenizer(directory: Path) -> "ChatTokenizer":
+    """The tokenizer of transformers in a model's directory.
+
+    Raises:
+        SettingsError: it is not there, is no tokenizer, or transformers is not installed.
+    """
+    if not directory.is_dir():
+        raise SettingsError(f"tokenizer: {directory} is no directory of a model")
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415 - an optional dependency
+    except ModuleNotFoundError:
+        raise SettingsError(
+            "a tokenizer needs transformers: pip install rolloutbus[gateway,transformers]"
+        ) from None
+    try:
+        load = cast("Callable[..., ChatTokenizer]", AutoTokenizer.from_pretrained)  # pyright: ignore[reportUnknownMemberType]
+        return load(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise SettingsError(f"tokenizer: {directory}: {first_line}") from error
+
+
+async def serve(app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serve until cancelled; then requests under way get a few seconds.
+
+    Args:
+        app: what answers.
+        bound: from `listening_socket`; it is closed at the end.
+        on_ready: called once requests are answered.
+    """
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=END_S,
+    )
+    server = _Server(config, on_ready)
+    serving = asyncio.ensure_future(server.serve([bound]))
+    try:
+        await asyncio.shield(serving)
+    finally:
+        server.should_exit = True
+        await serving
+        bound.close()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the command, and tells when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()

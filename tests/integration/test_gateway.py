@@ -1,0 +1,345 @@
+"""A gateway as its users have it: the `openai` package, and SGLang's endpoints over plain HTTP."""
+
+# pyright: reportUnknownMemberType=false
+# transformers' stubs leave parameters untyped.
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from transformers import PreTrainedTokenizerFast
+
+from rolloutbus import Fleet, RolloutClient, SamplingParams
+from rolloutbus.launcher.settings import UpOptions
+from tests.integration.gateway_process import Gateway, gateway
+from tests.integration.live_fleet import DEADLINE_S, status_when
+from tests.integration.reciting_model import LINES, save_reciting_model
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": 8}, "store": False}
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "get_weather"}}]
+LONG = {"max_new_tokens": 2000, "ignore_eos": True, "temperature": 0}
+"""Under way whenever a test looks."""
+
+
+@pytest.fixture(scope="session")
+def reciting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedTokenizerFast]:
+    path = tmp_path_factory.mktemp("reciting")
+    return path, save_reciting_model(path)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(reciting: tuple[Path, PreTrainedTokenizerFast]) -> Path:
+    """What the fleet of this module runs."""
+    return reciting[0]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(fleet: Fleet, tiny_model: Path) -> AsyncIterator[Gateway]:
+    arguments = ["--address", fleet.address, "--tokenizer", str(tiny_model)]
+    more = ["--served-model-name", "tiny", "--tool-format", "hermes"]
+    async with gateway(*arguments, *more) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def user(served: Gateway) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = f"{served.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def says(cue: str) -> list[Any]:
+    return [{"role": "user", "content": f"please {cue}"}]
+
+
+def ids_of(reciting: tuple[Path, PreTrainedTokenizerFast], text: str) -> list[int]:
+    return [int(token) for token in reciting[1].encode(text, add_special_tokens=False)]
+
+
+async def idle(client: RolloutClient) -> None:
+    await status_when(client, lambda status: status.n_running + status.n_queued == 0)
+
+
+async def busy(client: RolloutClient) -> None:
+    await status_when(client, lambda status: any(each.n_tokens for each in status.workers))
+
+
+async def test_openais_package_chats(user: openai.AsyncOpenAI) -> None:
+    answer = await user.chat.completions.create(
+        model="tiny", messages=says("hello"), temperature=0, n=2, logprobs=True, seed=3
+    )
+    assert [choice.message.content for choice in answer.choices] == [LINES["hello"]] * 2
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 10
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == 5
+
+
+async def test_openais_package_streams(user: openai.AsyncOpenAI) -> None:
+    stream = await user.chat.completions.create(
+        model="tiny",
+        messages=says("hello"),
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+    assert "".join(pieces) == LINES["hello"]
+    assert len([piece for piece in pieces if piece]) > 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 5
+
+
+async def test_openais_package_gets_tool_calls(user: openai.AsyncOpenAI) -> None:
+    answer = await user.chat.completions.create(
+        model="tiny", messages=says("weather"), temperature=0, tools=TOOLS
+    )
+    calls: Any = answer.choices[0].message.tool_calls
+    assert [call.function.name for call in calls] == ["get_weather"]
+    assert json.loads(calls[0].function.arguments) == {"city": "Paris"}
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+async def test_openais_package_completes_and_lists_models(user: openai.AsyncOpenAI) -> None:
+    answer = await user.completions.create(model="tiny", prompt="hello", temperature=0)
+    assert answer.choices[0].text.strip() == LINES["hello"]
+    assert [model.id async for model in user.models.list()] == ["tiny"]
+    assert (await user.models.retrieve("tiny")).owned_by == "rolloutbus"
+
+
+async def test_blocking_package_is_answered_too(served: Gateway) -> None:
+    def ask() -> str | None:
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+            answer = client.chat.completions.create(
+                model="tiny", messages=says("hello"), temperature=0
+            )
+        return answer.choices[0].message.content
+
+    assert await asyncio.to_thread(ask) == LINES["hello"]
+
+
+async def test_errors_are_those_that_openais_package_knows(user: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="did you mean 'tiny'") as unknown:
+        await user.chat.completions.create(model="tinny", messages=says("hello"))
+    assert unknown.value.param == "model"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        await user.chat.completions.create(model="tiny", messages=says("hello"), top_p=7)
+    assert (wrong.value.param, wrong.value.code) == ("top_p", "bad_request")
+    with pytest.raises(openai.BadRequestError) as misspelt:
+        await user.chat.completions.create(
+            model="tiny", messages=says("hello"), stream=True, extra_body={"temprature": 0}
+        )
+    assert misspelt.value.param == "temprature"
+    with pytest.raises(openai.BadRequestError) as both:
+        await user.chat.completions.create(
+            model="tiny@0", messages=says("hello"), extra_body={"versions": "latest"}
+        )
+    assert both.value.param == "versions"
+
+
+async def test_version_in_the_name_of_a_model_is_the_one_that_samples(
+    user: openai.AsyncOpenAI,
+) -> None:
+    answer = await user.chat.completions.create(
+        model="tiny@0", messages=says("hello"), temperature=0
+    )
+    assert answer.choices[0].message.content == LINES["hello"]
+    with pytest.raises(openai.InternalServerError) as absent:
+        await user.chat.completions.create(
+            model="tiny@9", messages=says("hello"), extra_body={"timeout": 0.5}
+        )
+    assert absent.value.status_code in (503, 504)
+
+
+async def test_generate_tells_what_the_bus_does(
+    served: Gateway, client: RolloutClient, reciting: tuple[Path, PreTrainedTokenizerFast]
+) -> None:
+    prompt = ids_of(reciting, "please hello")
+    greedy = SamplingParams(max_new_tokens=8, temperature=0)
+    wanted = await client.generate(prompt, greedy)
+
+    sampling = {"max_new_tokens": 8, "temperature": 0}
+    body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+    told = (await served.ask("POST", "/generate", body)).json
+
+    assert told["output_ids"] == wanted.tokens.tolist()
+    assert told["text"] == LINES["hello"]
+    meta = told["meta_info"]
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == wanted.tokens.tolist()
+    assert [value for value, _, _ in meta["output_token_logprobs"]] == pytest.approx(
+        wanted.logprobs.tolist(), abs=1e-5
+    )
+    assert meta["finish_reason"] == {"type": "stop"}
+    assert (meta["prompt_tokens"], meta["weight_version"]) == (2, "0")
+
+
+async def test_generate_takes_batches_and_texts(served: Gateway) -> None:
+    sampling = {"max_new_tokens": 8, "temperature": 0, "n": 2}
+    body = {"text": ["please hello", "hello"], "sampling_params": sampling}
+    replies = (await served.ask("POST", "/generate", body)).json
+    assert [each["text"] for each in replies] == [LINES["hello"]] * 4
+
+
+async def test_generate_streams_all_tokens_so_far(served: Gateway) -> None:
+    body = {"text": "hello", "sampling_params": {"temperature": 0}, "stream": True}
+    events = (await served.ask("POST", "/generate", body)).events
+    texts = [event["text"] for event in events]
+    assert texts[-1] == LINES["hello"]
+    assert all(after.startswith(before) for before, after in pairwise(texts))
+    assert events[-1]["meta_info"]["finish_reason"] == {"type": "stop"}
+
+
+async def test_request_is_aborted_by_name_and_tells_what_it_has(
+    served: Gateway, client: RolloutClient
+) -> None:
+    body = {"text": "hello", "sampling_params": LONG, "rid": "mine"}
+    asked = asyncio.create_task(served.ask("POST", "/generate", body))
+    await busy(client)
+    aborted = await served.ask("POST", "/abort_request", {"rid": "mine"})
+    assert aborted.json == {"aborted": 1}
+    reply = (await asked).json
+    assert reply["meta_info"]["finish_reason"] == {"type": "abort"}
+    assert reply["meta_info"]["id"] == "mine"
+    await idle(client)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_request_of_a_client_that_leaves_is_aborted(
+    served: Gateway, client: RolloutClient, *, is_streamed: bool
+) -> None:
+    body = {"text": "hello", "sampling_params": LONG, "stream": is_streamed}
+    reader, writer = await served.open("POST", "/generate", json.dumps(body).encode())
+    await busy(client)
+    if is_streamed:
+        await reader.readuntil(b"data: ")
+    writer.close()
+    await idle(client)
+
+
+async def test_paused_fleet_samples_nothing_until_it_goes_on(
+    served: Gateway, client: RolloutClient
+) -> None:
+    paused = await served.ask("POST", "/pause_generation", {"mode": "in_place"})
+    assert (paused.status, paused.json["status"]) == (200, "ok")
+    body = {"text": "hello", "sampling_params": {"temperature": 0}}
+    asked = asyncio.create_task(served.ask("POST", "/generate", body))
+    await status_when(client, lambda status: status.n_queued == 1)
+    assert not asked.done()
+    assert (await served.ask("GET", "/health")).status == 503
+    await served.ask("POST", "/continue_generation", {})
+    assert (await asked).json["text"] == LINES["hello"]
+    assert (await served.ask("GET", "/health")).status == 200
+
+
+async def test_pause_that_aborts_ends_what_runs_here_with_what_it_has(
+    served: Gateway, client: RolloutClient
+) -> None:
+    body = {"text": "hello", "sampling_params": LONG}
+    asked = asyncio.create_task(served.ask("POST", "/generate", body))
+    await busy(client)
+    await served.ask("POST", "/pause_generation", {})
+    assert (await asked).json["meta_info"]["finish_reason"] == {"type": "abort"}
+    await served.ask("POST", "/continue_generation", {})
+    await idle(client)
+
+
+async def test_fleet_tells_of_itself(served: Gateway) -> None:
+    assert (await served.ask("GET", "/health_generate")).status == 200
+    info = (await served.ask("GET", "/server_info")).json
+    assert set(info["workers"]) == {"w0", "w1"}
+    assert (await served.ask("GET", "/model_info")).json["weight_version"] == "0"
+    workers = (await served.ask("GET", "/list_workers")).json["workers"]
+    assert {each["name"] for each in workers} == {"w0", "w1"}
+    assert (await served.ask("POST", "/flush_cache")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/generate", b"{", 400, "body"),
+        ("/generate", b"[1]", 400, "body"),
+        ("/generate", b"[" * 100_000, 400, "body"),
+        ("/generate", b"\xff\xfe", 400, "body"),
+        ("/generate", b"{}", 400, "input_ids"),
+        ("/generate", b'{"input_ids":[]}', 400, "input_ids"),
+        ("/generate", b'{"input_ids":[1e300]}', 400, "input_ids[0]"),
+        ("/generate", b'{"input_ids":[1],"sampling_param":{}}', 400, "sampling_param"),
+        (
+            "/generate",
+            b'{"input_ids":[1],"sampling_params":{"temprature":1}}',
+            400,
+            "sampling_params.temprature",
+        ),
+        ("/generate", b'{"input_ids":[1],"sampling_params":{"n":0}}', 400, "sampling_params.n"),
+        ("/generate", b'{"input_ids":[1,[2]]}', 400, "input_ids"),
+        (
+            "/generate",
+            b'{"input_ids":[1],"sampling_params":{"top_p":7}}',
+            400,
+            "sampling_params.top_p",
+        ),
+        (
+            "/generate",
+            b'{"input_ids":[9999],"sampling_params":{},"stream":true}',
+            400,
+            "input_ids",
+        ),
+        ("/generate", b'{"input_ids":[1],"versions":"newest"}', 400, "versions"),
+        ("/pause_generation", b'{"mode":"gently"}', 400, "mode"),
+        ("/release_memory_occupation", b'{"tags":["all"]}', 400, "tags"),
+        ("/abort_request", b"{}", 400, "rid"),
+        ("/v1/chat/completions", b'{"model":7}', 400, "model"),
+        ("/v1/chat/completions", b"{}", 400, "messages"),
+        ("/v1/nothing", b"{}", 404, None),
+    ],
+)
+async def test_bad_input_is_told_what_is_wrong(
+    served: Gateway, path: str, body: bytes, status: int, param: str | None
+) -> None:
+    reply = await served.ask("POST", path, body)
+    assert (reply.status, reply.json["error"]["param"]) == (status, param), reply.json
+
+
+async def test_body_beyond_the_limit_is_refused_before_it_is_read(served: Gateway) -> None:
+    reader, writer = await served.open("POST", "/generate", b"[", length=1 << 40)
+    writer.write(b" " * (65 << 20))
+    async with asyncio.timeout(DEADLINE_S):
+        assert b" 413 " in await reader.readline()
+    writer.close()
+
+
+async def test_ctrl_c_ends_it_and_what_it_samples(fleet: Fleet, client: RolloutClient) -> None:
+    async with gateway("--address", fleet.address) as running:
+        prompt = {"input_ids": [5], "sampling_params": LONG, "stream": True}
+        reader, writer = await running.open("POST", "/generate", json.dumps(prompt).encode())
+        await reader.readuntil(b"data: ")
+        assert await running.end() == 130
+        writer.close()
+    await idle(client)
+
+
+async def test_without_a_tokenizer_texts_are_refused_with_the_reason(fleet: Fleet) -> None:
+    async with gateway("--address", fleet.address) as running:
+        for path, body in (
+            ("/generate", {"text": "hello"}),
+            ("/v1/completions", {"model": "default", "prompt": "hello"}),
+        ):
+            reply = await running.ask("POST", path, body)
+            assert reply.status == 400
+            assert "--tokenizer" in reply.json["error"]["message"]
