@@ -39,8 +39,31 @@ NAMES_IN_BODY = {
     "grammar": "sampling_params",
 }
 """Name of a field on the bus -> in the body, where they differ by more than where they stand."""
-IGNORED = frozenset({"log_metrics", "return_text_in_logprobs"})
+IGNORED = frozenset({"log_metrics", "return_text_in_logprobs", "model"})
 """Fields that change nothing about the samples."""
+OFF: Mapping[str, tuple[object, ...]] = {
+    "logprob_start_len": (-1,),
+    "token_ids_logprob": (),
+    "return_hidden_states": (),
+    "return_routed_experts": (),
+    "return_sampling_mask": (),
+    "return_bytes": (),
+    "custom_logit_processor": (),
+    "session_params": (),
+    "input_embeds": (),
+    "image_data": (),
+    "video_data": (),
+    "audio_data": (),
+    "modalities": (),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+    "lora_id": (),
+    "routed_dp_rank": (),
+    "data_parallel_rank": (),
+}
+"""SGLang's fields that are not served here -> values that ask for nothing, besides None, false and
+empty ones; programs send them always."""
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +111,11 @@ def generate_body(fields: Json) -> GenerateBody:
     """
     known = [field.name for field in msgspec.structs.fields(GenerateBody)]
     for name in fields:
+        if name in OFF and (not fields[name] or fields[name] in OFF[name]):
+            continue
+        if name in OFF:
+            message = f"{name} is not served over HTTP; leave it out, or use the client of the bus"
+            raise Refused(Problem("unsupported", message, "not_started", field=name))
         if name not in known and name not in IGNORED:
             raise Refused(_unknown(name[:64], nearest(name, known), name[:64]))
     try:

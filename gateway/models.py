@@ -12,18 +12,20 @@ DEFAULT_POLICY = "default"
 _FORM = re.compile(r"(?P<name>[^@:]*)(@(?P<version>[0-9]{1,19}))?(:(?P<adapter>.+))?")
 
 
-def options_of_model(model: str, served: str, policies: Collection[str]) -> GenerateOptions:
+def options_of_model(
+    model: str, served: Collection[str], policies: Collection[str]
+) -> GenerateOptions:
     """What the name of a model asks for.
 
     Args:
         model: as the body has it; empty: the default policy.
-        served: another name of the default policy.
+        served: other names of the default policy.
         policies: that the fleet's workers have now.
 
     Raises:
         Refused: `bad_request` if it has another form; `unknown_model` if nobody has the policy.
     """
-    if model == served:  # it may contain @ or : itself
+    if model in served:  # it may contain @ or : itself
         return {}
     form = _FORM.fullmatch(model)
     if form is None:
@@ -31,9 +33,9 @@ def options_of_model(model: str, served: str, policies: Collection[str]) -> Gene
         raise Refused(bad_request("model", message))
     options: GenerateOptions = {}
     name = form["name"]
-    if name not in ("", served, DEFAULT_POLICY):
+    if name not in ("", DEFAULT_POLICY, *served):
         if name not in policies:
-            raise Refused(_unknown(name, [served, *policies]))
+            raise Refused(_unknown(name, [*served, *policies]))
         options["policy"] = name
     if form["version"]:
         options["versions"] = f"exact:{int(form['version'])}"

@@ -71,7 +71,7 @@ class OpenAIApi:
         for card in cards:
             if card["id"] == model:
                 return as_json(card)
-        options_of_model(model, self._settings.served_model_name, [card["id"] for card in cards])
+        options_of_model(model, self._settings.served_names, [card["id"] for card in cards])
         return as_json({**cards[0], "id": model})
 
     async def _cards(self) -> list[Json]:
@@ -102,7 +102,7 @@ class OpenAIApi:
         if not isinstance(model, str):
             raise Refused(bad_request("model", "the name of a model is a text"))
         policies = {each.policy for each in self._client.connection.members}
-        options = options_of_model(model, self._settings.served_model_name, policies)
+        options = options_of_model(model, self._settings.served_names, policies)
         for option, field in FIELD_OF_OPTION.items():
             if option in options and body.get(field) is not None:
                 message = f"model {model[:64]!r} and {field} both choose; leave one out"

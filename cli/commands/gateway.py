@@ -96,6 +96,7 @@ async def _gateway(address: str, key: str, host: str, port: int, job: Job) -> No
 
     settings = GatewaySettings(
         served_model_name=job.name,
+        model_path=str(job.directory or ""),
         tool_format=job.tool_format,
         default_max_tokens=job.max_tokens,
     )

@@ -176,6 +176,7 @@ async def test_generate_tells_what_the_bus_does(
 
     sampling = {"max_new_tokens": 8, "temperature": 0}
     body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+    body |= {"image_data": None, "logprob_start_len": -1, "return_routed_experts": False}
     told = (await served.ask("POST", "/generate", body)).json
 
     assert told["output_ids"] == wanted.tokens.tolist()
@@ -285,6 +286,12 @@ async def test_fleet_tells_of_itself(served: Gateway) -> None:
             b'{"input_ids":[1],"sampling_params":{"temprature":1}}',
             400,
             "sampling_params.temprature",
+        ),
+        (
+            "/generate",
+            b'{"input_ids":[1],"image_data":"data:"}',
+            400,
+            "image_data",
         ),
         ("/generate", b'{"input_ids":[1],"sampling_params":{"n":0}}', 400, "sampling_params.n"),
         ("/generate", b'{"input_ids":[1,[2]]}', 400, "input_ids"),
