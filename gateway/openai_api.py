@@ -80,7 +80,7 @@ class OpenAIApi:
         for worker in status.workers:
             newest[worker.policy] = max(worker.version, newest.get(worker.policy, 0))
         newest |= status.committed
-        names = {self._settings.served_model_name: DEFAULT_POLICY} | {
+        names = {self._settings.served_names[0]: DEFAULT_POLICY} | {
             policy: policy for policy in sorted(newest) if policy != DEFAULT_POLICY
         }
         return [

@@ -1,9 +1,10 @@
-"""Serves a gateway's application on a socket until it is cancelled."""
+"""A running gateway: a client of the bus, and an HTTP server that answers through it."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -12,6 +13,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.gateway.app import gateway_app
+from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 
 if TYPE_CHECKING:
     from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
@@ -78,12 +82,33 @@ def chat_tokenizer(directory: Path) -> "ChatTokenizer":
         raise SettingsError(f"tokenizer: {directory}: {first_line}") from error
 
 
+async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
+    """Run a gateway until cancelled; then requests under way get a few seconds.
+
+    Args:
+        settings: see there.
+        on_ready: called with the address for HTTP clients once it answers.
+
+    Raises:
+        SettingsError: the address or the tokenizer cannot be had.
+        PeerLost: no router answered in time.
+    """
+    path = settings.model_path
+    tokenizer = chat_tokenizer(Path(path)) if path else None
+    bound = listening_socket(settings.host, settings.port)
+    with closing(bound):
+        name = "" if settings.key_file else f"gateway-{os.getpid()}"
+        async with RolloutClient(settings_for(settings.router, name, settings.key_file)) as client:
+            app = gateway_app(client, settings, tokenizer)
+            await serve(app, bound, lambda: on_ready(address_of(bound)))
+
+
 async def serve(app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until cancelled; then requests under way get a few seconds.
 
     Args:
         app: what answers.
-        bound: from `listening_socket`; it is closed at the end.
+        bound: from `listening_socket`.
         on_ready: called once requests are answered.
     """
     config = uvicorn.Config(
@@ -100,7 +125,6 @@ async def serve(app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]
     finally:
         server.should_exit = True
         await serving
-        bound.close()
 
 
 class _Server(uvicorn.Server):

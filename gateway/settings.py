@@ -1,5 +1,6 @@
 """What a gateway is told."""
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -7,21 +8,36 @@ import msgspec
 MIB = 1024 * 1024
 
 
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One gateway in front of one fleet."""
 
-    served_model_name: str = "default"
-    """What requests call the model of the policy `default`."""
+    router: str
+    """Where clients connect."""
+    key_file: str = ""
+    """Key of the gateway's client; empty: the router asks for none."""
+    host: str = "127.0.0.1"
+    """A loopback address."""
+    port: Port = 8000
+    """0: a free one."""
     model_path: str = ""
-    """Directory of the model; requests may call it so, too."""
+    """Directory of the model, for its tokenizer; requests may call the model so, too. Empty: token
+    ids only."""
+    served_model_name: str = ""
+    """What requests call the model of the policy `default`; empty: the directory's name."""
     tool_format: str = ""
     """How the model writes tool calls; empty: as its tokenizer says."""
     default_max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024
     """For bodies of OpenAI's endpoints that do not say it."""
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 64 * MIB
     """Of a request."""
+    exit_with_parent: bool = False
+    """End when the process that started it ends."""
 
     @property
     def served_names(self) -> list[str]:
-        """All names of the policy `default`."""
-        return [self.served_model_name, *filter(None, [self.model_path])]
+        """All names of the policy `default`, the one to be shown first."""
+        name = self.served_model_name or Path(self.model_path).name or "default"
+        return [name, *filter(None, [self.model_path])]

@@ -215,7 +215,7 @@ class SGLangApi:
         versions = {each.policy: 0 for each in status.workers} | status.committed
         return as_json(
             {
-                "model_path": self._settings.model_path or self._settings.served_model_name,
+                "model_path": self._settings.model_path or self._settings.served_names[0],
                 "is_generation": True,
                 "weight_version": str(versions.get("default", 0)),
                 "weight_versions": versions,

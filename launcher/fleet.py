@@ -87,6 +87,7 @@ class Fleet:
         self._supervisor = Supervisor(restarts, self._heard)
         self._router: SupervisedProcess | None = None
         self._store: SupervisedProcess | None = None
+        self._gateway: SupervisedProcess | None = None
         self._workers: dict[str, SupervisedProcess] = {}
         self.run_dir = Path()
         """Holds sockets and logs while the fleet runs."""
@@ -136,6 +137,11 @@ class Fleet:
         return self._router.endpoints["frontend"] if self._router else ""
 
     @property
+    def http(self) -> str:
+        """Address of the HTTP gateway; empty if there is none."""
+        return self._gateway.endpoints["http"] if self._gateway else ""
+
+    @property
     def backend(self) -> str:
         """Endpoint for workers that join."""
         return self._router.endpoints["backend"] if self._router else ""
@@ -147,8 +153,8 @@ class Fleet:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name: router, store, workers; 0 while one is being started again."""
-        processes = [self._router, self._store, *self._workers.values()]
+        """Process ids by name: router, store, gateway, workers; 0 while one starts again."""
+        processes = [self._router, self._store, self._gateway, *self._workers.values()]
         return {each.spec.name: each.pid for each in processes if each is not None}
 
     async def wait_ready(self, timeout_s: float) -> None:
@@ -208,6 +214,10 @@ class Fleet:
         await self._supervisor.wait_ready(self._settings.start_timeout_s)
         if self._store is not None:
             self._store.spec = plan.store(where, self._store.endpoints)
+        if self._settings.http is not None:
+            [self._gateway] = self._supervisor.start(plan.gateway(self.address))
+            await self._supervisor.wait_ready(READY_TIMEOUT_S)
+            self._gateway.spec = plan.gateway(self.address, self._gateway.endpoints)
 
     def _worker(self, name: str) -> SupervisedProcess:
         worker = self._workers.get(name)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -25,6 +26,7 @@ from rolloutbus.bus.security.zmq_curve import new_key_pair
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.sglang.settings import first_gpu, named
 from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.settings import FleetSettings, absolute_targets, engine_options
@@ -104,6 +106,7 @@ class FleetKeys:
 
 
 STORE = "store"
+GATEWAY = "gateway"
 LEDGER = ".ledger"
 """In the directory of the weights' files, among which no name begins with a dot."""
 DEAD_LETTERS = "dead_letters.msgpack"
@@ -194,6 +197,24 @@ class FleetPlan:
         return self._spec(
             STORE, "rolloutbus.trainer_adapter.store", settings, ready_timeout_s=READY_TIMEOUT_S
         )
+
+    def gateway(self, router: str, endpoints: dict[str, str] | None = None) -> ProcessSpec:
+        """The HTTP gateway.
+
+        Args:
+            router: where clients connect.
+            endpoints: of an earlier incarnation, whose port stays.
+        """
+        port = urlsplit((endpoints or {}).get("http", "")).port or self._settings.http or 0
+        model = os.fspath(self._settings.model)
+        settings = GatewaySettings(
+            router=router,
+            key_file=self.key_file,
+            port=port,
+            model_path=str(Path(model).absolute()) if model else "",
+            exit_with_parent=True,
+        )
+        return self._spec(GATEWAY, "rolloutbus.gateway", settings, ready_timeout_s=READY_TIMEOUT_S)
 
     def worker(self, name: str, backend: str) -> ProcessSpec:
         """One worker, which joins at `backend`."""

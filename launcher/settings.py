@@ -5,7 +5,7 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
@@ -26,6 +26,8 @@ Transport = Literal["ipc", "tcp"]
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What a model of the Hugging Face hub is called; a path may look the same."""
+GATEWAY_PACKAGES = ("fastapi", "uvicorn")
+MAX_PORT = 65535
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "transformers": ("torch", "transformers", "safetensors"),
     "sglang": ("sglang", "torch", "transformers", "safetensors"),
@@ -59,6 +61,7 @@ class UpOptions(TypedDict, total=False):
     secure: str | os.PathLike[str] | None
     tap: bool
     journal: str | os.PathLike[str]
+    http: int | None
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -117,6 +120,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The router publishes everything that it routes, so that it can be recorded."""
     journal: str | os.PathLike[str] = ""
     """Directory that gets every turn of the router, for `replay --core`; empty: none are kept."""
+    http: int | None = None
+    """Port of a gateway: OpenAI's and SGLang's endpoints over HTTP; 0: a free one. None: there is
+    none."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -130,12 +136,17 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise SettingsError(f"{value!r} is not one of {', '.join(get_args(kind))}")
         if self.address and self.secure is None and not is_local(self.address):
             raise SettingsError(f"{self.address} is beyond this machine: say secure (--secure DIR)")
+        if self.http is not None:
+            if not 0 <= self.http <= MAX_PORT:
+                raise SettingsError(f"http: {self.http} is no port; one is from 0 to {MAX_PORT}")
+            _require_packages("http", GATEWAY_PACKAGES, "gateway")
         engine_options(self)
         if self.python:
             msgspec.structs.force_setattr(self, "python", find_python(self.python))
         if self.engine in _PACKAGES:
             if not self.python:
-                _require_packages(self.engine)
+                who = f"engine {self.engine}"
+                _require_packages(who, _PACKAGES[self.engine], self.engine)
             msgspec.structs.force_setattr(self, "model", _model_directory(os.fspath(self.model)))
             # Other formats, and weights made up at the start, are for SGLang to judge.
             has_format = "load_format" in named(self.engine_options.get("arguments", {}))
@@ -192,12 +203,10 @@ def engine_options(settings: FleetSettings) -> dict[str, Any]:
     return options
 
 
-def _require_packages(engine: EngineKind) -> None:
-    missing = [name for name in _PACKAGES[engine] if importlib.util.find_spec(name) is None]
+def _require_packages(who: str, packages: Sequence[str], extra: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise SettingsError(
-            f"engine {engine} needs {', '.join(missing)}: pip install rolloutbus[{engine}]"
-        )
+        raise SettingsError(f"{who} needs {', '.join(missing)}: pip install rolloutbus[{extra}]")
 
 
 def _check_types(settings: FleetSettings) -> None:

@@ -1,29 +1,26 @@
 """`rolloutbus gateway`: HTTP in front of a fleet."""
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rolloutbus.bus.actor.process import announce_ready
-from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.cli.options import Address, YourKey, example
-from rolloutbus.cli.terminal import checked, client_settings, reached, run
+from rolloutbus.cli.terminal import (
+    ExitStatus,
+    Unreachable,
+    checked,
+    client_settings,
+    fail,
+    run,
+)
+from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
 
 app = typer.Typer()
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to serve."""
-
-    directory: Path | None
-    """Of the model's tokenizer."""
-    name: str
-    tool_format: str
-    max_tokens: int
 
 
 @app.command(epilog=example("rolloutbus gateway --tokenizer ./model --port 8000"))
@@ -57,10 +54,27 @@ def gateway(
     Prints one JSON line with its address when it is ready: any OpenAI client takes it as
     `base_url`, with /v1 behind it.
     """
+    try:  # usage and help come without it
+        from rolloutbus.gateway.server import run_gateway  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rolloutbus"):
+            raise
+        fail(
+            f"it needs the package {error.name}: pip install rolloutbus[gateway]", ExitStatus.USAGE
+        )
     directory = tokenizer or checked(lambda: _model_of(address))
-    name = served_model_name or (directory.name if directory is not None else "default")
-    job = Job(directory, name, tool_format, max_tokens)
-    run(_gateway(address, key, host, port, job))
+    client = checked(lambda: client_settings(address, key))
+    settings = GatewaySettings(
+        router=client.router,
+        key_file=client.security.key_file if client.security is not None else "",
+        host=host,
+        port=port,
+        model_path=str(directory or ""),
+        served_model_name=served_model_name,
+        tool_format=tool_format,
+        default_max_tokens=max_tokens,
+    )
+    run(_serve(run_gateway, settings))
 
 
 def _model_of(address: str) -> Path | None:
@@ -75,33 +89,11 @@ def _model_of(address: str) -> Path | None:
     return directory if model and directory.is_dir() else None
 
 
-async def _gateway(address: str, key: str, host: str, port: int, job: Job) -> None:
-    # Usage and help come without what only a gateway needs.
+async def _serve(
+    run_gateway: Callable[[GatewaySettings, Callable[[str], None]], Awaitable[None]],
+    settings: GatewaySettings,
+) -> None:
     try:
-        from rolloutbus.gateway.app import gateway_app  # noqa: PLC0415
-        from rolloutbus.gateway.server import (  # noqa: PLC0415
-            address_of,
-            chat_tokenizer,
-            listening_socket,
-            serve,
-        )
-        from rolloutbus.gateway.settings import GatewaySettings  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("rolloutbus"):
-            raise
-        raise SettingsError(
-            f"the gateway needs the package {error.name}: pip install rolloutbus[gateway]"
-        ) from None
-    from rolloutbus.trainer_adapter.client.client import RolloutClient  # noqa: PLC0415
-
-    settings = GatewaySettings(
-        served_model_name=job.name,
-        model_path=str(job.directory or ""),
-        tool_format=job.tool_format,
-        default_max_tokens=job.max_tokens,
-    )
-    tokenizer = chat_tokenizer(job.directory) if job.directory is not None else None
-    bound = listening_socket(host, port)
-    async with reached(RolloutClient(client_settings(address, key, "gateway"))) as client:
-        app = gateway_app(client, settings, tokenizer)
-        await serve(app, bound, lambda: announce_ready(http=address_of(bound)))
+        await run_gateway(settings, lambda url: announce_ready(http=url))
+    except PeerLost as error:
+        raise Unreachable(str(error).partition(";")[0]) from error

@@ -94,6 +94,13 @@ def up_command(
     sessions_per_slot: SessionsPerSlot = 2.0,
     tap: WithTap = False,
     journal: RouterJournal = "",
+    http: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="Serve OpenAI's and SGLang's endpoints at this port of 127.0.0.1; 0: a free one.",
+        ),
+    ] = None,
 ) -> None:
     """See HELP."""
     options = UpOptions(
@@ -117,6 +124,7 @@ def up_command(
         sessions_per_slot=sessions_per_slot,
         tap=tap,
         journal=journal,
+        http=http,
     )
     console = Console()
     fleet = checked(lambda: up(partial(_tell, console), **options))
@@ -135,6 +143,8 @@ async def _stay_up(fleet: Fleet, console: Console) -> None:
     async with fleet:
         console.print(f"name: {fleet.name}", soft_wrap=True, highlight=False)
         console.print(f"address: {fleet.address}", soft_wrap=True, highlight=False)
+        if fleet.http:
+            console.print(f"http: {fleet.http}", soft_wrap=True, highlight=False)
         console.print(f"logs: {fleet.run_dir / 'logs'}", soft_wrap=True, highlight=False)
         console.print("Stop with Ctrl-C.")
         # What is waiting for this line reads it through a pipe.

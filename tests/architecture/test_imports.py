@@ -30,7 +30,7 @@ LAW: dict[str, set[str]] = {
     "replay": {"bus", "trainer_adapter"},
     # A gateway decides nothing that another client could not.
     "gateway": {"bus", "trainer_adapter"},
-    "launcher": {"bus", "replay"} | MIDDLE,
+    "launcher": {"bus", "gateway", "replay"} | MIDDLE,
     "cli": {"bus", "gateway", "launcher", "replay"} | MIDDLE,
     "rolloutbus": {"bus", "cli", "launcher", "replay"} | MIDDLE,
     "examples": {"rolloutbus"},

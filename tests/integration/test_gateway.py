@@ -5,6 +5,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
-from rolloutbus import Fleet, RolloutClient, SamplingParams
+from rolloutbus import Fleet, RolloutClient, SamplingParams, up
+from rolloutbus.errors import ProcessFailed, SettingsError
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, gateway
 from tests.integration.live_fleet import DEADLINE_S, status_when
@@ -350,3 +353,28 @@ async def test_without_a_tokenizer_texts_are_refused_with_the_reason(fleet: Flee
             reply = await running.ask("POST", path, body)
             assert reply.status == 400
             assert "--tokenizer" in reply.json["error"]["message"]
+
+
+async def test_fleet_brings_its_gateway_up_and_back(tiny_model: Path) -> None:
+    async with up(model=tiny_model, workers=1, store=False, http=0) as fleet:
+        url = f"{fleet.http}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=20) as user:
+
+            async def says_hello() -> bool:
+                answer = await user.chat.completions.create(
+                    model=tiny_model.name, messages=says("hello"), temperature=0
+                )
+                return answer.choices[0].message.content == LINES["hello"]
+
+            assert await says_hello()
+            os.kill(fleet.pids["gateway"], signal.SIGKILL)
+            assert await says_hello(), "at the same address"
+
+
+async def test_port_that_is_taken_is_told(tiny_model: Path, served: Gateway) -> None:
+    port = int(served.url.rpartition(":")[2])
+    with pytest.raises(ProcessFailed, match=f"cannot listen at 127.0.0.1:{port}"):
+        async with up(model=tiny_model, workers=1, store=False, http=port):
+            pass
+    with pytest.raises(SettingsError, match="http: 70000 is no port"):
+        up(model=tiny_model, http=70_000)
