@@ -246,6 +246,8 @@ def _kind_of(annotation: Any) -> _Kind | None:  # noqa: ANN401 - whatever stands
         return kind._replace(wanted=described[0]) if kind is not None and described else kind
     if origin in (Union, UnionType):
         return _either([_kind_of(each) for each in inner])
+    if origin is Callable:
+        return _Kind(callable, "a function")
     if origin in _LISTS:
         return _list_of(_kind_of(inner[0]) if get_origin(inner[0]) is Literal else None)
     is_open = getattr(annotation, "_is_protocol", False)
@@ -272,6 +274,10 @@ def _either(kinds: Sequence[_Kind | None]) -> _Kind | None:
 def _list_of(item: _Kind | None) -> _Kind:
     def fits(value: object) -> bool:
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            return False
+        try:
+            iter(cast("Iterable[object]", value))
+        except TypeError:  # an array without dimensions
             return False
         if item is None or not isinstance(value, Collection):
             return True

@@ -55,6 +55,8 @@ def require_reachable(endpoint: str, security: SecuritySettings | None) -> str:
     security = security or SecuritySettings()
     if key and not security.key_file:
         raise SettingsError(f"{address} asks for a key of yours: set security.key_file (--key)")
+    if address.startswith("tcp:") and port_of(address) == 0:
+        raise SettingsError(f"{address}: nobody can be reached at port 0; say where they listen")
     has_keys = security.server_keys or security.server_key_file
     if security.key_file and not key and not has_keys:
         raise SettingsError(
@@ -113,8 +115,28 @@ def is_local(address: str) -> bool:
             raise SettingsError(f"{address}: an ipc path has 1 to {MAX_IPC_PATH_BYTES} bytes")
         return True
     if parts.scheme == "tcp":
+        port_of(address)
         return _is_loopback(parts.hostname or "")
     raise SettingsError(f"{address}: only ipc://PATH and tcp://HOST:PORT may be used")
+
+
+def port_of(address: str) -> int:
+    """The port of a `tcp://` address; 0: a free one.
+
+    libzmq itself takes 99999 for 34463 and 77x for 77: another fleet may listen there.
+
+    Raises:
+        SettingsError: there is none, or it is no port.
+    """
+    try:
+        port = urlsplit(address).port
+    except ValueError:
+        port = None
+    if port is None:
+        raise SettingsError(
+            f"{address[:100]}: its port is a number from 1 to 65535 (0: a free one)"
+        )
+    return port
 
 
 def _is_loopback(host: str) -> bool:

@@ -24,6 +24,8 @@ _UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError, AttributeEr
 """What MessagePack raises of values that it has no form for."""
 _PLACE = re.compile(r"(?P<message>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<index>[0-9]+)\]")
+MAX_SECONDS = 1e12
+"""In milliseconds it fits a message, whatever the time is now."""
 MAX_DEPTH = 8
 """No message of ours is nested deeper."""
 
@@ -66,7 +68,7 @@ def sealed(body: object, expected: type[StructT], *, field: str = "") -> tuple[S
 
 
 def seconds_of(value: object, *, field: str = "deadline_s") -> float:
-    """A finite number of seconds.
+    """A finite number of seconds, at most MAX_SECONDS.
 
     Raises:
         Refused: it is none; `.field` is `field`.
@@ -81,6 +83,8 @@ def seconds_of(value: object, *, field: str = "deadline_s") -> float:
         raise Refused(
             bad_request(field, f"expected a finite number of seconds above 0, got {shown}")
         )
+    if seconds > MAX_SECONDS:
+        raise Refused(bad_request(field, f"{seconds:g} seconds are more than {MAX_SECONDS:g}"))
     return seconds
 
 

@@ -115,6 +115,8 @@ def segments_in(directory: Path) -> list[SegmentFile]:
     found: dict[int, Path] = {}
     for path in sorted(directory.iterdir()):  # .rbj comes before .rbz
         match = _NAME.fullmatch(path.name)
+        if match and not path.is_file() and path.exists():
+            raise SettingsError(f"{path} is no file, so it is no segment of a journal; remove it")
         if match:
             found[int(match[1])] = path
     return [SegmentFile(number, found[number]) for number in sorted(found)]

@@ -11,7 +11,13 @@ import torch
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import checksum, digest_of
 from rolloutbus.bus.weights.shm import SHM_DIR
-from rolloutbus.bus.wire.errors import DeadlineExceeded, Refused, RequestCancelled, SettingsError
+from rolloutbus.bus.wire.errors import (
+    DeadlineExceeded,
+    PeerLost,
+    Refused,
+    RequestCancelled,
+    SettingsError,
+)
 from rolloutbus.bus.wire.messages.weights import (
     Bucket,
     Manifest,
@@ -499,6 +505,26 @@ async def test_a_deadline_while_weights_are_written_says_how_far_they_were(
             DeadlineExceeded, match=r"written: \d+ of 32768 bytes were copied, phase"
         ):
             await handle
+
+
+async def test_a_store_that_dies_while_it_is_written_to_is_blamed_by_its_name(
+    tmp_path: Path, seed: int
+) -> None:
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        slow = SlowTensors(weights(seed))
+        handle = publisher.start(slow, deadline_s=DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            async for progress in handle.changes():
+                if progress.version:  # there is a place for it
+                    break
+        await harness.kill()
+        await harness.start()
+        slow.go.set()
+        with pytest.raises(PeerLost, match="started again while version 1 was written") as caught:
+            await handle
+        assert caught.value.outcome == "not_started"
+        assert (await publisher.publish(weights(seed), deadline_s=DEADLINE_S)).version > 1
 
 
 async def test_an_adapter_for_nobody_is_refused(tmp_path: Path) -> None:

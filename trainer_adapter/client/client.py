@@ -44,7 +44,7 @@ from rolloutbus.bus.wire.messages.control import (
     UnloadLora,
     WakeUp,
 )
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import (
     DEFAULT_GRACE_S,
     DEFAULT_LEASE_S,
@@ -94,6 +94,9 @@ from rolloutbus.trainer_adapter.client.weight_queries import (
 WEIGHTS_DEADLINE_S = 120.0
 LONG_S = 300.0
 """Deadline of commands that move weights or files, unless the caller names one."""
+
+BATCH_PART = 512
+"""Requests of a batch that are made in one go."""
 
 ProfileActivity = Literal["CPU", "GPU"]
 
@@ -256,12 +259,24 @@ class RolloutClient:
         Raises:
             As `generate`.
         """
-        asks = list(group_asks(prompts, sampling, n, **options))
+        max_open = self.connection.settings.max_open
+        if len(prompts) * n > max_open:  # before anything is made of them
+            message = (
+                f"{len(prompts)} x {n} samples are more than {max_open}; ask for fewer at once"
+            )
+            raise Refused(bad_request("n", message))
+        asks: list[Ask] = []
+        for ask in group_asks(prompts, sampling, n, **options):
+            asks.append(ask)
+            if len(asks) % BATCH_PART == 0:
+                await asyncio.sleep(0)  # others want the loop, too
         deadline_s = deadline_of(options)
         rids: list[str] = []
         futures: list[asyncio.Future[Result]] = []
         try:
             for ask in asks:
+                if len(rids) % BATCH_PART == BATCH_PART - 1:
+                    await asyncio.sleep(0)
                 rid, future = self.connection.submit(ask, deadline_s)
                 rids.append(rid)
                 futures.append(future)

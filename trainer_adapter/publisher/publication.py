@@ -25,6 +25,7 @@ from rolloutbus.bus.wire.errors import (
     PeerLost,
     RemoteProtocolError,
     RequestCancelled,
+    RequestError,
 )
 from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.control import FleetStatus, Status
@@ -175,6 +176,7 @@ class Publication:
 
         Raises:
             RequestError: the store has no room, or the tensors are not sound.
+            PeerLost: the store was started again meanwhile.
             DeadlineExceeded: nothing was published.
         """
         try:
@@ -186,6 +188,14 @@ class Publication:
                 f"the deadline passed while the weights were written: {latest.copied_bytes} of "
                 f"{latest.size_bytes} bytes were copied, phase {latest.phase}; nothing was "
                 "published: give a later deadline_s",
+                outcome="not_started",
+            ) from error
+        except RequestError as error:
+            if error.code != "version_unavailable":
+                raise
+            raise PeerLost(
+                f"the store was started again while version {self.log.latest.version} was written, "
+                "and lost it; nothing was published: publish again",
                 outcome="not_started",
             ) from error
 

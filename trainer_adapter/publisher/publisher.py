@@ -205,7 +205,8 @@ class WeightPublisher:
             OutcomeUnknown: it may be committed, or be some time; ask `outcome(error.version)`.
             RequestError: refused or failed: every worker keeps the old weights; see `.code`.
             OtherFleet: another fleet came to the address meanwhile: publish again, to that one.
-            PeerLost: no store, or a rank of a ShardedSource, is there any more.
+            PeerLost: no store, or a rank of a ShardedSource, is there any more; or, with outcome
+                `not_started`, the store was started again while it was written to: publish again.
             DeadlineExceeded: no router answered; outcome `not_started`: nothing was published.
         Spec: docs/protocol.md, "Weights".
         """

@@ -150,13 +150,15 @@ def _checked(pair: object) -> tuple[str, torch.Tensor]:
 
 
 def require_publishable(name: str, tensor: torch.Tensor) -> None:
-    """Check the dtype.
+    """Check dtype and layout.
 
     Raises:
-        SettingsError: it has no name in a manifest.
+        SettingsError: its dtype has no name in a manifest, or it is sparse.
     """
     if tensor.dtype not in DTYPE_NAMES:
         raise SettingsError(f"tensor {name!r}: {tensor.dtype} cannot be published")
+    if tensor.layout != torch.strided:
+        raise SettingsError(f"tensor {name!r} is sparse: publish tensor.to_dense()")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -165,16 +167,18 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def require_whole(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Check that these can be published by this rank alone.
+    """Check that this rank has all values of these.
 
     Raises:
-        SettingsError: one is sharded.
+        SettingsError: one is sharded, or has none.
     """
     for name, tensor in named:
         if is_sharded(tensor):
             raise SettingsError(
                 f"tensor {name!r} is sharded over several ranks; publish a ShardedSource"
             )
+        if tensor.is_meta:
+            raise SettingsError(f"tensor {name!r} is on the meta device: it has no values")
 
 
 def _storage_of(name: str, tensor: torch.Tensor) -> object:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutbus.bus.wire.codec import unpack
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.files import lock, pack, retain, segments_in
@@ -53,6 +55,14 @@ def test_what_was_written_is_read_in_order_and_nothing_is_missing(tmp_path: Path
     assert journal.is_closed
     assert (journal.torn, journal.damages, journal.lost) == (None, [], [])
     assert len({each.salt for each in records if isinstance(each, Head)}) > 2
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_no_segment(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    written(tmp_path / "j")
+    make(tmp_path / "j" / "000099.rbj")
+    with pytest.raises(SettingsError, match=r"000099\.rbj is no file"):
+        Journal(tmp_path / "j")
 
 
 def test_packed_segments_hold_the_same_records(tmp_path: Path) -> None:

@@ -68,6 +68,28 @@ def sampling_in(given: object) -> SamplingParams:
             Refused,
             "once for each prompt",
         ),
+        (lambda: client().generate([1], {}, deadline_s=1e308), Refused, "more than 1e+12"),
+        (lambda: client().generate_batch([[1]], {}, n=1 << 80), Refused, "fewer at once"),
+        (
+            lambda: client().generate([1], {}, processors=wrong(np.array(1))),
+            Refused,
+            "processors",
+        ),
+        (
+            lambda: WeightPublisher(client(), rename=wrong(3)),
+            SettingsError,
+            "rename",
+        ),
+        (
+            lambda: source_of({"w": torch.zeros(2, 2).to_sparse()}),
+            SettingsError,
+            "'w' is sparse: publish tensor.to_dense()",
+        ),
+        (
+            lambda: source_of({"w": torch.zeros(2, device="meta")}),
+            SettingsError,
+            "'w' is on the meta device",
+        ),
         (lambda: client().sleep(wrong(None)), Refused, "weights, kv_cache or cuda_graph"),
         (lambda: client().sleep(wrong("weights")), Refused, "a list of weights"),
         (lambda: sync_client().generate([1], {}, deadline_s=wrong("3")), Refused, "a number"),
