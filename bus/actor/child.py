@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from rolloutbus.bus.actor.process import ActorExit, read_notice, read_ready
+from rolloutbus.bus.actor.process import PARENT_VARIABLE, ActorExit, read_notice, read_ready
 from rolloutbus.bus.actor.resources import NO_ROOM
 
 _READ_BYTES = 65_536
@@ -74,7 +74,10 @@ class ChildProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=log,
-                env=spec.environment,
+                env={
+                    **(os.environ if spec.environment is None else spec.environment),
+                    PARENT_VARIABLE: str(os.getpid()),
+                },
                 # Ctrl-C in a terminal must reach the supervisor only: it ends them in order.
                 start_new_session=True,
             )

@@ -41,6 +41,9 @@ def die_with_parent(parent: int = 0) -> None:
 _COMPLAINT = "error: "
 _WARNING = "warning: "
 _LATE_LINES = 4
+PARENT_VARIABLE = "ROLLOUTBUS_PARENT"
+"""In the environment of a supervised process: the process id of its supervisor, which may have died
+before the kernel was asked to tell."""
 EXPECTED_PEERS = 1000
 """Connections that every actor must be able to hold; more are taken while the system allows."""
 
@@ -160,8 +163,10 @@ def run_actor(
     """
     try:
         settings = _read_settings(name, settings_type, arguments)
+        # Not for its own children, whose parent is another one.
+        parent = int(os.environ.pop(PARENT_VARIABLE, "0"))
         if settings.exit_with_parent:
-            die_with_parent()
+            die_with_parent(parent)
         provide_fds(EXPECTED_PEERS)
         return uvloop.run(_watched(serve(settings)))
     except (msgspec.DecodeError, OSError, SettingsError) as error:

@@ -45,6 +45,7 @@ class WorkerActor:
         self._patience = Patience(settings.router, "a worker")
         self._host: HostProcess | None = None
         self._hosts: asyncio.TaskGroup | None = None
+        self._is_closing = False
         self.core = WorkerCore(
             settings,
             secrets.token_hex(16),
@@ -153,6 +154,8 @@ class WorkerActor:
     async def _run_host(self) -> None:
         self._host = host = await HostProcess.start(self._settings, self._from_host)
         try:
+            if self._is_closing:  # `_close` came too early to stop it
+                return
             end = await host.wait()
         finally:
             self._host = None
@@ -170,6 +173,7 @@ class WorkerActor:
             self._actor.crash(error)
 
     async def _close(self) -> None:
+        self._is_closing = True
         if self._router is not None:
             self._router.close(linger_ms=LAST_WORDS_MS)
         self._publisher.close()

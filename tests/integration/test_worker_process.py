@@ -3,17 +3,22 @@
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from rolloutbus.bus.actor.process import PARENT_VARIABLE
 from rolloutbus.bus.streams.reassembly import rows_of
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.messages.control import Pause, Resume, ServerFacts, ServerInfo, Shutdown
 from rolloutbus.bus.wire.messages.endings import Accepted, Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Deltas, Generated
 from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.worker.actor import WorkerActor
 from tests.integration.live_fleet import DEADLINE_S, process_ends
 from tests.integration.token_limit import TokenLimit
 from tests.integration.worker_bench import generate_body, worker_process
@@ -160,6 +165,41 @@ async def test_sigterm_says_goodbye_and_leaves_no_process(tmp_path: Path) -> Non
         async with asyncio.timeout(DEADLINE_S):
             assert await process.wait() == 0
         assert host not in all_processes()
+
+
+async def test_worker_that_is_stopped_while_its_host_starts_leaves(tmp_path: Path) -> None:
+    place = f"ipc://{tmp_path}"
+    worker = WorkerActor(
+        WorkerSettings(
+            name="w0", router=f"{place}/backend", stream=f"{place}/stream", engine="fake"
+        )
+    )
+    running = asyncio.create_task(worker.run())
+    await asyncio.sleep(0)  # it has begun, and its host not yet
+    worker.stop()
+    async with asyncio.timeout(DEADLINE_S):
+        await running
+
+
+async def test_worker_whose_parent_died_before_it_could_ask_to_be_told_leaves(
+    tmp_path: Path,
+) -> None:
+    place = f"ipc://{tmp_path}"
+    settings = WorkerSettings(
+        name="w0",
+        router=f"{place}/backend",
+        stream=f"{place}/stream",
+        engine="fake",
+        exit_with_parent=True,
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "rolloutbus.engine_worker", "--settings-json"),
+        msgspec.json.encode(settings).decode(),
+        env={**os.environ, PARENT_VARIABLE: str(2**22 - 1)},
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        assert await process.wait() == -signal.SIGTERM
 
 
 async def test_host_dies_with_a_killed_worker(tmp_path: Path) -> None:
