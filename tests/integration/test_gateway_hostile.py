@@ -1,0 +1,85 @@
+"""Garbage over HTTP: every request is answered or cut off, and the fleet does not notice."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from rolloutbus import Fleet
+from rolloutbus.launcher.settings import UpOptions
+from tests.integration.gateway_process import Gateway, gateway
+from tests.integration.live_fleet import DEADLINE_S
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+FLEET: UpOptions = {"engine": "fake", "workers": 1, "store": False}
+AT_ONCE = 100
+HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+FIELDS = ["input_ids", "text", "rid", "sampling_params", "stream", "versions", "lora_path", "n"]
+VALUES: list[Any] = [None, [], {}, 1e308, "x" * 1000, [[]], [None], -1, True, {"n": 1e9}, [2**70]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(fleet: Fleet) -> AsyncIterator[Gateway]:
+    async with gateway("--address", fleet.address) as running:
+        yield running
+
+
+def with_length(body: bytes) -> bytes:
+    return HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def wrong_types(rng: random.Random) -> bytes:
+    n_fields = rng.randrange(1, 4)
+    fields = {rng.choice(FIELDS): rng.choice(VALUES) for _ in range(n_fields)}
+    return with_length(json.dumps(fields).encode())
+
+
+KINDS: list[Callable[[random.Random], bytes]] = [
+    lambda rng: rng.randbytes(rng.randrange(1, 4000)),
+    lambda rng: with_length(rng.randbytes(rng.randrange(1, 4000))),
+    lambda _: with_length(b'{"input_ids": [1,'),
+    wrong_types,
+    lambda rng: b"GET /" + bytes(rng.choices(b"abc/..%00?&=", k=50)) + b" HTTP/1.1\r\n\r\n",
+    lambda _: HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    lambda _: HEAD + b"Content-Length: 99999999999\r\n\r\n{",
+    lambda _: b"X" * 70_000,
+]
+
+
+async def outcome(served: Gateway, sent: bytes) -> str:
+    """The status, or that the connection was cut."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(sent)
+        writer.write_eof()
+        head = await reader.read(12)
+    except ConnectionError:
+        head = b""
+    finally:
+        writer.close()
+    return head[9:12].decode("latin-1") or "cut off"
+
+
+async def test_garbage_is_answered_or_cut_off(
+    served: Gateway, rng: random.Random, *, is_exhaustive: bool
+) -> None:
+    seen: Counter[str] = Counter()
+    async with asyncio.timeout(3 * DEADLINE_S):
+        for _ in range(10_000 // AT_ONCE if is_exhaustive else 10):
+            garbage = [rng.choice(KINDS)(rng) for _ in range(AT_ONCE)]
+            seen.update(await asyncio.gather(*(outcome(served, each) for each in garbage)))
+    assert set(seen) <= {"200", "400", "404", "405", "413", "cut off"}, seen
+    assert seen["400"] > 0
+    body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+    assert len((await served.ask("POST", "/generate", body)).json["output_ids"]) == 4
