@@ -4,15 +4,19 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from rolloutbus.bus.wire.errors import BusError
-from rolloutbus.gateway.exchange import BodyTooLarge, as_json
+from rolloutbus.gateway.exchange import BodyTooLarge, ClientLeft, as_json
 from rolloutbus.gateway.openai_api import OpenAIApi
 from rolloutbus.gateway.problems import error_body, headers_of, openai_error, status_of
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang_api import SGLangApi
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
+
+CLIENT_LEFT = 499
+"""A status that nobody reads, as other servers log it."""
 
 
 def gateway_app(
@@ -31,6 +35,8 @@ def gateway_app(
     app.include_router(SGLangApi(client, settings, tokenizer).router)
     app.add_exception_handler(BusError, _on_bus_error)
     app.add_exception_handler(BodyTooLarge, _on_too_large)
+    app.add_exception_handler(ClientLeft, _on_client_left)
+    app.add_exception_handler(ClientDisconnect, _on_client_left)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_fault)
     return app
@@ -48,6 +54,11 @@ async def _on_too_large(_: Request, error: Exception) -> Response:
     response = as_json(error_body(status, str(error)), status)
     response.headers["Connection"] = "close"  # the rest of the body is not read
     return response
+
+
+async def _on_client_left(_: Request, error: Exception) -> Response:
+    del error
+    return Response(status_code=CLIENT_LEFT)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

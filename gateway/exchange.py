@@ -26,6 +26,10 @@ class BodyTooLarge(Exception):
         super().__init__(f"the body is larger than {limit} bytes")
 
 
+class ClientLeft(Exception):
+    """The HTTP client disconnected: there is nobody to be answered."""
+
+
 async def body_of(request: Request, limit: int) -> Json:
     """Read the JSON object that a request carries; an empty body is an empty object.
 
@@ -50,14 +54,14 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """Returns what `work` does; cancels it when the HTTP client disconnects.
 
     Raises:
-        asyncio.CancelledError: it disconnected: there is nobody to be answered.
+        ClientLeft: it disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request.receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise asyncio.CancelledError
+            raise ClientLeft
         return task.result()
     finally:
         for each in (task, gone):

@@ -12,6 +12,7 @@ from rolloutbus.bus.wire.errors import (
     RequestError,
     RequestExpired,
 )
+from rolloutbus.trainer_adapter.client.core.results import FleetCommandFailed
 
 STATUS_OF_CODE: Mapping[str, HTTPStatus] = {
     "bad_request": HTTPStatus.BAD_REQUEST,
@@ -59,6 +60,10 @@ def status_of(error: BusError) -> HTTPStatus:
             return HTTPStatus.GATEWAY_TIMEOUT
         case RequestError():
             return STATUS_OF_CODE.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+        case FleetCommandFailed():
+            found = {status_of(each) for each in error.result.errors.values()}
+            is_one = len(found) == 1 and not error.result.silent
+            return found.pop() if is_one else HTTPStatus.INTERNAL_SERVER_ERROR
         case MailboxFull():
             return HTTPStatus.TOO_MANY_REQUESTS
         case DeliveryError():

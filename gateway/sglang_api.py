@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import BusError, Refused
-from rolloutbus.bus.wire.messages.endings import bad_request
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
 from rolloutbus.gateway.generate_body import (
@@ -36,6 +36,8 @@ from rolloutbus.trainer_adapter.client.text import Tokenizer
 PAUSE_MODES = ("abort", "retract", "in_place")
 MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 HEALTH_DEADLINE_S = 20.0
+STATUS_DEADLINE_S = 3.0
+"""Of a look at the fleet's health: a router that does not answer is none."""
 SLOW_S = 120.0
 """Deadline of commands that wait for running requests or move memory."""
 
@@ -92,6 +94,7 @@ class SGLangApi:
         connection = self._client.connection
         deadline_s = deadline_of(prompts.options)
         rids: list[str] = []
+        self._take_names(prompts)
         try:
             futures: list[asyncio.Future[Any]] = []
             for row, tokens in enumerate(
@@ -116,6 +119,7 @@ class SGLangApi:
         """All tokens so far, again and again, as SGLang tells them; the last one is whole."""
         name = _name(prompts, 0)
         tokens: list[int] = []
+        self._take_names(prompts)
         stream = self._client.stream(prompts.tokens[0], prompts.sampling, **prompts.options)
         try:
             async with aclosing(stream) as deltas:
@@ -192,7 +196,7 @@ class SGLangApi:
 
     async def health(self) -> Response:
         """`GET /health`: 200 if the router answers and some worker takes requests; else 503."""
-        status = await self._client.status()
+        status = await self._client.status(deadline_s=STATUS_DEADLINE_S)
         ready = [each.name for each in status.workers if not each.blocked_by]
         content = {"status": "ok" if ready else "no worker takes requests", "ready": len(ready)}
         return as_json(content, 200 if ready else 503)
@@ -236,6 +240,14 @@ class SGLangApi:
         if not isinstance(tags, list) or not set(cast("list[Any]", tags)) <= set(MEMORY_TAGS):
             raise Refused(bad_request("tags", f"tags are a list of {', '.join(MEMORY_TAGS)}"))
         return cast("list[Any]", tags)
+
+    def _take_names(self, prompts: Prompts) -> None:
+        """Raises Refused: a request under way has one of them."""
+        for name in prompts.names:
+            if name in self._rids or prompts.names.count(name) > 1:
+                message = f"a request {name[:64]!r} is under way; give this one another name"
+                raise Refused(Problem("duplicate_rid", message, "not_started", field="rid"))
+        self._rids.update({name: [] for name in prompts.names})
 
     def _note(self, prompts: Prompts, rids: list[str]) -> None:
         for i, name in enumerate(prompts.names):

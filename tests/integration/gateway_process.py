@@ -8,7 +8,8 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.launcher.plan import environment
@@ -86,11 +87,22 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
 
 @asynccontextmanager
 async def gateway(*arguments: str) -> AsyncGenerator[Gateway]:
-    """Start `rolloutbus gateway` at a free port; it is killed at the end."""
+    """Start `rolloutbus gateway` at a free port; it is killed at the end. It logs no traceback."""
+    with TemporaryFile() as log:
+        async with _started(log, *arguments) as running:
+            yield running
+        log.seek(0)
+        said = log.read().decode()
+    assert "Traceback" not in said, said
+
+
+@asynccontextmanager
+async def _started(log: IO[bytes], *arguments: str) -> AsyncGenerator[Gateway]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "rolloutbus.cli.main", "gateway", "--port", "0", *arguments),
         stdout=PIPE,
+        stderr=log,
         env=environment(),
     )
     try:

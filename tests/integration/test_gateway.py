@@ -215,6 +215,8 @@ async def test_request_is_aborted_by_name_and_tells_what_it_has(
     body = {"text": "hello", "sampling_params": LONG, "rid": "mine"}
     asked = asyncio.create_task(served.ask("POST", "/generate", body))
     await busy(client)
+    twice = await served.ask("POST", "/generate", body)
+    assert (twice.status, twice.json["error"]["code"]) == (409, "duplicate_rid")
     aborted = await served.ask("POST", "/abort_request", {"rid": "mine"})
     assert aborted.json == {"aborted": 1}
     reply = (await asked).json
