@@ -119,9 +119,10 @@ demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed
 bench: $(STAMP) ## Measure the router against libzmq's own proxy
 	$(BIN)/python benchmarks/router_loop.py --json $(ARGS)
 
-docs: $(STAMP) ## Draw the life cycle tables and list the limits of all fields into docs/
+docs: $(STAMP) ## Draw the life cycle tables and list limits and metrics into docs/
 	$(BIN)/python docs/draw_life_cycles.py
 	$(BIN)/python docs/list_limits.py
+	$(BIN)/python docs/list_metrics.py
 
 pictures: $(STAMP) ## Record a small run and draw the pictures of docs/watching.md; look at them
 	$(BIN)/python docs/draw_pictures.py

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolloutbus.bus.wire.messages.control import FleetStatus, Load, WorkerStatus
+from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
-from rolloutbus.trainer_adapter.client.core.results import FleetResult
+from rolloutbus.trainer_adapter.client.engine_gauges import Gauges, cache_used
 
 STILL_S = 2.0
 """A worker without a heartbeat for so long is shown as sampling nothing."""
@@ -20,8 +20,6 @@ MIN_APART_S = 0.1
 """Ages of heartbeats are rounded and answers take time: closer ones are the same heartbeat."""
 KEPT = 120
 """Frames whose totals are remembered."""
-Gauges = Mapping[str, Mapping[str, float]]
-"""Worker -> its engine's gauges, by the engine's own names."""
 
 
 class TopRow(msgspec.Struct, frozen=True):
@@ -162,20 +160,6 @@ class TopHistory:
             return known._replace(version=worker.version, n_updates=n_updates)
         per_s = (worker.n_tokens - known.n_tokens) / passed_s
         return _Seen(boot, heartbeat_s, worker.n_tokens, per_s, worker.version, n_updates)
-
-
-def cache_used(gauges: Mapping[str, float]) -> float | None:
-    """Share of the key-value cache that is in use, by the names of the engines that we know."""
-    used = gauges.get("n_kv_blocks_used")
-    if used is not None:
-        whole = used + gauges.get("n_kv_blocks_idle", 0.0) + gauges.get("n_kv_blocks_free", 0.0)
-        return used / whole if whole else None
-    return gauges.get("token_usage")
-
-
-def loads_of(result: FleetResult) -> Gauges:
-    """The gauges of those that answered with some."""
-    return {name: each.gauges for name, each in result.by_worker.items() if isinstance(each, Load)}
 
 
 def _grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Writes tables of docs/protocol.md from where the code has them: `make docs`.
 
-These are the commands, the limit of every field on the wire, from its type, and the times, from
-settings.
+These are the commands, the counters, the limit of every field on the wire, from its type, and the
+times, from settings.
 """
 
 import re
@@ -19,6 +19,7 @@ from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport import bulk as bulk_ports
 from rolloutbus.bus.transport.zmq_sockets import GONE_MS
 from rolloutbus.bus.wire.commands import COMMANDS, KINDS, RESULTS, Target
+from rolloutbus.bus.wire.counters import ROUTER_COUNTERS, WORKER_COUNTERS, WORKER_DURATIONS
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.control import FleetOutcome
 from rolloutbus.engine_worker.host import __main__ as engine_host
@@ -43,6 +44,8 @@ BEGIN_TIMES = "<!-- timing: made by `make docs` -->\n"
 END_TIMES = "<!-- end of timing -->\n"
 BEGIN_COMMANDS = "<!-- commands: made by `make docs` -->\n"
 END_COMMANDS = "<!-- end of commands -->\n"
+BEGIN_COUNTERS = "<!-- counters: made by `make docs` -->\n"
+END_COUNTERS = "<!-- end of counters -->\n"
 HOUR_S = 3600.0
 
 CHECKED_BY_VALUE = {
@@ -94,6 +97,21 @@ def commands() -> str:
         for kind, row in sorted(COMMANDS.items(), key=lambda each: order.index(each[1].target))
     ]
     return head + "".join(lines)
+
+
+def counters() -> str:
+    """The table of what actors count and measure."""
+    tables = {
+        "`FleetStatus.counters`": ROUTER_COUNTERS,
+        "`counters` of workers": WORKER_COUNTERS,
+        "`durations` of workers": WORKER_DURATIONS,
+    }
+    lines = [
+        f"| `{name}` | {where} | {sentence} |\n"
+        for where, table in tables.items()
+        for name, sentence in table.items()
+    ]
+    return "| name | in | what |\n|---|---|---|\n" + "".join(lines)
 
 
 def times() -> str:
@@ -261,6 +279,7 @@ if __name__ == "__main__":
     text = PAGE.read_text()
     listed = page_with(rows(), page_with(times(), text, BEGIN_TIMES, END_TIMES))
     listed = page_with(commands(), listed, BEGIN_COMMANDS, END_COMMANDS)
+    listed = page_with(counters(), listed, BEGIN_COUNTERS, END_COUNTERS)
     if sys.argv[1:] == ["--check"]:
         sys.exit(0 if text == listed else "docs/protocol.md has other tables: run `make docs`")
     PAGE.write_text(listed)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
 from rolloutbus.bus.wire.commands import COMMANDS, done_by, sent_by
+from rolloutbus.bus.wire.counters import ROUTER_COUNTERS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import FleetStatus, LoadLora, Pause, Resume, WorkerStatus
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -139,13 +140,14 @@ class ClientCommands:
             len(self._table.waiting),
             sum(worker.n_running for worker in workers),
             len(context.clients),
-            {"sessions_moved": 0, **context.counters},
+            {**dict.fromkeys(ROUTER_COUNTERS, 0), **context.counters},
             self._sessions.places.counts(),
             dict(context.troubled),
             self._publications.under_way(now),
             context.intent.fleet,
             context.intent.pause,
             dict(context.intent.workers),
+            context.expected.absent(),
         )
 
     def _held(self, targets: Iterable[MemberRecord]) -> str:
@@ -158,7 +160,7 @@ class ClientCommands:
         is_missed = "missed" in COMMANDS[entry.kind].traits
         if entry.route != "fleet" or not is_missed or is_brought:
             return []
-        return self._context.expected.absent()
+        return list(self._context.expected.absent())
 
     def _targets(self, route: str) -> list[MemberRecord] | None:
         members = self._context.members
@@ -185,7 +187,7 @@ class ClientCommands:
         return is_for_it and len(self._awaiting) < MAX_AWAITING
 
     def _worker_status(self, worker: MemberRecord, now: float) -> WorkerStatus:
-        facts = worker.hello.worker
+        facts, heartbeat = worker.hello.worker, worker.heartbeat
         return WorkerStatus(
             worker.name,
             worker.epoch,
@@ -195,11 +197,16 @@ class ClientCommands:
             facts.engine if facts else "",
             facts.slots if facts else 0,
             len(worker.requests),
-            worker.heartbeat.n_tokens,
+            heartbeat.n_tokens,
             int((now - worker.heartbeat_at) * 1000),
-            worker.heartbeat.stalled_ms,
+            heartbeat.stalled_ms,
             facts.pid if facts else 0,
             self._context.quarantine_of(worker),
             len(worker.marks) - len(worker.marks_expected),
             {reason.value: reason.sentence for reason in sorted(worker.blocked_by)},
+            heartbeat.steps,
+            heartbeat.free,
+            len(worker.outbox) if heartbeat.n_outbox is None else heartbeat.n_outbox,
+            heartbeat.counters,
+            heartbeat.durations,
         )

@@ -5,8 +5,9 @@ effects; what the commands mean is left to the core that uses this one.
 Spec: docs/protocol.md, "Membership" and "Delivery".
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -36,6 +37,7 @@ from rolloutbus.bus.membership.tombstones import CrashWitness
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
+from rolloutbus.bus.wire.durations import Durations
 from rolloutbus.bus.wire.entry import AttemptKey, Entry, Epoch
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Fenced, Problem
@@ -66,6 +68,10 @@ class MemberIdentity:
     """Random 128-bit hex."""
 
 
+NOTHING_COUNTED: Mapping[str, int] = MappingProxyType({})
+NOTHING_MEASURED: Mapping[str, Durations] = MappingProxyType({})
+
+
 class Vitals(msgspec.Struct, frozen=True, gc=False):
     """State of an engine for a `Heartbeat`, without its executions."""
 
@@ -75,6 +81,8 @@ class Vitals(msgspec.Struct, frozen=True, gc=False):
     free: int = 0
     n_tokens: int = 0
     stalled_ms: float = 0.0
+    counters: Mapping[str, int] = NOTHING_COUNTED
+    durations: Mapping[str, Durations] = NOTHING_MEASURED
 
 
 @dataclass(slots=True)
@@ -348,7 +356,10 @@ class MemberCore:
             self.deliveries.outbox.report_all()
         seq = self._holder.next_heartbeat(now)
         stamp = (0, 0) if self._intent is None else self._intent.stamp
-        heartbeat = _heartbeat_of((seq, self._reported_seq), self._vitals(), self.deliveries, stamp)
+        vitals = self._vitals()
+        counters = {**asdict(self.counters), **vitals.counters}
+        seqs = (seq, self._reported_seq)
+        heartbeat = _heartbeat_of(seqs, vitals, counters, self.deliveries, stamp)
         self._reported_seq = seq
         if is_first:
             heartbeat = msgspec.structs.replace(
@@ -398,7 +409,11 @@ def _unknown_kind(kind: str) -> Problem:
 
 
 def _heartbeat_of(
-    seqs: tuple[int, int], vitals: Vitals, deliveries: Deliveries, intent: tuple[int, int]
+    seqs: tuple[int, int],
+    vitals: Vitals,
+    counters: dict[str, int],
+    deliveries: Deliveries,
+    intent: tuple[int, int],
 ) -> Heartbeat:
     """`seqs`: its own number, and that of the heartbeat before."""
     (seq, last_seq), news = seqs, deliveries.outbox.take_news()
@@ -418,4 +433,6 @@ def _heartbeat_of(
         n_outbox=len(deliveries.outbox),
         backlog=deliveries.outbox.backlog(),
         intent=intent,
+        counters=counters,
+        durations=dict(vitals.durations),
     )

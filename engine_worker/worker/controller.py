@@ -10,6 +10,7 @@ from msgspec import Raw
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.command_checks import check_command
 from rolloutbus.bus.wire.commands import COMMANDS, done_by
+from rolloutbus.bus.wire.durations import DurationCounter
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.messages.control import Adapters, LoadLora, Memory, Sleep
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -242,6 +243,8 @@ class Controller:
         """Weights that the engine has active."""
         self.stalled_ms = 0.0
         """Generation stall of the last update."""
+        self.stalls = DurationCounter()
+        """Of all updates."""
         self._policy = policy
         self._generation = generation
         self._lanes = ControlLanes()
@@ -420,6 +423,7 @@ class Controller:
             case Committed(version, stall_ms):
                 self.version = max(self.version, version)
                 self.stalled_ms = stall_ms
+                self.stalls.add(stall_ms / 1000)
             case Memory(asleep=asleep):
                 self.state.asleep = self._released = list(asleep)
             case Adapters(adapters):

@@ -134,6 +134,8 @@ class WorkerCore:
         self._shutdown: AttemptKey | None = None
         self._leave_at: float | None = None
         self._shown: tuple[str, int] = ("", 0)
+        self._n_repairs = 0
+        self._n_engine_exits = 0
 
     @property
     def member(self) -> MemberCore:
@@ -197,6 +199,7 @@ class WorkerCore:
         self, reason: str, now: float, *, was_killed: bool = False
     ) -> list[WorkerEffect]:
         """The engine host is gone (see `HostWatch.ended`): leave until another one is ready."""
+        self._n_engine_exits += 1
         end = self._watch.ended(reason, now, was_killed=was_killed)
         if end.is_crash:
             self._member.crashes.saw([each.key[0] for each in self._generation.all()], now)
@@ -287,6 +290,7 @@ class WorkerCore:
             case Abort():
                 return self._abort(entry, body, now)
             case Repair():
+                self._n_repairs += 1
                 return self._end(repair_ending(entry, body, self._generation, self._outbox), now)
             case Shutdown():
                 return self._begin_shutdown(entry, body, now)
@@ -370,6 +374,16 @@ class WorkerCore:
             free=max(0, slots + slots // 4 + 1 - len(self._generation)),
             n_tokens=self._generation.n_sampled,
             stalled_ms=self._controller.stalled_ms,
+            counters={"repairs": self._n_repairs, "engine_exits": self._n_engine_exits},
+            durations={
+                name: counter.counted()
+                for name, counter in (
+                    ("first_token", self._generation.first_tokens),
+                    ("next_token", self._generation.next_tokens),
+                    ("update_stall", self._controller.stalls),
+                )
+                if counter.has_any
+            },
         )
 
 

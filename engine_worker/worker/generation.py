@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.durations import DurationCounter
 from rolloutbus.bus.wire.entry import Attempt, AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -116,6 +117,10 @@ class Generation:
         """Versions of the loaded adapters, by name."""
         self.n_sampled = 0
         """Tokens sampled since this process started."""
+        self.first_tokens = DurationCounter()
+        """From a request's arrival to its first token."""
+        self.next_tokens = DurationCounter()
+        """From one token to the next one."""
         self.n_pinned = 0
         """Running requests that must end on the present weights."""
 
@@ -190,14 +195,28 @@ class Generation:
                 finished.append(Unmeasured(request, lacking))
                 self._remove(request)
                 continue
+            n_new = deltas.counts[row]
+            if n_new:
+                self._measure(request, n_new, now)
             request.add(version, tokens[part], logprobs[part], behaviour[part], now)
-            self.n_sampled += deltas.counts[row]
+            self.n_sampled += n_new
             if row in ended:
                 reason = ended[row]
                 finished.append(self.end(request, reason, now))
             elif stop > start:
                 self._streams.sampled(request, version, now)
         return finished
+
+    def _measure(self, request: RunningRequest, n_new: int, now: float) -> None:
+        """Time the tokens of one step; those that come together share the time since the last."""
+        if request.sampled_at is None:
+            self.first_tokens.add(now - request.arrived_at)
+            n_new -= 1
+            if n_new:
+                self.next_tokens.add(0.0, n_new)
+        else:
+            self.next_tokens.add((now - request.sampled_at) / n_new, n_new)
+        request.sampled_at = now
 
     def end(self, request: RunningRequest, reason: FinishReason, now: float) -> FinishedRequest:
         """Remove a request, and publish its end on its stream."""

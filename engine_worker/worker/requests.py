@@ -49,6 +49,7 @@ class RunningRequest:
         "n_tokens",
         "published_at",
         "runs",
+        "sampled_at",
     )
 
     def __init__(self, entry: Entry, body: Generate, now: float, vocab_size: int) -> None:
@@ -60,6 +61,8 @@ class RunningRequest:
         self.arrived_at = now
         self.deadline_at = now + entry.deadline_ms / 1000 if entry.deadline_ms > 0 else NEVER
         self.published_at = now
+        self.sampled_at: float | None = None
+        """When the last token came here; None before the first."""
         self._started_at = 0.0
         self._n_prompt = len(body.prompt) // ITEM_BYTES
         prefix = body.prefix

@@ -65,9 +65,9 @@ class ExpectedWorkers:
         """Workers of the policy that are expected and not on the bus -> why not."""
         return {name: each.why for name, each in self._absent.items() if each.policy == policy}
 
-    def absent(self) -> list[str]:
-        """Workers of whatever policy that are expected and not on the bus."""
-        return list(self._absent)
+    def absent(self) -> dict[str, str]:
+        """Workers of whatever policy that are expected and not on the bus -> why not."""
+        return {name: each.why for name, each in self._absent.items()}
 
 
 MemberState = Literal["joining", "live", "gone"]

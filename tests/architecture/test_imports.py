@@ -59,6 +59,7 @@ CORNERS = {
     "fastapi": r"gateway/.*",
     "starlette": r"gateway/.*",
     "uvicorn": r"gateway/server\.py",
+    "prometheus_client": r"gateway/.*|tests/.*",
     "openai": r"tests/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
     r"|gateway/server\.py"

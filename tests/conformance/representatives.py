@@ -9,6 +9,7 @@ import struct
 
 import msgspec
 
+from rolloutbus.bus.wire.durations import Durations
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
 from rolloutbus.bus.wire.messages import control, endings, generation, host, membership, weights
 
@@ -27,6 +28,7 @@ TOKENS = struct.pack("<3i", 1, 258, 32000)
 LOGPROBS = struct.pack("<3f", -0.5, -1.25, -2.0)
 BEHAVIOUR = struct.pack("<3f", -0.25, -1.0, -2.0)
 MARKS = struct.pack("<2Q", 2**63 + 5, 258)
+DURATIONS = Durations([0, 2, *[0] * 15, 1], 300.25)
 RUNS = [(VERSION - 1, 2), (VERSION, 1)]
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -119,6 +121,8 @@ _EVENTS: dict[str, msgspec.Struct] = {
         acked=[("trainer/4", (3, 38))],
         n_outbox=1,
         backlog=[("trainer", 300, 30 << 20)],
+        counters={"repairs": 3},
+        durations={"first_token": DURATIONS},
     ),
     "client_beat": membership.ClientHeartbeat(900),
     "lease": membership.Lease(3, INSTANCE, 900, is_behind=True),
@@ -265,6 +269,7 @@ _FLEET_STATUS = control.FleetStatus(
         control.WorkerStatus(
             *("w0", EPOCH, "ready", POLICY, VERSION, "transformers"),
             *(8, 2, 640, 120, 12.5, 4242, "late", 96, {"behind": "Its weights are old."}),
+            *(12345, 6, 1, {"repairs": 3}, {"first_token": DURATIONS}),
         )
     ],
     committed={POLICY: VERSION},
@@ -278,6 +283,7 @@ _FLEET_STATUS = control.FleetStatus(
     fleet=INSTANCE,
     pause="in_place",
     paused={"w1": "", "w2": "drain"},
+    absent={"w2": "it was lost (expired)"},
 )
 
 _RESULTS: dict[str, msgspec.Struct] = {

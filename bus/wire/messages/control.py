@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from rolloutbus.bus.wire.durations import Durations, DurationsByName
 from rolloutbus.bus.wire.limits import (
     MAX_KINDS,
     MAX_LABELS,
@@ -299,6 +300,16 @@ class WorkerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Beginnings of prompts that it has cached, as far as it has told the router."""
     blocked_by: Reasons = msgspec.field(default_factory=dict[str, str])
     """Why it gets no requests: a word for each reason, and a sentence. Empty: it gets them."""
+    steps: Natural = 0
+    """Engine steps so far."""
+    free: Natural = 0
+    """Requests that it would take now: its credit."""
+    n_outbox: Natural = 0
+    """Endings at it that their client has not acknowledged."""
+    counters: Counters = msgspec.field(default_factory=dict[str, int])
+    """What its process has counted since it started."""
+    durations: DurationsByName = msgspec.field(default_factory=dict[str, Durations])
+    """What it has measured since then."""
 
 
 class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -326,3 +337,5 @@ class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Mode in which the fleet is to be paused, whoever joins; empty: it is not."""
     paused: PausesByWorker = msgspec.field(default_factory=dict[str, Paused])
     """The same for single workers; empty: it goes on although the fleet is paused."""
+    absent: Troubles = msgspec.field(default_factory=dict[str, str])
+    """Workers that are expected and not here -> why not."""

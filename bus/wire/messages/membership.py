@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from rolloutbus.bus.wire.durations import Durations, DurationsByName
 from rolloutbus.bus.wire.limits import (
     MAX_MEMBERS,
     AttemptList,
@@ -229,6 +230,10 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     None: `outbox` has them all."""
     backlog: BacklogRows = msgspec.field(default_factory=list[tuple[str, int, int]])
     """(client, endings, bytes) of clients that have not acknowledged much."""
+    counters: Counters = msgspec.field(default_factory=dict[str, int])
+    """What the process has counted since it started; see `bus.wire.counters`."""
+    durations: DurationsByName = msgspec.field(default_factory=dict[str, Durations])
+    """What it has measured since then; absent: nothing of this name."""
 
 
 class ClientHeartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -82,6 +82,7 @@ def test_commit_raises_the_attested_version_at_once(bench: Bench) -> None:
     assert bench.core.state == "updating"
     bench.host_ends("finished", "c/2@w0", Committed(4, 1.5))
     assert (bench.said.heartbeat().version, bench.said.heartbeat().stalled_ms) == (4, 1.5)
+    assert bench.said.heartbeat().durations["update_stall"].total_s == 0.0015
     bench.generate("c/3", versions="min:4")
     assert [e.rid for e in bench.said.to_host("generate")] == ["c/3"]
 

@@ -16,6 +16,11 @@ class ClientCounters:
     """Since the client started."""
 
     finished: int = 0
+    """Requests and commands that ended without an error."""
+    prompt_tokens: int = 0
+    """Tokens of the prompts of results that came."""
+    tokens: int = 0
+    """Sampled tokens of results that came."""
     resends: int = 0
     """Commands sent again because the client got no answer to them."""
     reconnects: int = 0

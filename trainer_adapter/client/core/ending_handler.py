@@ -146,6 +146,7 @@ class EndingHandler:
             self._counters.digest_mismatches += 1
             self._book.end(request, EngineFailed(_CORRUPT, rid=request.rid), now)
             return
+        self._count_tokens(generated)
         if request.is_streamed:
             self._hold(request, generated)
             self._deliver_last(request, rollout_of(request, generated, entry.route))
@@ -163,6 +164,8 @@ class EndingHandler:
             generated = None
         was_wanted = request.abort_since is not None or request.ask.on_loss == "fail"
         if was_wanted or generated is None:
+            if generated is not None:
+                self._count_tokens(generated)
             self._book.end(request, cancelled(request, generated), now)
             return
         # Not ours: a pause or a weight update stopped it, so it goes on elsewhere or later.
@@ -173,6 +176,10 @@ class EndingHandler:
                 Deliver(request.rid, delta_of(request, row)) for row in request.assembly.read()
             )
         self._book.go_on(request, now)
+
+    def _count_tokens(self, generated: Generated) -> None:
+        self._counters.prompt_tokens += generated.n_prompt_tokens
+        self._counters.tokens += len(generated.tokens) // TOKEN_BYTES
 
     def _refused(self, request: OpenRequest, entry: Entry, now: float) -> None:
         problem = problem_of(entry)
