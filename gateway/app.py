@@ -8,11 +8,13 @@ from starlette.requests import ClientDisconnect
 
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.gateway.exchange import BodyTooLarge, ClientLeft, as_json
+from rolloutbus.gateway.fleet_api import FleetApi
 from rolloutbus.gateway.metrics_api import MetricsApi
 from rolloutbus.gateway.openai_api import OpenAIApi
 from rolloutbus.gateway.problems import error_body, headers_of, openai_error, status_of
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang_api import SGLangApi
+from rolloutbus.gateway.skyrl_api import SkyRLApi
 from rolloutbus.gateway.traffic import CountTraffic, Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
@@ -38,6 +40,9 @@ def gateway_app(
     traffic = Traffic()
     app.include_router(MetricsApi(client, traffic).router)
     app.add_middleware(CountTraffic, traffic=traffic)
+
+    app.include_router(SkyRLApi(client, settings, tokenizer).router)
+    app.include_router(FleetApi(client, settings).router)
     app.add_exception_handler(BusError, _on_bus_error)
     app.add_exception_handler(BodyTooLarge, _on_too_large)
     app.add_exception_handler(ClientLeft, _on_client_left)

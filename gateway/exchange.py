@@ -1,6 +1,7 @@
 """One HTTP exchange: a bounded body, and an answer that is given up when its reader leaves."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
@@ -11,12 +12,15 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from rolloutbus.bus.wire.errors import BusError, Refused
-from rolloutbus.bus.wire.messages.endings import bad_request
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.near_names import nearest
 
 T = TypeVar("T")
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 Json = dict[str, Any]
 
 DONE = b"data: [DONE]\n\n"
+_PLACE = re.compile(r"`\$\.?(?P<path>[^`]*)`")
 
 
 class BodyTooLarge(Exception):
@@ -50,6 +54,35 @@ async def body_of(request: Request, limit: int) -> Json:
         raise Refused(bad_request("body", f"the body is no JSON object: {error}")) from error
 
 
+def converted(fields: Json, kind: type[StructT], within: str = "") -> StructT:
+    """A body, or a part of one, as a struct.
+
+    Args:
+        fields: as JSON has them.
+        kind: what it is to be.
+        within: name of the part, where it is no whole body.
+
+    Raises:
+        Refused: a field is unknown or has a wrong type; `.field` names it.
+    """
+    prefix = f"{within}." if within else ""
+    known = [field.name for field in msgspec.structs.fields(kind)]
+    for name in fields:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"did you mean {near!r}?" if near else "leave it out"
+            message = f"there is no field {name[:64]!r} here; {hint}"
+            field = f"{prefix}{name[:64]}"
+            raise Refused(Problem("unsupported", message, "not_started", field=field))
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        sentence, _, place = str(error).partition(" - at ")
+        path = _PLACE.search(place)
+        field = f"{prefix}{path['path'] if path else ''}".rstrip(".")
+        raise Refused(bad_request(field or "body", sentence)) from error
+
+
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """Returns what `work` does; cancels it when the HTTP client disconnects.
 
@@ -74,9 +107,11 @@ async def _disconnected(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> 
         pass
 
 
-def as_json(content: object, status: int = HTTPStatus.OK) -> Response:
+def as_json(
+    content: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> Response:
     """A JSON response."""
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
 class EventStream(Response):

@@ -4,12 +4,31 @@ import re
 from collections.abc import Collection
 
 from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
+from rolloutbus.trainer_adapter.client.client import RolloutClient
 
 DEFAULT_POLICY = "default"
 _FORM = re.compile(r"(?P<name>[^@:]*)(@(?P<version>[0-9]{1,19}))?(:(?P<adapter>.+))?")
+
+
+class AdapterNames:
+    """Adapters that were seen loaded; workers refuse a request for one that is gone."""
+
+    def __init__(self, client: RolloutClient) -> None:
+        self._client = client
+        self._seen: set[str] = set()
+
+    async def has(self, name: str) -> bool:
+        """Whether some worker had it loaded, now or lately; asks the fleet if it was never seen."""
+        if name not in self._seen:
+            facts = await self._client.server_info(check=False)
+            for each in facts.by_worker.values():
+                if isinstance(each, ServerFacts):
+                    self._seen |= each.adapters.keys()
+        return name in self._seen
 
 
 def options_of_model(

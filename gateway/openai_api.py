@@ -1,7 +1,7 @@
 """OpenAI's endpoints: chats, completions and the list of models."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
+from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import DEFAULT_POLICY, options_of_model
 from rolloutbus.gateway.problems import openai_error
 from rolloutbus.gateway.settings import GatewaySettings
@@ -51,7 +52,7 @@ class OpenAIApi:
         body, options = await self._asked(request)
         if body.get("stream"):
             return await self._stream(request, openai.chat_completion_stream(body, **options))
-        return as_json(await while_connected(request, openai.chat_completion(body, **options)))
+        return await _whole(request, openai.chat_completion(body, **options))
 
     async def completion(self, request: Request) -> Response:
         """`POST /v1/completions`: a completion, whole or as server-sent events."""
@@ -59,7 +60,7 @@ class OpenAIApi:
         body, options = await self._asked(request)
         if body.get("stream"):
             return await self._stream(request, openai.completion_stream(body, **options))
-        return as_json(await while_connected(request, openai.completion(body, **options)))
+        return await _whole(request, openai.completion(body, **options))
 
     async def models(self) -> Response:
         """`GET /v1/models`: the served name, and each policy that workers have."""
@@ -97,7 +98,7 @@ class OpenAIApi:
 
     async def _asked(self, request: Request) -> tuple[Json, GenerateOptions]:
         """The body, and what the name of its model asks for."""
-        body = await body_of(request, self._settings.max_body_bytes)
+        body = with_headers(request, await body_of(request, self._settings.max_body_bytes))
         model = body.get("model") or ""
         if not isinstance(model, str):
             raise Refused(bad_request("model", "the name of a model is a text"))
@@ -120,3 +121,9 @@ class OpenAIApi:
             )
             raise Refused(Problem("unsupported", message, "not_started", field="model"))
         return self._openai
+
+
+async def _whole(request: Request, work: Awaitable[Json]) -> Response:
+    answer = await while_connected(request, work)
+    runs = [run for choice in answer["choices"] for run in choice["weight_versions"]]
+    return as_json(answer, headers=version_headers(runs))

@@ -3,14 +3,15 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import closing, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.gateway.app import gateway_app
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 END_S = 5
 """How long requests under way may take once the gateway is to end."""
+ABORT_S = 2
+"""How long they may take to answer what they have once they are aborted; then they are cut off."""
 BACKLOG = 2048
 
 
@@ -100,23 +103,29 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
         name = "" if settings.key_file else f"gateway-{os.getpid()}"
         async with RolloutClient(settings_for(settings.router, name, settings.key_file)) as client:
             app = gateway_app(client, settings, tokenizer)
-            await serve(app, bound, lambda: on_ready(address_of(bound)))
+            await serve(app, bound, lambda: on_ready(address_of(bound)), client.abort)
 
 
-async def serve(app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]) -> None:
+async def serve(
+    app: FastAPI,
+    bound: socket.socket,
+    on_ready: Callable[[], None],
+    abort: Callable[[], Awaitable[object]],
+) -> None:
     """Serve until cancelled; then requests under way get a few seconds.
 
     Args:
         app: what answers.
         bound: from `listening_socket`.
         on_ready: called once requests are answered.
+        abort: called when requests under way had their time; has them answer what they have.
     """
     config = uvicorn.Config(
-        app,
+        _cut_off_quietly(app),
         lifespan="off",
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=END_S,
+        timeout_graceful_shutdown=END_S + ABORT_S,
     )
     server = _Server(config, on_ready)
     serving = asyncio.ensure_future(server.serve([bound]))
@@ -124,7 +133,20 @@ async def serve(app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]
         await asyncio.shield(serving)
     finally:
         server.should_exit = True
+        await asyncio.wait({serving}, timeout=END_S)
+        if not serving.done():
+            await abort()
         await serving
+
+
+def _cut_off_quietly(app: FastAPI) -> ASGIApp:
+    """Returns `app`; a request that is cut off at the end of the server logs no traceback."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):  # the server alone cancels: its reader is too slow
+            await app(scope, receive, send)
+
+    return answer
 
 
 class _Server(uvicorn.Server):

@@ -20,6 +20,7 @@ from rolloutbus.gateway.generate_body import (
     prompts_of,
     reply_of,
 )
+from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.problems import openai_error
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.trainer_adapter.client.asks import ask_of, deadline_of, row_seed
@@ -74,7 +75,8 @@ class SGLangApi:
 
     async def generate(self, request: Request) -> Response:
         """`POST /generate`: samples of one prompt or of a list, whole or as server-sent events."""
-        body = generate_body(await body_of(request, self._settings.max_body_bytes))
+        fields = await body_of(request, self._settings.max_body_bytes)
+        body = generate_body(with_headers(request, fields))
         try:
             return await self._generated(request, body)
         except BusError as error:
@@ -88,7 +90,8 @@ class SGLangApi:
                 raise Refused(bad_request("stream", message))
             return await EventStream.of(request, self._pieces(body, prompts), _told)
         replies = await while_connected(request, self._whole(body, prompts))
-        return as_json(replies if prompts.is_batch else replies[0])
+        runs = [run for reply in replies for run in reply["meta_info"]["weight_versions"]]
+        return as_json(replies if prompts.is_batch else replies[0], headers=version_headers(runs))
 
     async def _whole(self, body: GenerateBody, prompts: Prompts) -> list[Json]:
         connection = self._client.connection

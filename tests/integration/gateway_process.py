@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryFile
@@ -48,21 +48,33 @@ class Gateway:
     url: str
 
     async def open(
-        self, method: str, path: str, body: bytes, length: int | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        length: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Send a request; its answer is to be read."""
         host, _, port = self.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         n_bytes = len(body) if length is None else length
         head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
-        writer.write(f"{head}Content-Length: {n_bytes}\r\n\r\n".encode() + body)
+        more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        writer.write(f"{head}{more}Content-Length: {n_bytes}\r\n\r\n".encode() + body)
         return reader, writer
 
-    async def ask(self, method: str, path: str, body: Json | bytes = b"") -> Reply:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Json | bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
         """The whole answer."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with asyncio.timeout(DEADLINE_S):
-            reader, writer = await self.open(method, path, sent)
+            reader, writer = await self.open(method, path, sent, headers=headers)
             head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
             pairs = (line.partition(":") for line in head[1:] if line)
             headers = {name.lower(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,88 @@
+"""HTTP headers that choose how a request is sampled."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from fastapi import Request
+
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.endings import bad_request
+from rolloutbus.gateway.exchange import Json
+
+SESSION = "x-session-id"
+DEADLINE = "x-deadline-ms"
+VERSION_POLICY = "x-smg-version-policy"
+WEIGHT_VERSION = "x-smg-weight-version"
+MIXED_VERSION = "x-smg-mixed-version"
+POLICY_FORMS = "any, latest-only, min-version:V or max-staleness:K"
+
+
+def versions_of_policy(policy: str) -> str:
+    """Which weights will do, as the bus writes it.
+
+    Args:
+        policy: `any`, `latest-only`, `min-version:V` or `max-staleness:K`.
+
+    Raises:
+        Refused: it is none of these.
+    """
+    name, _, number = policy.strip().partition(":")
+    if policy.strip() == "any":
+        return "any"
+    if policy.strip() == "latest-only":
+        return "latest"
+    if name in ("min-version", "max-staleness") and number.isascii() and number.isdigit():
+        return f"{name.removesuffix('-version')}:{number}"
+    message = f"{policy[:64]!r} is not {POLICY_FORMS}, with V and K whole numbers"
+    raise Refused(bad_request(VERSION_POLICY, message))
+
+
+def _deadline_s(value: str) -> float:
+    if not (value.isascii() and value.isdigit() and int(value[:20])):
+        message = f"{value[:64]!r} is not a whole number of milliseconds above 0"
+        raise Refused(bad_request(DEADLINE, message))
+    return int(value[:20]) / 1e3
+
+
+def _session(value: str) -> str:
+    return value
+
+
+_READERS: Mapping[str, tuple[str, Callable[[str], str | float]]] = {
+    SESSION: ("session_id", _session),
+    DEADLINE: ("timeout", _deadline_s),
+    VERSION_POLICY: ("versions", versions_of_policy),
+}
+"""Header -> field of a body that says the same, and how the value is read."""
+
+
+def with_headers(request: Request, body: Json) -> Json:
+    """The body, with the fields that headers say instead.
+
+    Raises:
+        Refused: a header has a wrong value, or the body says otherwise.
+    """
+    said: Json = {}
+    for header, (field, read) in _READERS.items():
+        value = request.headers.get(header)
+        if value is None:
+            continue
+        said[field] = read(value)
+        if body.get(field) not in (None, said[field]):
+            message = f"the header {header} and the body's {field} differ; leave one out"
+            raise Refused(bad_request(field, message))
+    return {**body, **said}
+
+
+def version_headers(runs: Iterable[Sequence[int]]) -> dict[str, str]:
+    """Headers that tell which weights sampled an answer: the newest, and whether there are others.
+
+    Args:
+        runs: (version, tokens) of all samples in it.
+    """
+    versions = {run[0] for run in runs}
+    if not versions:
+        return {}
+    headers = {WEIGHT_VERSION: str(max(versions))}
+    if len(versions) > 1:
+        headers[MIXED_VERSION] = "true"
+    return headers

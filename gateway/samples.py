@@ -1,0 +1,68 @@
+"""Samples of several prompts at once, where an aborted one answers what it has."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from rolloutbus.bus.wire.messages.generation import SamplingParams
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, deadline_of, row_seed
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.core.results import Rollout, RolloutCancelled, rollout_in
+
+
+async def sampled(
+    client: RolloutClient,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingParams,
+    n: int,
+    options: GenerateOptions,
+    on_rids: Callable[[list[str]], None] | None = None,
+) -> list[Rollout]:
+    """Sample `n` continuations of each prompt, in order; no two draw alike from one seed.
+
+    Args:
+        client: connected.
+        prompts: token ids, at least one each.
+        sampling: how tokens are drawn.
+        n: samples of each prompt.
+        options: of `RolloutClient.generate`.
+        on_rids: called with the bus's names of the requests once all are under way.
+
+    Raises:
+        As `RolloutClient.generate`, but for an aborted one; what still runs then is aborted.
+    """
+    connection = client.connection
+    deadline_s = deadline_of(options)
+    rids: list[str] = []
+    futures: list[asyncio.Future[Any]] = []
+    try:
+        rows = [tokens for tokens in prompts for _ in range(n)]
+        for row, tokens in enumerate(rows):
+            ask = ask_of(tokens, _of_row(sampling, row), **options)
+            rid, future = connection.submit(ask, deadline_s)
+            rids.append(rid)
+            futures.append(future)
+        if on_rids is not None:
+            on_rids(rids)
+        results = await asyncio.gather(*futures, return_exceptions=True)
+    finally:
+        for rid in rids:
+            connection.forget(rid)
+    return [_rollout_in(result) for result in results]
+
+
+def _of_row(sampling: SamplingParams, row: int) -> SamplingParams:
+    """As `RolloutClient.generate_batch` has it."""
+    if sampling.sampling_seed is None:
+        return sampling
+    return msgspec.structs.replace(sampling, sampling_seed=row_seed(sampling.sampling_seed, row))
+
+
+def _rollout_in(result: Any) -> Rollout:  # noqa: ANN401 - a result of any command, or its error
+    if isinstance(result, RolloutCancelled):
+        return result.partial
+    if isinstance(result, BaseException):
+        raise result
+    return rollout_in(result)
