@@ -44,7 +44,7 @@ PIP_INSTALL = python -m pip install -qq --disable-pip-version-check
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call make_venv,$(VENV),1.6)
-	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,replay,gateway,dev]' --constraint constraints.txt
+	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,replay,gateway,otel,dev]' --constraint constraints.txt
 	@touch $@
 
 $(SGLANG_STAMP): pyproject.toml tests/sglang/requirements.txt $(SGLANG_NEEDS)

@@ -20,7 +20,7 @@ from rolloutbus.bus.transport import bulk as bulk_ports
 from rolloutbus.bus.transport.zmq_sockets import GONE_MS
 from rolloutbus.bus.wire.commands import COMMANDS, KINDS, RESULTS, Target
 from rolloutbus.bus.wire.counters import ROUTER_COUNTERS, WORKER_COUNTERS, WORKER_DURATIONS
-from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.entry import Placement, TracedEntry
 from rolloutbus.bus.wire.messages.control import FleetOutcome
 from rolloutbus.engine_worker.host import __main__ as engine_host
 from rolloutbus.engine_worker.prefixes import PACE_S
@@ -206,14 +206,15 @@ def limits() -> Iterator[tuple[str, str]]:
     for struct in structs():
         for field in msgspec.structs.fields(struct):
             kind = inspect.type_info(field.type)
-            yield from _limits_of(f"{struct.__name__}.{field.encode_name}", kind)
+            name = "Entry" if struct is TracedEntry else struct.__name__
+            yield from _limits_of(f"{name}.{field.encode_name}", kind)
 
 
 def structs() -> list[type[msgspec.Struct]]:
     """Every struct that crosses the wire, bodies and what is inside of them, by name."""
     found: dict[str, type[msgspec.Struct]] = {}
     for info in inspect.multi_type_info(
-        [Entry, Placement, FleetOutcome, *KINDS.values(), *RESULTS.values()]
+        [TracedEntry, Placement, FleetOutcome, *KINDS.values(), *RESULTS.values()]
     ):
         _collect(info, found)
     return [found[name] for name in sorted(found)]

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.gateway.app import gateway_app
 from rolloutbus.gateway.settings import GatewaySettings
@@ -93,9 +94,12 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
         on_ready: called with the address for HTTP clients once it answers.
 
     Raises:
-        SettingsError: the address or the tokenizer cannot be had.
+        SettingsError: the address or the tokenizer cannot be had, or traces.
         PeerLost: no router answered in time.
     """
+    # FastAPI tells of each HTTP request by itself, where its process has a tracer, and goes on the
+    # caller's trace; and the client goes on FastAPI's.
+    tracer_of("gateway", f"gateway-{os.getpid()}")
     path = settings.model_path
     tokenizer = chat_tokenizer(Path(path)) if path else None
     bound = listening_socket(settings.host, settings.port)

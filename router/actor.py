@@ -9,6 +9,7 @@ import msgspec
 from rolloutbus.bus.actor.loop import Actor, BootClock, Clock
 from rolloutbus.bus.actor.process import ActorExit, announce_ready, complain, on_stop_signal, warn
 from rolloutbus.bus.actor.resources import ResourceWatch
+from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.ports import PortCounters
@@ -31,6 +32,7 @@ from rolloutbus.router.health.dead_letters import DeadLetter, append_letters, ch
 from rolloutbus.router.recording import TurnLog, core_of, recorded
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.router.tap import TapFeed, tapped
+from rolloutbus.router.traces import RouterTraces, traced_handle
 
 
 async def serve(settings: RouterSettings, log: TurnLog | None = None) -> ActorExit:
@@ -70,7 +72,7 @@ class RouterActor:
         self._log = log
         self.core = core_of(settings, instance)
         self._handle: Handle = self.core.handle
-        """What the core does, with its journal and its tap if there are any."""
+        """What the core does, with its journal, its tap and its traces if there are any."""
         self._port: RouterPort | None = None
         self._tap: TapPort | None = None
         self._actor: Actor[Effect] | None = None
@@ -83,8 +85,8 @@ class RouterActor:
         """Listen.
 
         Raises:
-            SettingsError: an address is in use or not allowed, or keys or the file for dead letters
-                cannot be used.
+            SettingsError: an address is in use or not allowed, or keys, the file for dead letters
+                or traces cannot be used.
             SecurityError: the locks on the sockets do not work.
         """
         if self._settings.dead_letters:
@@ -186,7 +188,7 @@ class RouterActor:
             self.core.context.tap = self._tap.endpoint
 
     def _listen_in(self) -> None:
-        """Wrap the core so that recorders hear its events and effects, if the settings say so."""
+        """Wrap the core, if settings or environment say so: events and effects are heard."""
         if self._log is not None:
             self._log.began(self._settings, self.core.context.instance, self.tap)
             self._handle = recorded(self._handle, self._log)
@@ -194,6 +196,10 @@ class RouterActor:
             self._handle = tapped(
                 self._handle, TapFeed(self.core.context, self._tap.offer, self._count)
             )
+        tracer = tracer_of("router", "router")
+        if tracer is not None:  # around the others, whose records are the same without it
+            self.core.context.is_traced = True
+            self._handle = traced_handle(self._handle, RouterTraces(tracer, self.core))
 
     def _count(self, counter: str, n: int) -> None:
         self._handle(Counted(counter, n), self._clock.now())

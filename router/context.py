@@ -43,6 +43,8 @@ class Context:
     is_recovering: bool = True
     tap: str = ""
     """Where the router publishes what it routes; empty: nowhere."""
+    is_traced: bool = False
+    """The router tells of each request where traces are collected."""
     started_at: float | None = None
     """Of the first tick, seconds; None before it."""
     superseded: str = ""

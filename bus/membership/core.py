@@ -35,7 +35,7 @@ from rolloutbus.bus.membership.lease import (
 from rolloutbus.bus.membership.outbox import MAX_BYTES
 from rolloutbus.bus.membership.tombstones import CrashWitness
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.codec import SPOKEN, pack, unpack
 from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
 from rolloutbus.bus.wire.durations import Durations
 from rolloutbus.bus.wire.entry import AttemptKey, Entry, Epoch
@@ -397,6 +397,7 @@ def _hello(
         epoch=holder.epoch,
         router_epoch=holder.router_epoch,
         router_instance=holder.instance,
+        protocol=SPOKEN,
         worker=facts if isinstance(facts, WorkerFacts) else None,
         store=facts if isinstance(facts, StoreFacts) else None,
         intent=intent,

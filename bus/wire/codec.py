@@ -13,7 +13,7 @@ import xxhash
 from msgspec import Raw
 
 from rolloutbus.bus.wire.commands import KINDS, RESULTS
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import Entry, TracedEntry
 from rolloutbus.bus.wire.errors import LocalProtocolError, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_BATCH_ENTRIES, MAX_PIECE_BYTES
 from rolloutbus.bus.wire.messages.control import FleetOutcome
@@ -23,6 +23,11 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 Item = TypeVar("Item")
 
 PROTOCOL_VERSION = 1
+"""Of frames, and the lowest that is spoken."""
+TRACED_VERSION = 2
+"""In this one an entry may have a tenth element, its trace; frames are those of version 1."""
+SPOKEN = (PROTOCOL_VERSION, TRACED_VERSION)
+"""Lowest and highest version, as a hello says them."""
 SIGNATURE = b"RB" + bytes([PROTOCOL_VERSION])
 DETACH_ABOVE_BYTES = 16 * 1024
 """Larger bodies travel in a frame of their own, uncopied by the router."""
@@ -65,6 +70,10 @@ _any_batch = msgspec.msgpack.Decoder(list[Entry]).decode
 _wire_batch = msgspec.msgpack.Decoder(
     Annotated[list[Entry], msgspec.Meta(max_length=MAX_BATCH_ENTRIES)]
 ).decode
+_any_traced = msgspec.msgpack.Decoder(list[TracedEntry]).decode
+_wire_traced = msgspec.msgpack.Decoder(
+    Annotated[list[TracedEntry], msgspec.Meta(max_length=MAX_BATCH_ENTRIES)]
+).decode
 _body_decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in KINDS.items()}
 _result_decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in RESULTS.items()}
 
@@ -96,14 +105,19 @@ def decode_batch(frame: bytes | memoryview, *, is_trusted: bool = False) -> list
         msg = "frame does not begin with the bus signature"
         raise RemoteProtocolError(msg)
     if is_trusted:
-        decode = _any_batch
+        decode, decode_traced = _any_batch, _any_traced
     elif len(frame) > MAX_BATCH_BYTES:
         msg = f"a batch of {len(frame)} bytes; at most {MAX_BATCH_BYTES} are allowed"
         raise RemoteProtocolError(msg)
     else:
-        decode = _wire_batch
+        decode, decode_traced = _wire_batch, _wire_traced
+    entries = memoryview(frame)[3:]
     try:
-        return decode(memoryview(frame)[3:])
+        return decode(entries)
+    except COMPLAINTS:  # one of its entries has a trace, or the frame is malformed
+        pass
+    try:
+        return list[Entry](decode_traced(entries))
     except COMPLAINTS as error:
         raise RemoteProtocolError(f"malformed batch: {complaint(error)}") from error
 

@@ -98,6 +98,13 @@ Natural = Annotated[int, Meta(ge=0)]
 """0 to 2**64 - 1: MessagePack ends there."""
 Count = Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
 RouterEpoch = Annotated[int, Meta(ge=0, le=MAX_ROUTER_EPOCH)]
+TraceParent = Annotated[
+    str,
+    Meta(
+        max_length=55, pattern="^(00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})?\\Z"
+    ),
+]
+"""W3C trace context: version, trace id, parent id, flags; empty: none."""
 Milliseconds = Annotated[int, Meta(le=MAX_DEADLINE_MS)]
 """May be negative: a deadline that passed is refused by name, not as malformed."""
 AttemptId = tuple[int, int]

@@ -4,12 +4,13 @@ import asyncio
 import os
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
 from rolloutbus.bus.actor.loop import Actor, BootClock, one_by_one
 from rolloutbus.bus.actor.process import warn
+from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.membership.deliveries import Heed
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
@@ -22,6 +23,7 @@ from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.core import WorkerCore
 from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
 from rolloutbus.engine_worker.worker.host_process import HostExit, HostProcess
+from rolloutbus.engine_worker.worker.traces import WorkerTraces
 
 TICK_S = 0.05
 
@@ -53,10 +55,16 @@ class WorkerActor:
             os.getpid(),
             random.SystemRandom(),
         )
+        tracer = tracer_of("worker", settings.name)
+        self._traces = (
+            WorkerTraces(tracer, self.core.member.deliveries, lambda: self.core.version)
+            if tracer is not None
+            else None
+        )
         self._actor = Actor(
             one_by_one(self._apply),
             clock=self._clock,
-            tick=self.core.tick,
+            tick=self._tick,
             tick_s=TICK_S,
             flush=self.core.flush,
         )
@@ -94,6 +102,8 @@ class WorkerActor:
     def _apply(self, effect: WorkerEffect) -> None:
         match effect:
             case Send(_, entry):
+                if self._traces is not None:
+                    self._traces.sent(entry)
                 if self._router is not None:
                     self._router.send(entry)
             case ToHost(entry):
@@ -124,7 +134,14 @@ class WorkerActor:
             self._settings.router, self._from_router, self._link_down, dialer=self._dialer
         )
 
+    def _tick(self, now: float) -> Sequence[WorkerEffect]:
+        if self._traces is not None:
+            self._traces.tick(now)
+        return self.core.tick(now)
+
     def _from_router(self, entries: list[Entry]) -> None:
+        if self._traces is not None:
+            self._traces.heard(entries)
         self._actor.feed(self.core.bus, entries)
         if self.core.member.state == "leased":
             self._patience.joined()

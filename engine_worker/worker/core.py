@@ -147,6 +147,11 @@ class WorkerCore:
         """As in its heartbeats."""
         return self._controller.state.name
 
+    @property
+    def version(self) -> int:
+        """Of the weights that are active."""
+        return self._controller.version
+
     def start(self, now: float) -> list[WorkerEffect]:
         """Begin: the bus is joined once the engine is ready."""
         self._watch.started(now)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rolloutbus.bus.membership.lease import lease_number
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack_as
+from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, TRACED_VERSION, pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.limits import MAX_ROUTER_EPOCH
 from rolloutbus.bus.wire.messages.membership import (
@@ -234,7 +234,7 @@ class Membership:
             self._context.out.forget(replaced)
         elif replaced is not None:
             self.dismiss(replaced, "replaced", "the same client name said hello elsewhere")
-        self._welcome(peer, self._public_members(), now)
+        self._welcome(peer, hello, self._public_members(), now)
 
     def _member_hello(self, peer: Peer, hello: Hello, now: float) -> None:
         context = self._context
@@ -266,7 +266,7 @@ class Membership:
             context.count("joins")
         if hello.store is not None:
             note_record(context, hello.store)
-        self._welcome(peer, [], now)
+        self._welcome(peer, hello, [], now)
         if joined is not None:
             self._intents.joined(joined, now)
         elif known is not None:
@@ -307,13 +307,15 @@ class Membership:
             del self._ended[next(iter(self._ended))]
         self._tell_members(now)
 
-    def _welcome(self, peer: Peer, members: list[Member], now: float) -> None:
+    def _welcome(self, peer: Peer, hello: Hello, members: list[Member], now: float) -> None:
         context = self._context
         started_at = now if context.started_at is None else context.started_at
         up_ms = int((now - started_at) * 1000)
         epoch, instance = context.router_epoch, context.instance
+        takes_traces = context.is_traced and hello.protocol[1] >= TRACED_VERSION
+        protocol = TRACED_VERSION if takes_traces else PROTOCOL_VERSION
         welcome = Welcome(
-            *(epoch, instance, PROTOCOL_VERSION, members, self._bulk(), up_ms, context.tap),
+            *(epoch, instance, protocol, members, self._bulk(), up_ms, context.tap),
             marks=context.wants_marks,
             fleet=context.intent.fleet,
         )

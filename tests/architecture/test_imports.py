@@ -61,6 +61,7 @@ CORNERS = {
     "uvicorn": r"gateway/server\.py",
     "prometheus_client": r"gateway/.*|tests/.*",
     "openai": r"tests/.*",
+    "opentelemetry": r"bus/actor/otlp\.py|tests/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
     r"|gateway/server\.py"
     r"|(examples|tests|benchmarks)/.*",

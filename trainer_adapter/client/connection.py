@@ -19,6 +19,7 @@ from rolloutbus.bus.actor.effects import Connect, Send
 from rolloutbus.bus.actor.loop import Actor, BootClock, Clock, HomeLoop, one_by_one
 from rolloutbus.bus.actor.mailbox import Mailbox
 from rolloutbus.bus.actor.ref import Command
+from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
 from rolloutbus.bus.transport.ports import (
     LAST_WORDS_MS,
@@ -67,6 +68,7 @@ from rolloutbus.trainer_adapter.client.core.requests import Ask, asked_by
 from rolloutbus.trainer_adapter.client.core.results import Delta
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
 from rolloutbus.trainer_adapter.client.core.settings import TICK_S, ClientSettings
+from rolloutbus.trainer_adapter.client.traces import ClientTraces
 
 
 class SessionHolder(Protocol):
@@ -132,6 +134,8 @@ class Connection:
         """The sessions that are open, by name; always up to date."""
         self.session_holders: WeakValueDictionary[str, SessionHolder] = WeakValueDictionary()
         """Session name -> who opens it, or has it open."""
+        tracer = tracer_of("client", settings.name)
+        self._traces = None if tracer is None else ClientTraces(tracer)
         self._home = HomeLoop("client")
         self._link: LinkPort | None = None
         self._streams: SubscriptionPort | None = None
@@ -255,7 +259,10 @@ class Connection:
             As `submit`.
         """
         actor = self._at_home()
-        _, effects = self._core.submit(asked_by(command), deadline_s, self._clock.now())
+        ask = asked_by(command)
+        rid, effects = self._core.submit(ask, deadline_s, self._clock.now())
+        if self._traces is not None:
+            self._traces.began(rid, ask)
         actor.carry_out(effects)
 
     async def ask(self, command: Command | Ask, deadline_s: float) -> Result:
@@ -296,7 +303,10 @@ class Connection:
             WrongEventLoop: called from another loop than that which opened it.
         """
         actor = self._at_home()
-        rid, effects = self._core.submit(asked_by(ask), deadline_s, self._clock.now())
+        asked = asked_by(ask)
+        rid, effects = self._core.submit(asked, deadline_s, self._clock.now())
+        if self._traces is not None:
+            self._traces.began(rid, asked)
         future = self._futures[rid] = asyncio.get_running_loop().create_future()
         if listener is not None:
             self._listeners[rid] = listener
@@ -325,6 +335,8 @@ class Connection:
             return
         self._inboxes.pop(rid, None)
         self._listeners.pop(rid, None)
+        if self._traces is not None:
+            self._traces.left(rid)
         future = self._futures.pop(rid, None)
         if future is not None:
             future.cancel()
@@ -392,6 +404,8 @@ class Connection:
     def _apply(self, effect: Effect) -> None:
         match effect:
             case Send(_, entry):
+                if self._traces is not None:
+                    entry = self._traces.sent(entry, takes_traces=self._core.takes_traces)
                 if self._link is not None:
                     self._link.send(entry)
             case Deliver(rid, delta):
@@ -443,6 +457,8 @@ class Connection:
             self.abort([rid])
 
     def _complete(self, rid: str, outcome: Outcome) -> None:
+        if self._traces is not None:
+            self._traces.ended(rid, outcome)
         inbox = self._inboxes.pop(rid, None)
         if inbox is not None:
             inbox.end()

@@ -84,6 +84,11 @@ class ClientCore:
         return len(self._book.open)
 
     @property
+    def takes_traces(self) -> bool:
+        """Whether entries for the router may bear the trace that they belong to."""
+        return self._link.takes_traces
+
+    @property
     def upstream(self) -> Upstream:
         """The router in charge, and the weight store that it reported."""
         return Upstream(self._link.instance, self.bulk)

@@ -10,7 +10,7 @@ from rolloutbus.bus.actor.effects import THE_LINK, Connect, Send, next_state
 from rolloutbus.bus.backoff import Backoff, Chance
 from rolloutbus.bus.membership.lease import LeaseWitness
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.codec import SPOKEN, TRACED_VERSION, pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import (
     ClientHeartbeat,
@@ -77,6 +77,8 @@ class RouterLink:
         """Instance of the second router that was rejected last."""
         self.wants_marks = False
         """The router asks how prompts begin."""
+        self.takes_traces = False
+        """The router traces requests: entries may bear the trace that they belong to."""
         self.has_rejected = False
         """The connection leads to a second router: nothing that comes over it counts."""
 
@@ -120,6 +122,7 @@ class RouterLink:
         self._advance("welcome")
         self._instance = welcome.instance
         self.router_epoch = max(self.router_epoch, welcome.router_epoch)
+        self.takes_traces = welcome.protocol >= TRACED_VERSION
         self._backoff.reset()
         return True
 
@@ -186,6 +189,7 @@ class RouterLink:
             boot=self._identity.boot,
             router_epoch=self.router_epoch,
             router_instance=self._instance,
+            protocol=SPOKEN,
         )
         self._send(Entry("hello", body=pack(hello)))
         self._heartbeat(now)
