@@ -24,7 +24,10 @@ CLIENT_LEFT = 499
 
 
 def gateway_app(
-    client: RolloutClient, settings: GatewaySettings, tokenizer: ChatTokenizer | None = None
+    client: RolloutClient,
+    settings: GatewaySettings,
+    tokenizer: ChatTokenizer | None = None,
+    traffic: Traffic | None = None,
 ) -> FastAPI:
     """An ASGI application that answers through `client`.
 
@@ -33,14 +36,14 @@ def gateway_app(
             `abort_all` and a pause end all that it samples.
         settings: see there.
         tokenizer: of transformers; None: token ids only.
+        traffic: counts what passes; None: one of its own.
     """
     app = FastAPI(title="rolloutbus", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(OpenAIApi(client, settings, tokenizer).router)
     app.include_router(SGLangApi(client, settings, tokenizer).router)
-    traffic = Traffic()
-    app.include_router(MetricsApi(client, traffic).router)
-    app.add_middleware(CountTraffic, traffic=traffic)
-
+    counted = traffic or Traffic()
+    app.include_router(MetricsApi(client, counted).router)
+    app.add_middleware(CountTraffic, traffic=counted)
     app.include_router(SkyRLApi(client, settings, tokenizer).router)
     app.include_router(FleetApi(client, settings).router)
     app.add_exception_handler(BusError, _on_bus_error)

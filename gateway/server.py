@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,7 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.gateway.app import gateway_app
+from rolloutbus.gateway.http_keys import read_http_keys
+from rolloutbus.gateway.keyed_app import KeyedApp
 from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.gateway.traffic import Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 
 if TYPE_CHECKING:
@@ -29,8 +32,8 @@ ABORT_S = 2
 BACKLOG = 2048
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
-    """A TCP socket on a loopback address; port 0: a free one.
+def listening_socket(host: str, port: int, *, asks_for_keys: bool = False) -> socket.socket:
+    """A TCP socket, on a loopback address unless the gateway asks for keys; port 0: a free one.
 
     Raises:
         SettingsError: the address is no loopback address, or cannot be had.
@@ -40,10 +43,11 @@ def listening_socket(host: str, port: int) -> socket.socket:
         is_loopback = ip_address(place).is_loopback
     except ValueError:
         is_loopback = False
-    if not is_loopback:
+    if not (is_loopback or asks_for_keys):
         raise SettingsError(
-            f"--host {host[:64]}: a gateway asks nobody for a key, so it serves loopback addresses "
-            "only; put a proxy that checks who asks in front of 127.0.0.1"
+            f"--host {host[:64]}: this gateway asks nobody for a key, so it serves loopback "
+            "addresses only; give it --http-keys FILE, or put a proxy that checks who asks in "
+            "front of 127.0.0.1"
         )
     family = socket.AF_INET6 if ":" in place else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
@@ -102,16 +106,38 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
     tracer_of("gateway", f"gateway-{os.getpid()}")
     path = settings.model_path
     tokenizer = chat_tokenizer(Path(path)) if path else None
-    bound = listening_socket(settings.host, settings.port)
-    with closing(bound):
-        name = "" if settings.key_file else f"gateway-{os.getpid()}"
-        async with RolloutClient(settings_for(settings.router, name, settings.key_file)) as client:
-            app = gateway_app(client, settings, tokenizer)
-            await serve(app, bound, lambda: on_ready(address_of(bound)), client.abort)
+    keys = read_http_keys(Path(settings.http_keys)) if settings.http_keys else []
+    if keys and settings.key_file:
+        raise SettingsError("each API key names a key of the bus; leave --key out")
+    bound = listening_socket(settings.host, settings.port, asks_for_keys=bool(keys))
+    traffic = Traffic()
+    clients: list[RolloutClient] = []
+
+    async def connected(name: str, key_file: str, stack: AsyncExitStack) -> FastAPI:
+        unique = "" if key_file else f"{name}-{os.getpid()}"
+        client = RolloutClient(settings_for(settings.router, unique, key_file))
+        clients.append(await stack.enter_async_context(client))
+        return gateway_app(client, settings, tokenizer, traffic)
+
+    async def abort_all() -> None:
+        for client in clients:
+            await client.abort()
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(closing(bound))
+        if keys:
+            apps = {
+                each.sha256: await connected(f"gateway-{each.name}", each.key_file, stack)
+                for each in keys
+            }
+            app: ASGIApp = KeyedApp(apps)
+        else:
+            app = await connected("gateway", settings.key_file, stack)
+        await serve(app, bound, lambda: on_ready(address_of(bound)), abort_all)
 
 
 async def serve(
-    app: FastAPI,
+    app: ASGIApp,
     bound: socket.socket,
     on_ready: Callable[[], None],
     abort: Callable[[], Awaitable[object]],
@@ -143,7 +169,7 @@ async def serve(
         await serving
 
 
-def _cut_off_quietly(app: FastAPI) -> ASGIApp:
+def _cut_off_quietly(app: ASGIApp) -> ASGIApp:
     """Returns `app`; a request that is cut off at the end of the server logs no traceback."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -18,8 +18,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Where clients connect."""
     key_file: str = ""
     """Key of the gateway's client; empty: the router asks for none."""
+    http_keys: str = ""
+    """File of the API keys that it asks HTTP clients for, instead of `key_file`: each request is
+    asked for as the principal of its key. Empty: it asks for none."""
     host: str = "127.0.0.1"
-    """A loopback address."""
+    """A loopback address, unless it asks for API keys."""
     port: Port = 8000
     """0: a free one."""
     model_path: str = ""

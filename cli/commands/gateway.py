@@ -17,6 +17,7 @@ from rolloutbus.cli.terminal import (
     fail,
     run,
 )
+from rolloutbus.gateway.http_keys import read_http_keys
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
 
@@ -28,7 +29,16 @@ def gateway(
     *,
     address: Address = "",
     key: YourKey = "",
-    host: Annotated[str, typer.Option(help="A loopback address.")] = "127.0.0.1",
+    http_keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="API keys that HTTP clients must show, from `rolloutbus keys http`.",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="A loopback address; any other needs --http-keys.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
     tokenizer: Annotated[
         Path | None,
@@ -63,10 +73,14 @@ def gateway(
             f"it needs the package {error.name}: pip install rolloutbus[gateway]", ExitStatus.USAGE
         )
     directory = tokenizer or checked(lambda: _model_of(address))
-    client = checked(lambda: client_settings(address, key))
+    held = checked(lambda: read_http_keys(http_keys)) if http_keys else []
+    if held and key:
+        fail("each API key names a key of the bus; leave --key out", ExitStatus.USAGE)
+    client = checked(lambda: client_settings(address, held[0].key_file if held else key))
     settings = GatewaySettings(
         router=client.router,
-        key_file=client.security.key_file if client.security is not None else "",
+        key_file=client.security.key_file if client.security and not held else "",
+        http_keys=str(http_keys or ""),
         host=host,
         port=port,
         model_path=str(directory or ""),

@@ -21,6 +21,7 @@ from rolloutbus.bus.security.zmq_curve import new_key_pair
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json
+from rolloutbus.gateway.http_keys import add_http_key
 
 app = typer.Typer()
 keys = typer.Typer(
@@ -165,6 +166,31 @@ def rotate(
     kept.hardlink_to(file)
     draft.replace(file)
     print_json({"old": old.public, "new": fresh.public})
+
+
+@keys.command(epilog=example("rolloutbus keys http alice --acts-as alice.key"))
+def http(
+    name: Annotated[str, typer.Argument(help="Whose it is; replaces that of the same name.")],
+    acts_as: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Key file of the principal of the bus. Left out: the router asks for no key.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path,
+        typer.Option("--file", "-f", metavar="PATH", help="API keys of `gateway --http-keys`."),
+    ] = Path("http-keys.json"),
+) -> None:
+    """Make an API key for HTTP clients of a gateway. Prints it, once; only its hash is kept.
+
+    A gateway reads the file when it starts. What the key may do is what its principal may: revoke
+    that one to shut its API keys out at once.
+    """
+    if acts_as is not None:
+        checked(lambda: read_key_pair(acts_as))
+    _say(checked(lambda: add_http_key(file, name, acts_as)))
 
 
 def _public(text: str) -> str:

@@ -121,7 +121,9 @@ async def _started(log: IO[bytes], *arguments: str) -> AsyncGenerator[Gateway]:
         assert process.stdout is not None
         async with asyncio.timeout(DEADLINE_S):
             ready = read_ready(await process.stdout.readline())
-        assert ready is not None
+        if ready is None:
+            log.seek(0)
+            raise AssertionError(log.read().decode())
         yield Gateway(process, ready["http"])
     finally:
         if process.returncode is None:

@@ -1,0 +1,138 @@
+"""API keys of a gateway: each acts as one principal of the bus, with its rights."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import rolloutbus
+from rolloutbus import Fleet
+from rolloutbus.errors import SettingsError
+from rolloutbus.gateway.http_keys import add_http_key, read_http_keys
+from tests.integration.gateway_process import Gateway, Json, gateway
+from tests.integration.key_directory import KeyDirectory
+from tests.integration.live_fleet import DEADLINE_S
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+GENERATE: Json = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A gateway in front of a fleet with keys."""
+
+    gateway: Gateway
+    keys: KeyDirectory
+    secrets: Mapping[str, str]
+    """Name -> API key."""
+
+    async def status(self, path: str, name: str, body: Json | None = None) -> int:
+        headers = {"Authorization": f"Bearer {self.secrets[name]}"}
+        method = "GET" if body is None else "POST"
+        return (await self.gateway.ask(method, path, body or b"", headers=headers)).status
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    directory = tmp_path_factory.mktemp("keys")
+    async with rolloutbus.up(workers=1, engine="fake", store=False, secure=directory) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guarded]:
+    keys = KeyDirectory(Path(fleet.key_file).parent)
+    file = tmp_path_factory.mktemp("http") / "http-keys.json"
+    keys.add("user", "client")
+    keys.add("watcher", "subscriber")
+    keys.add("coach", "trainer")
+    keys.add("leaver", "client")
+    secrets = {
+        name: add_http_key(file, name, keys.file(name))
+        for name in ("user", "watcher", "coach", "leaver")
+    }
+    async with gateway("--address", fleet.address, "--http-keys", str(file)) as running:
+        yield Guarded(running, keys, secrets)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic dXNlcjpwYXNz"},
+        {"Authorization": "Bearer"},
+    ],
+)
+async def test_without_a_known_key_nothing_is_answered(
+    guarded: Guarded, headers: dict[str, str]
+) -> None:
+    for path in ("/generate", "/v1/models", "/metrics", "/v1/rl/workers", "/nowhere"):
+        reply = await guarded.gateway.ask("GET", path, headers=headers)
+        assert reply.status == 401, path
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert reply.json["error"]["type"] == "authentication_error"
+
+
+async def test_a_balancer_may_ask_for_health(guarded: Guarded) -> None:
+    async with asyncio.timeout(DEADLINE_S):  # a young router sends nobody anything for a second
+        while (reply := await guarded.gateway.ask("GET", "/health")).status != 200:
+            assert reply.status == 503
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "body", "status"),
+    [
+        ("user", "/generate", GENERATE, 200),
+        ("user", "/pause_generation", {"mode": "in_place"}, 403),
+        ("watcher", "/generate", GENERATE, 403),
+        ("watcher", "/list_workers", None, 200),
+        ("coach", "/flush_cache", {}, 200),
+    ],
+)
+async def test_a_key_may_do_what_its_principal_may(
+    guarded: Guarded, name: str, path: str, body: Json | None, status: int
+) -> None:
+    assert await guarded.status(path, name, body) == status
+
+
+async def test_a_principal_that_is_revoked_is_shut_out_and_others_are_not(
+    guarded: Guarded,
+) -> None:
+    assert await guarded.status("/generate", "leaver", GENERATE) == 200
+    guarded.keys.revoke("leaver")
+    body = GENERATE | {"timeout": 1.0}
+    async with asyncio.timeout(DEADLINE_S):
+        while await guarded.status("/generate", "leaver", body) == 200:
+            pass
+    assert await guarded.status("/generate", "user", GENERATE) == 200
+
+
+async def test_the_file_holds_no_key_and_one_key_for_each_name(tmp_path: Path) -> None:
+    file = tmp_path / "http-keys.json"
+    first = add_http_key(file, "a", None)
+    second = add_http_key(file, "a", None)
+    assert first != second
+    assert [each.name for each in read_http_keys(file)] == ["a"]
+    assert first not in file.read_text()
+    assert second not in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[]", '[{"name": "a"}]', '[{"name": "a", "sha256": "x", "key_file": ""}]'],
+)
+async def test_a_file_that_is_none_is_refused_with_its_name(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "http-keys.json"
+    file.write_text(content)
+    with pytest.raises(SettingsError, match=r"http-keys\.json"):
+        read_http_keys(file)
