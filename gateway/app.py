@@ -14,7 +14,7 @@ from rolloutbus.gateway.openai_api import OpenAIApi
 from rolloutbus.gateway.problems import error_body, headers_of, openai_error, status_of
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang_api import SGLangApi
-from rolloutbus.gateway.skyrl_api import SkyRLApi
+from rolloutbus.gateway.skyrl.api import SkyRLApi
 from rolloutbus.gateway.traffic import CountTraffic, Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer

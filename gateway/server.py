@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.gateway.app import gateway_app
-from rolloutbus.gateway.http_keys import read_http_keys
-from rolloutbus.gateway.keyed_app import KeyedApp
+from rolloutbus.gateway.keys.http_keys import read_http_keys
+from rolloutbus.gateway.keys.keyed_app import KeyedApp
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.traffic import Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for

@@ -17,7 +17,7 @@ from rolloutbus.cli.terminal import (
     fail,
     run,
 )
-from rolloutbus.gateway.http_keys import read_http_keys
+from rolloutbus.gateway.keys.http_keys import read_http_keys
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
 

@@ -21,7 +21,7 @@ from rolloutbus.bus.security.zmq_curve import new_key_pair
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json
-from rolloutbus.gateway.http_keys import add_http_key
+from rolloutbus.gateway.keys.http_keys import add_http_key
 
 app = typer.Typer()
 keys = typer.Typer(

@@ -11,7 +11,7 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Fleet
 from rolloutbus.errors import SettingsError
-from rolloutbus.gateway.http_keys import add_http_key, read_http_keys
+from rolloutbus.gateway.keys.http_keys import add_http_key, read_http_keys
 from tests.integration.gateway_process import Gateway, Json, gateway
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import DEADLINE_S

@@ -16,7 +16,7 @@ from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import AdapterNames, options_of_model
 from rolloutbus.gateway.samples import sampled
 from rolloutbus.gateway.settings import GatewaySettings
-from rolloutbus.gateway.skyrl_body import (
+from rolloutbus.gateway.skyrl.body import (
     options_of,
     reply_of,
     sampling_of,

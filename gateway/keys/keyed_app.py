@@ -6,7 +6,7 @@ from http import HTTPStatus
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rolloutbus.gateway.exchange import as_json
-from rolloutbus.gateway.http_keys import bearer_of, holder_of
+from rolloutbus.gateway.keys.http_keys import bearer_of, holder_of
 from rolloutbus.gateway.problems import error_body
 
 OPEN = frozenset({"/health"})
