@@ -29,6 +29,7 @@ MODULES = {
     "status": "status",
     "generate": "generate",
     "gateway": "gateway",
+    "metrics": "gateway",
     "pause": "control",
     "resume": "control",
     "weights": "weights",

@@ -19,7 +19,12 @@ from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport import bulk as bulk_ports
 from rolloutbus.bus.transport.zmq_sockets import GONE_MS
 from rolloutbus.bus.wire.commands import COMMANDS, KINDS, RESULTS, Target
-from rolloutbus.bus.wire.counters import ROUTER_COUNTERS, WORKER_COUNTERS, WORKER_DURATIONS
+from rolloutbus.bus.wire.counters import (
+    ROUTER_COUNTERS,
+    STORE_GAUGES,
+    WORKER_COUNTERS,
+    WORKER_DURATIONS,
+)
 from rolloutbus.bus.wire.entry import Placement, TracedEntry
 from rolloutbus.bus.wire.messages.control import FleetOutcome
 from rolloutbus.engine_worker.host import __main__ as engine_host
@@ -70,6 +75,7 @@ CHECKED_BY_VALUE = {
     "Hello.protocol[]",
     "Welcome.protocol",
     "WorkerStatus.beat_age_ms",
+    "StoreStatus.beat_age_ms",
     "WorkerFacts.eos_token_ids[]",
     "EngineReady.eos_token_ids[]",
 }
@@ -105,6 +111,7 @@ def counters() -> str:
         "`FleetStatus.counters`": ROUTER_COUNTERS,
         "`counters` of workers": WORKER_COUNTERS,
         "`durations` of workers": WORKER_DURATIONS,
+        "`gauges` of stores": STORE_GAUGES,
     }
     lines = [
         f"| `{name}` | {where} | {sentence} |\n"

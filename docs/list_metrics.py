@@ -6,9 +6,14 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
-from rolloutbus.bus.wire.counters import ROUTER_COUNTERS, WORKER_COUNTERS, WORKER_DURATIONS
+from rolloutbus.bus.wire.counters import (
+    ROUTER_COUNTERS,
+    STORE_GAUGES,
+    WORKER_COUNTERS,
+    WORKER_DURATIONS,
+)
 from rolloutbus.bus.wire.durations import DurationCounter
-from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.wire.messages.control import FleetStatus, StoreStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
 from rolloutbus.gateway.metrics_api import families_of
 from rolloutbus.gateway.traffic import Traffic
@@ -34,6 +39,7 @@ def example() -> Iterator[Metric]:
         updates=[UpdateStatus("default", 8, "preparing", 1500, 1)],
         pause="in_place",
         absent={"w1": "it was lost (expired)"},
+        store=StoreStatus("store", 120, dict.fromkeys(STORE_GAUGES, 1.0)),
     )
     traffic = Traffic()
     traffic.answers["/generate", "200"] += 1

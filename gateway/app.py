@@ -15,7 +15,7 @@ from rolloutbus.gateway.problems import error_body, headers_of, openai_error, st
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang_api import SGLangApi
 from rolloutbus.gateway.skyrl.api import SkyRLApi
-from rolloutbus.gateway.traffic import CountTraffic, Traffic
+from rolloutbus.gateway.traffic import Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
 
@@ -36,16 +36,15 @@ def gateway_app(
             `abort_all` and a pause end all that it samples.
         settings: see there.
         tokenizer: of transformers; None: token ids only.
-        traffic: counts what passes; None: one of its own.
+        traffic: what `/metrics` tells of HTTP; None: nothing. Whoever serves counts it.
     """
     app = FastAPI(title="rolloutbus", docs_url=None, redoc_url=None, openapi_url=None)
-    app.include_router(OpenAIApi(client, settings, tokenizer).router)
-    app.include_router(SGLangApi(client, settings, tokenizer).router)
-    counted = traffic or Traffic()
-    app.include_router(MetricsApi(client, counted).router)
-    app.add_middleware(CountTraffic, traffic=counted)
-    app.include_router(SkyRLApi(client, settings, tokenizer).router)
-    app.include_router(FleetApi(client, settings).router)
+    app.include_router(MetricsApi(client, traffic or Traffic()).router)
+    if not settings.only_metrics:
+        app.include_router(OpenAIApi(client, settings, tokenizer).router)
+        app.include_router(SGLangApi(client, settings, tokenizer).router)
+        app.include_router(SkyRLApi(client, settings, tokenizer).router)
+        app.include_router(FleetApi(client, settings).router)
     app.add_exception_handler(BusError, _on_bus_error)
     app.add_exception_handler(BodyTooLarge, _on_too_large)
     app.add_exception_handler(ClientLeft, _on_client_left)

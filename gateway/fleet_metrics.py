@@ -15,7 +15,12 @@ from prometheus_client.core import (
     HistogramMetricFamily,
 )
 
-from rolloutbus.bus.wire.counters import ROUTER_COUNTERS, WORKER_COUNTERS, WORKER_DURATIONS
+from rolloutbus.bus.wire.counters import (
+    ROUTER_COUNTERS,
+    STORE_GAUGES,
+    WORKER_COUNTERS,
+    WORKER_DURATIONS,
+)
 from rolloutbus.bus.wire.durations import BOUNDS_S, Durations
 from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
 from rolloutbus.trainer_adapter.client.engine_gauges import Gauges, cache_used
@@ -72,6 +77,7 @@ def fleet_families(status: FleetStatus, gauges: Gauges) -> Iterator[Metric]:
     """All that a router and its workers tell."""
     yield from _of_router(status)
     yield from _of_workers(status)
+    yield from _of_store(status)
     yield from _of_updates(status)
     yield from _of_engines(gauges)
 
@@ -190,6 +196,19 @@ def _of_workers(status: FleetStatus) -> Iterator[Metric]:
             WORKER,
             [(_labels(w), w.durations[name]) for w in workers if name in w.durations],
         )
+
+
+def _of_store(status: FleetStatus) -> Iterator[Metric]:
+    labels, store = ("store",), status.store
+    yield gauge(
+        "store_heartbeat_age_seconds",
+        "Time since the router heard the store's last heartbeat; absent: no store is connected.",
+        labels,
+        [] if store is None else [((store.name,), store.beat_age_ms / 1000)],
+    )
+    for name, sentence in STORE_GAUGES.items():
+        rows = [] if store is None else [((store.name,), store.gauges.get(name))]
+        yield gauge(f"store_{name}", sentence, labels, rows)
 
 
 def _of_updates(status: FleetStatus) -> Iterator[Metric]:

@@ -19,7 +19,7 @@ from rolloutbus.gateway.app import gateway_app
 from rolloutbus.gateway.keys.http_keys import read_http_keys
 from rolloutbus.gateway.keys.keyed_app import KeyedApp
 from rolloutbus.gateway.settings import GatewaySettings
-from rolloutbus.gateway.traffic import Traffic
+from rolloutbus.gateway.traffic import CountTraffic, Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
             app: ASGIApp = KeyedApp(apps)
         else:
             app = await connected("gateway", settings.key_file, stack)
+        app = CountTraffic(app, traffic)
         await serve(app, bound, lambda: on_ready(address_of(bound)), abort_all)
 
 

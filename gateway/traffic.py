@@ -81,7 +81,7 @@ class _Exchange:
         self._scope = scope
         self._send = send
         self._began_at = traffic.now()
-        self._code = 500  # an exception that only the server answers
+        self._code = 499  # nothing was sent: it was cut off
         self._waits_for_event = False
 
     async def send(self, message: Message) -> None:

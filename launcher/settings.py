@@ -26,7 +26,7 @@ Transport = Literal["ipc", "tcp"]
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What a model of the Hugging Face hub is called; a path may look the same."""
-GATEWAY_PACKAGES = ("fastapi", "uvicorn")
+GATEWAY_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 MAX_PORT = 65535
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "transformers": ("torch", "transformers", "safetensors"),

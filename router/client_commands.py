@@ -12,7 +12,14 @@ from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
 from rolloutbus.bus.wire.commands import COMMANDS, done_by, sent_by
 from rolloutbus.bus.wire.counters import ROUTER_COUNTERS
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.control import FleetStatus, LoadLora, Pause, Resume, WorkerStatus
+from rolloutbus.bus.wire.messages.control import (
+    FleetStatus,
+    LoadLora,
+    Pause,
+    Resume,
+    StoreStatus,
+    WorkerStatus,
+)
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Aborted
 from rolloutbus.bus.wire.validation import check_rid
@@ -148,6 +155,7 @@ class ClientCommands:
             context.intent.pause,
             dict(context.intent.workers),
             context.expected.absent(),
+            self._store_status(now),
         )
 
     def _held(self, targets: Iterable[MemberRecord]) -> str:
@@ -185,6 +193,13 @@ class ClientCommands:
     def _waits_for_store(self, entry: Entry) -> bool:
         is_for_it = entry.route == "store" and COMMANDS[entry.kind].target == "store"
         return is_for_it and len(self._awaiting) < MAX_AWAITING
+
+    def _store_status(self, now: float) -> StoreStatus | None:
+        store = self._context.members.store()
+        if store is None:
+            return None
+        age_ms = int((now - store.heartbeat_at) * 1000)
+        return StoreStatus(store.name, age_ms, store.heartbeat.gauges, store.heartbeat.counters)
 
     def _worker_status(self, worker: MemberRecord, now: float) -> WorkerStatus:
         facts, heartbeat = worker.hello.worker, worker.heartbeat

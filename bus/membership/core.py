@@ -70,6 +70,7 @@ class MemberIdentity:
 
 NOTHING_COUNTED: Mapping[str, int] = MappingProxyType({})
 NOTHING_MEASURED: Mapping[str, Durations] = MappingProxyType({})
+NO_GAUGES: Mapping[str, float] = MappingProxyType({})
 
 
 class Vitals(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +84,7 @@ class Vitals(msgspec.Struct, frozen=True, gc=False):
     stalled_ms: float = 0.0
     counters: Mapping[str, int] = NOTHING_COUNTED
     durations: Mapping[str, Durations] = NOTHING_MEASURED
+    gauges: Mapping[str, float] = NO_GAUGES
 
 
 @dataclass(slots=True)
@@ -436,4 +438,5 @@ def _heartbeat_of(
         intent=intent,
         counters=counters,
         durations=dict(vitals.durations),
+        gauges=dict(vitals.gauges),
     )

@@ -66,6 +66,11 @@ WORKER_COUNTERS: Mapping[str, str] = {
     "repairs": "Parts of streams sent again to subscribers that missed them.",
 }
 
+STORE_GAUGES: Mapping[str, str] = {
+    "held_bytes": "Shared memory that the store holds for versions.",
+    "held_versions": "Versions whose bytes the store holds or is being given.",
+}
+
 WORKER_DURATIONS: Mapping[str, str] = {
     "first_token": "Time from the arrival of a request at the worker to its first token.",
     "next_token": "Time from one token of a request to its next one.",

@@ -1,4 +1,4 @@
-"""`rolloutbus gateway`: HTTP in front of a fleet."""
+"""`rolloutbus gateway | metrics`: HTTP in front of a fleet, all of it or its metrics only."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,6 +21,17 @@ from rolloutbus.gateway.keys.http_keys import read_http_keys
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
 
+RunGateway = Callable[[GatewaySettings, Callable[[str], None]], Awaitable[None]]
+
+HttpKeys = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="API keys that HTTP clients must show, from `rolloutbus keys http`.",
+    ),
+]
+Host = Annotated[str, typer.Option(help="A loopback address; any other needs --http-keys.")]
+
 app = typer.Typer()
 
 
@@ -29,16 +40,8 @@ def gateway(
     *,
     address: Address = "",
     key: YourKey = "",
-    http_keys: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="API keys that HTTP clients must show, from `rolloutbus keys http`.",
-        ),
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="A loopback address; any other needs --http-keys.")
-    ] = "127.0.0.1",
+    http_keys: HttpKeys = None,
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
     tokenizer: Annotated[
         Path | None,
@@ -64,22 +67,12 @@ def gateway(
     Prints one JSON line with its address when it is ready: any OpenAI client takes it as
     `base_url`, with /v1 behind it.
     """
-    try:  # usage and help come without it
-        from rolloutbus.gateway.server import run_gateway  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("rolloutbus"):
-            raise
-        fail(
-            f"it needs the package {error.name}: pip install rolloutbus[gateway]", ExitStatus.USAGE
-        )
+    run_gateway = _server()
     directory = tokenizer or checked(lambda: _model_of(address))
-    held = checked(lambda: read_http_keys(http_keys)) if http_keys else []
-    if held and key:
-        fail("each API key names a key of the bus; leave --key out", ExitStatus.USAGE)
-    client = checked(lambda: client_settings(address, held[0].key_file if held else key))
+    router, bus_key = _bus_of(address, key, http_keys)
     settings = GatewaySettings(
-        router=client.router,
-        key_file=client.security.key_file if client.security and not held else "",
+        router=router,
+        key_file=bus_key,
         http_keys=str(http_keys or ""),
         host=host,
         port=port,
@@ -89,6 +82,54 @@ def gateway(
         default_max_tokens=max_tokens,
     )
     run(_serve(run_gateway, settings))
+
+
+@app.command(epilog=example("rolloutbus metrics --port 9464"))
+def metrics(
+    *,
+    address: Address = "",
+    key: YourKey = "",
+    http_keys: HttpKeys = None,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 9464,
+) -> None:
+    """Serve a fleet's /metrics for Prometheus, and nothing else, until Ctrl-C.
+
+    A gateway serves them, too: this is for fleets that have none.
+    """
+    run_gateway = _server()
+    router, bus_key = _bus_of(address, key, http_keys)
+    settings = GatewaySettings(
+        router=router,
+        key_file=bus_key,
+        http_keys=str(http_keys or ""),
+        host=host,
+        port=port,
+        only_metrics=True,
+    )
+    run(_serve(run_gateway, settings))
+
+
+def _bus_of(address: str, key: str, http_keys: Path | None) -> tuple[str, str]:
+    """Address of the router, and the file of the gateway's own key; empty: each API key has one."""
+    held = checked(lambda: read_http_keys(http_keys)) if http_keys else []
+    if held and key:
+        fail("each API key names a key of the bus; leave --key out", ExitStatus.USAGE)
+    client = checked(lambda: client_settings(address, held[0].key_file if held else key))
+    return client.router, client.security.key_file if client.security and not held else ""
+
+
+def _server() -> RunGateway:
+    """What runs a gateway; ends the command if the extra is not installed."""
+    try:  # usage and help come without it
+        from rolloutbus.gateway.server import run_gateway  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rolloutbus"):
+            raise
+        fail(
+            f"it needs the package {error.name}: pip install rolloutbus[gateway]", ExitStatus.USAGE
+        )
+    return run_gateway
 
 
 def _model_of(address: str) -> Path | None:
@@ -103,10 +144,7 @@ def _model_of(address: str) -> Path | None:
     return directory if model and directory.is_dir() else None
 
 
-async def _serve(
-    run_gateway: Callable[[GatewaySettings, Callable[[str], None]], Awaitable[None]],
-    settings: GatewaySettings,
-) -> None:
+async def _serve(run_gateway: RunGateway, settings: GatewaySettings) -> None:
     try:
         await run_gateway(settings, lambda url: announce_ready(http=url))
     except PeerLost as error:

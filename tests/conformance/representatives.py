@@ -123,6 +123,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         backlog=[("trainer", 300, 30 << 20)],
         counters={"repairs": 3},
         durations={"first_token": DURATIONS},
+        gauges={"held_bytes": 8192128.0},
     ),
     "client_beat": membership.ClientHeartbeat(900),
     "lease": membership.Lease(3, INSTANCE, 900, is_behind=True),
@@ -284,6 +285,7 @@ _FLEET_STATUS = control.FleetStatus(
     pause="in_place",
     paused={"w1": "", "w2": "drain"},
     absent={"w2": "it was lost (expired)"},
+    store=control.StoreStatus("store", 120, {"held_bytes": 8192128.0}, {"fenced": 0}),
 )
 
 _RESULTS: dict[str, msgspec.Struct] = {

@@ -98,10 +98,10 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
 
 
 @asynccontextmanager
-async def gateway(*arguments: str) -> AsyncGenerator[Gateway]:
+async def gateway(*arguments: str, command: str = "gateway") -> AsyncGenerator[Gateway]:
     """Start `rolloutbus gateway` at a free port; it is killed at the end. It logs no traceback."""
     with TemporaryFile() as log:
-        async with _started(log, *arguments) as running:
+        async with _started(log, command, *arguments) as running:
             yield running
         log.seek(0)
         said = log.read().decode()
@@ -109,10 +109,10 @@ async def gateway(*arguments: str) -> AsyncGenerator[Gateway]:
 
 
 @asynccontextmanager
-async def _started(log: IO[bytes], *arguments: str) -> AsyncGenerator[Gateway]:
+async def _started(log: IO[bytes], command: str, *arguments: str) -> AsyncGenerator[Gateway]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "rolloutbus.cli.main", "gateway", "--port", "0", *arguments),
+        *("-m", "rolloutbus.cli.main", command, "--port", "0", *arguments),
         stdout=PIPE,
         stderr=log,
         env=environment(),

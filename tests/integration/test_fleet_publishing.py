@@ -14,6 +14,7 @@ from rolloutbus import Fleet, RolloutClient, SyncWeightPublisher, WeightPublishe
 from rolloutbus.errors import EngineFailed, RequestCancelled
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
+from rolloutbus.types import FleetStatus
 from tests.integration.killed_trainer import WEIGHTS
 from tests.integration.live_fleet import DEADLINE_S, status_when
 from tests.integration.store_harness import ROOT
@@ -41,6 +42,13 @@ async def all_serve(client: RolloutClient) -> int:
         ),
     )
     return status.committed.get("default", 0)
+
+
+def tells_of_updates(status: FleetStatus) -> bool:
+    """Whether the store says what it holds, and each worker how three updates stalled it."""
+    held = status.store.gauges.get("held_bytes", 0) if status.store else 0
+    stalls = [each.durations.get("update_stall") for each in status.workers]
+    return held > 0 and all(each is not None and sum(each.counts) >= 3 for each in stalls)
 
 
 def publish_plainly(address: str) -> tuple[list[int], list[TransferProgress]]:
@@ -71,6 +79,7 @@ async def test_a_plain_script_publishes_watches_and_goes_back(
     assert (last.phase, last.version) == ("committed", before + 2)
     assert (last.n_targets, last.n_prepared, last.n_active) == (2, 2, 2)
     assert await all_serve(client) == before + 3
+    await status_when(client, tells_of_updates)
 
 
 async def test_a_killed_trainers_version_is_never_given_to_another(

@@ -138,6 +138,17 @@ async def test_openmetrics_is_for_who_asks(served: Gateway) -> None:
     assert "rolloutbus_worker_tokens" in {each.name for each in families}
 
 
+async def test_a_fleet_without_a_gateway_has_a_command_for_its_metrics(fleet: Fleet) -> None:
+    async with gateway("--address", fleet.address, command="metrics") as running:
+        found = await scrape(running)
+        other = await running.ask("POST", "/generate", {"input_ids": [5]})
+        assert await running.end() == 130
+
+    assert found("router_up") == 1
+    assert found("worker_slots", worker="w0")
+    assert other.status == 404
+
+
 async def test_no_label_names_a_request(served: Gateway) -> None:
     await generate(served, rid="a-name-of-mine", session_id="a-session")
     found = await scrape(served)

@@ -10,7 +10,7 @@ import msgspec
 from rolloutbus.bus.actor.effects import Connect, Send, Stop
 from rolloutbus.bus.actor.loop import Actor, Clock, one_by_one
 from rolloutbus.bus.actor.process import warn
-from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
+from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
 from rolloutbus.bus.membership.deliveries import Execute, Heed, MemberEffect
 from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
 from rolloutbus.bus.security.zmq_curve import dialer_of
@@ -56,8 +56,13 @@ class StoreActor:
         self._table = contents.table
         self._core = StoreCore(settings, host_id(), contents.table)
         identity = MemberIdentity("store", settings.name, secrets.token_hex(16))
+        self._vitals = Vitals()
         self._member = MemberCore(
-            identity, LeaseSettings(), random.SystemRandom(), intent=contents.table.intent
+            identity,
+            LeaseSettings(),
+            random.SystemRandom(),
+            lambda: self._vitals,
+            intent=contents.table.intent,
         )
         self._link: DealerPort | None = None
         self._patience = Patience(settings.router, "a store")
@@ -143,6 +148,9 @@ class StoreActor:
     def _upkeep(self, now: float) -> None:
         self._effects.run(self._core.tick(now))
         self._effects.collect()
+        n_versions = len(self._table.by_key)
+        gauges = {"held_bytes": self._table.held_bytes, "held_versions": n_versions}
+        self._vitals = Vitals(gauges=gauges)
         for peer, heard_at in list(self._bulk_peers.items()):
             if now - heard_at > BULK_SILENCE_S:
                 del self._bulk_peers[peer]

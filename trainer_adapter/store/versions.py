@@ -218,6 +218,12 @@ class VersionTable:
         self.history: dict[str, list[int]] = {}
         """Versions of each policy that have been committed, the latest last; not of adapters."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Of the segments that are there; versions of the same bytes share one."""
+        sizes = {each.segment: each.size_bytes for each in self.by_key.values() if each.segment}
+        return sum(sizes.values())
+
     def restore(self, records: Iterable[Record]) -> None:
         """Become what earlier processes wrote down."""
         for record in records:

@@ -312,6 +312,18 @@ class WorkerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it has measured since then."""
 
 
+class StoreStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The weight store, as the router sees it."""
+
+    name: Short
+    beat_age_ms: int
+    """Since its last heartbeat."""
+    gauges: Gauges = msgspec.field(default_factory=dict[str, float])
+    """Figures of the moment, as it told them."""
+    counters: Counters = msgspec.field(default_factory=dict[str, int])
+    """What its process has counted since it started."""
+
+
 class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of `status`."""
 
@@ -339,3 +351,5 @@ class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The same for single workers; empty: it goes on although the fleet is paused."""
     absent: Troubles = msgspec.field(default_factory=dict[str, str])
     """Workers that are expected and not here -> why not."""
+    store: StoreStatus | None = None
+    """None: none is connected."""

@@ -17,6 +17,7 @@ from rolloutbus.bus.wire.limits import (
     Counters,
     DetachedRids,
     EosTokenIds,
+    Gauges,
     HeaderText,
     KindNames,
     MarkNews,
@@ -234,6 +235,8 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """What the process has counted since it started; see `bus.wire.counters`."""
     durations: DurationsByName = msgspec.field(default_factory=dict[str, Durations])
     """What it has measured since then; absent: nothing of this name."""
+    gauges: Gauges = msgspec.field(default_factory=dict[str, float])
+    """Figures of the moment, of a store."""
 
 
 class ClientHeartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rolloutbus.bus.wire.durations import BOUNDS_S, DurationCounter, Durations
-from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.wire.messages.control import FleetStatus, StoreStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
 from rolloutbus.gateway.fleet_metrics import fleet_families
 from rolloutbus.trainer_adapter.client.engine_gauges import Gauges
@@ -134,6 +134,15 @@ def test_an_engine_tells_its_cache_under_one_name() -> None:
 
     assert at(told, "engine_cache_used_ratio", "w0") == 0.25
     assert at(told, "engine_load", "w0", "n_kv_blocks_used") == 3
+
+
+def test_a_store_tells_what_it_holds() -> None:
+    told = scraped(status(store=StoreStatus("store", 250, {"held_bytes": 4096.0})))
+
+    assert at(told, "store_held_bytes", "store") == 4096
+    assert at(told, "store_heartbeat_age_seconds", "store") == 0.25
+    assert at(told, "store_held_versions", "store") is None
+    assert not [name for name, _ in scraped(status()) if "store" in name]
 
 
 def test_names_with_quotes_and_newlines_are_escaped() -> None:
