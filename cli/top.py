@@ -68,6 +68,8 @@ class TopFrame(msgspec.Struct, frozen=True):
     updates: list[UpdateStatus]
     troubled: dict[str, str]
     """Workers that fail too much, gone ones too -> what failed last."""
+    absent: dict[str, str]
+    """Workers that are expected and not here -> why not."""
     counted: dict[str, int]
     """What the router counted since the frame before."""
     rows: list[TopRow]
@@ -117,6 +119,7 @@ class TopHistory:
             total,
             list(status.updates),
             dict(status.troubled),
+            dict(status.absent),
             {} if before is None else _grown(before, status.counters),
             rows,
         )

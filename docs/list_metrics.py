@@ -15,7 +15,7 @@ from rolloutbus.bus.wire.counters import (
 from rolloutbus.bus.wire.durations import DurationCounter
 from rolloutbus.bus.wire.messages.control import FleetStatus, StoreStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
-from rolloutbus.gateway.metrics_api import families_of
+from rolloutbus.gateway.metrics_api import families_of, own_families
 from rolloutbus.gateway.traffic import Traffic
 from rolloutbus.trainer_adapter.client.core.effects import ClientCounters
 
@@ -46,7 +46,8 @@ def example() -> Iterator[Metric]:
     for each in (traffic.durations, traffic.first_events):
         each["/generate"].add(0.1)
     gauges = {"w0": {"token_usage": 0.25}}
-    return families_of(status, gauges, traffic, ClientCounters())
+    yield from families_of(status, gauges)
+    yield from own_families(traffic, ClientCounters())
 
 
 def table() -> str:

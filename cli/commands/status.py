@@ -108,6 +108,8 @@ def _notes(found: FleetStatus) -> Iterator[Text]:
                 yield Text(f"{each.name} gets no work: {sentence}", "yellow")
     for name, why in sorted(found.troubled.items()):
         yield Text(f"{name} gets no work: {why}", "red")
+    for name, why in sorted(found.absent.items()):
+        yield Text(f"{name} is not here: {why}", "red")
 
 
 def _router_line(found: FleetStatus) -> Text:

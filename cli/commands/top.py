@@ -131,6 +131,9 @@ def _notes(frame: TopFrame) -> Iterable[Text]:
     for name, why in sorted(frame.troubled.items()):
         if name not in here:
             yield Text(f"{name} is gone: {why}", "red")
+    for name, why in sorted(frame.absent.items()):
+        if name not in frame.troubled:
+            yield Text(f"{name} is not here: {why}", "red")
     if frame.counted:
         told = ", ".join(f"{name} +{n}" for name, n in sorted(frame.counted.items()))
         yield Text(f"router counted: {told}", "dim")

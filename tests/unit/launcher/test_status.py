@@ -10,6 +10,7 @@ def _lines(
     updates: list[UpdateStatus] | None = None,
     blocked_by: dict[str, str] | None = None,
     troubled: dict[str, str] | None = None,
+    absent: dict[str, str] | None = None,
 ) -> list[str]:
     row = ("w0", "e", "stale", "default", 6, "fake", 4, 0, 0, 10, 0.0, 42)
     found = FleetStatus(
@@ -24,6 +25,7 @@ def _lines(
         counters={},
         updates=updates or [],
         troubled=troubled or {},
+        absent=absent or {},
     )
     return [str(each) for each in report(found).renderables[1:]]
 
@@ -41,6 +43,11 @@ def test_each_reason_why_a_worker_gets_no_work_is_shown_once() -> None:
         "w0 gets no work: It is paused.",
         "w0 gets no work: engine_failed",
     ]
+
+
+def test_workers_that_are_away_are_shown_with_the_reason() -> None:
+    lines = _lines(absent={"w1": "it was lost (expired)"})
+    assert "w1 is not here: it was lost (expired)" in lines
 
 
 def test_quiet_fleet_has_one_line_about_its_router() -> None:

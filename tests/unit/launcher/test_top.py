@@ -127,11 +127,14 @@ def test_troubles_are_told_in_words() -> None:
     found = status(
         worker(problem="digest_mismatch: a tensor differs"),
         troubled={"w9": "engine_crashed"},
+        absent={"w8": "it was lost (expired)", "w9": "it was lost (left)"},
         updates=[update],
     )
     shown = text_of(TopHistory().frame(found, {}, 1.0), width=120, stale="the deadline passed")
     assert "w0 gets no work: digest_mismatch: a tensor differs" in shown
     assert "w9 is gone: engine_crashed" in shown
+    assert "w8 is not here: it was lost (expired)" in shown
+    assert shown.count("w9") == 1
     assert "update default v8: committing for 1.5 s, 3 of 4 prepared, 1 active" in shown
     assert "no answer: the deadline passed" in shown
 
