@@ -17,6 +17,8 @@ SGLANG ?= $(SGLANG_DEFAULT)
 SGLANG_VENV := .venv-sglang$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGLANG))
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
+PEERS_VENV := .venv-peers
+PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
 UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
 
 # The machine's cores belong to several processes at once; each one computes on one thread.
@@ -25,7 +27,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format format-check lint types unit test test-integration test-sglang nightly fuzz \
+.PHONY: help venv check format format-check lint types unit test test-integration test-sglang test-peers nightly fuzz \
 	weight-faults sim chaos demo bench docs pictures vectors clean
 
 help: ## Show this list
@@ -36,21 +38,28 @@ venv: $(STAMP) ## Create .venv and install everything that demo and tests need
 define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 venv"; exit 1; }
-	@echo "Installing into $(1): once, a minute or two, $(2) GB with the CPU build of torch ..."
+	@echo "Installing into $(1): once, a minute or two, $(2) ..."
 	@$(PYTHON) -m venv $(1) || \
 		{ echo "No virtual environment could be made; on Debian: apt install python3-venv"; exit 1; }
 endef
 PIP_INSTALL = python -m pip install -qq --disable-pip-version-check
 
 $(STAMP): pyproject.toml constraints.txt
-	$(call make_venv,$(VENV),1.6)
+	$(call make_venv,$(VENV),1.6 GB with the CPU build of torch)
 	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,replay,gateway,otel,dev]' --constraint constraints.txt
 	@touch $@
 
 $(SGLANG_STAMP): pyproject.toml tests/sglang/requirements.txt $(SGLANG_NEEDS)
-	$(call make_venv,$(SGLANG_VENV),2.5)
+	$(call make_venv,$(SGLANG_VENV),2.5 GB with the CPU build of torch)
 	@$(SGLANG_VENV)/bin/$(PIP_INSTALL) --requirement $(SGLANG_NEEDS) --editable .
 	@$(SGLANG_VENV)/bin/$(PIP_INSTALL) --no-deps sglang==$(SGLANG)
+	@touch $@
+
+$(PEERS_VENV): $(PEERS_VENV)/.installed
+$(PEERS_VENV)/.installed: $(PEERS_NEEDS)
+	$(call make_venv,$(PEERS_VENV),0.2 GB)
+	@$(PEERS_VENV)/bin/$(PIP_INSTALL) --requirement $(word 1,$(PEERS_NEEDS))
+	@$(PEERS_VENV)/bin/$(PIP_INSTALL) --no-deps --requirement $(word 2,$(PEERS_NEEDS))
 	@touch $@
 
 check: $(STAMP) ## What a commit must pass before it is pushed, in 2 minutes
@@ -75,11 +84,14 @@ unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS
 
 test: export FUZZ_SECONDS ?= 20
 test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
-	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang" tests $(ARGS)
-	$(if $(ARGS),,$(MAKE) test-sglang)
+	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang and not peers" tests $(ARGS)
+	$(if $(ARGS),,$(MAKE) test-peers test-sglang)
 
 test-integration: $(STAMP) ## Only the tests with real sockets and processes
-	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu and not sglang" tests $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu and not sglang and not peers" tests $(ARGS)
+
+test-peers: $(STAMP) $(PEERS_VENV)/.installed ## Clients of other projects, unmodified, at a gateway
+	$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
 # Two engines start at a time: most of a start is one thread that imports SGLang. Tests with the
 # fleet that all share run in one process, those of a file with a fleet of its own in one.
@@ -89,7 +101,8 @@ test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.
 
 nightly: export FUZZ_SECONDS ?= 600
 nightly: $(STAMP) ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
-	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang" tests
+	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers" tests
+	$(MAKE) test-peers
 	$(MAKE) sim ARGS="--mutants --single-faults --jobs $(JOBS)"
 	$(MAKE) chaos ARGS=--quiet
 	$(MAKE) weight-faults ARGS=
@@ -131,5 +144,5 @@ vectors: $(STAMP) ## Write the protocol's hex vectors again; read the diff befor
 	$(BIN)/python -m tests.conformance.make_vectors
 
 clean: ## Delete environments, build outputs and caches; runs/ stays
-	rm -rf $(VENV) .venv-sglang* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS_VENV) .venv-sglang* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

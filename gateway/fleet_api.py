@@ -139,7 +139,10 @@ class FleetApi:
         return self._table(status, facts.by_worker)
 
     def _table(self, status: FleetStatus, facts: Mapping[str, Any]) -> list[Json]:
-        return [self._row(status, each, facts.get(each.name)) for each in status.workers]
+        return [
+            self._row(status, each, facts.get(each.name))
+            for each in sorted(status.workers, key=lambda each: each.name)
+        ]
 
     def _row(self, status: FleetStatus, worker: WorkerStatus, facts: object) -> Json:
         known = facts if isinstance(facts, ServerFacts) else None

@@ -1,0 +1,75 @@
+"""Clients of other projects, unmodified, as programs in an environment of their own."""
+
+import asyncio
+import json
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import rolloutbus
+from rolloutbus import Fleet
+from tests.integration.reciting_model import LINES, save_reciting_model
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+HERE = Path(__file__).parent
+DEADLINE_S = 90.0
+CUE = "13"
+
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    path = tmp_path_factory.mktemp("peers") / "tiny"
+    path.mkdir()
+    save_reciting_model(path)
+    async with rolloutbus.up(model=path, workers=2, http=0, store=False) as running:
+        yield running
+
+
+async def told_by(program: str, *arguments: str) -> Any:  # noqa: ANN401 - a program's JSON
+    """Run a program of this folder; what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        PYTHON, HERE / program, *arguments, stdout=PIPE, env={"PATH": "/usr/bin:/bin"}
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            told, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0
+    return json.loads(told)
+
+
+async def test_skyrl_remote_client(fleet: Fleet) -> None:
+    told = await told_by("skyrl_program.py", fleet.http, CUE)
+    assert told["world_size"] == [2, 2]
+    generated = told["generated"]
+    assert len(generated["response_ids"]) == 4
+    assert generated["stop_reasons"] == ["length"] * 4
+    assert [len(row) for row in generated["response_logprobs"]] == [4] * 4
+    assert [len(each["tokens"]) for each in told["sampled"]["sequences"]] == [3, 3]
+    assert told["chat"]["choices"][0]["message"]["content"] == LINES["hello"]
+    assert told["rendered"]["token_ids"]
+    assert told["tokens_again"] == [[int(CUE)]]
+    assert told["keep"] == told["wait"] == [["length"], 400]
+    [reasons, n_tokens] = told["abort"]
+    assert (reasons, n_tokens < 400) in ((["abort"], True), (["length"], False))
+    assert "max_tokens" in told["wrong_parameter"]
+
+
+async def test_smg_rl_client(fleet: Fleet) -> None:
+    told = await told_by("smg_program.py", fleet.http)
+    assert told["workers"] == [["w0", "ready", "0"], ["w1", "ready", "0"]]
+    assert told["called"] == "ready"
+    assert told["paused"] == [2, ["not_ready", "not_ready"]]
+    assert told["flushed"] == ["w1"]
+    assert told["wrong_tag"][0] == "bad_request"
+    assert told["unknown"] == [404, "worker_not_found"]
