@@ -57,13 +57,21 @@ ROUTER_COUNTERS: Mapping[str, str] = {
 }
 
 WORKER_COUNTERS: Mapping[str, str] = {
+    "cancelled_requests": "Requests that an abort, a pause or an update ended early.",
     "engine_exits": "Times that the engine process ended.",
+    "expired_requests": "Requests whose deadline passed while they ran.",
+    "failed_requests": "Requests that the engine failed.",
     "fenced": "Commands dropped because they are not of the present lease.",
+    "finished_requests": "Requests that ended with a result.",
     "leases_lost": "Times that the worker's lease ended.",
     "links_lost": "Times that the connection to the router broke.",
     "malformed": "Entries dropped because they break the protocol.",
     "old_routers": "Messages ignored because a router sent them that was replaced.",
+    "prompt_tokens": "Tokens of the prompts of requests that began.",
+    "refused_requests": "Requests that the worker did not begin.",
     "repairs": "Parts of streams sent again to subscribers that missed them.",
+    "requests": "Requests that began.",
+    "resumed_requests": "Requests that began with tokens that an earlier attempt sampled.",
 }
 
 STORE_GAUGES: Mapping[str, str] = {

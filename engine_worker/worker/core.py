@@ -104,6 +104,7 @@ def repair_ending(entry: Entry, body: Repair, generation: Generation, outbox: Ou
 FAREWELL_S = 2.0
 """After a `shutdown` has ended, results wait this long for their clients' acknowledgements."""
 
+_COUNTERS_OF_ENDINGS = {kind: f"{kind}_requests" for kind in sorted(ENDINGS)}
 _DEADLINE = Problem("deadline", "The deadline passed while the request ran.", "unknown")
 
 
@@ -134,8 +135,9 @@ class WorkerCore:
         self._shutdown: AttemptKey | None = None
         self._leave_at: float | None = None
         self._shown: tuple[str, int] = ("", 0)
-        self._n_repairs = 0
-        self._n_engine_exits = 0
+        self._counters = dict.fromkeys(
+            (*_COUNTERS_OF_ENDINGS.values(), "repairs", "engine_exits"), 0
+        )
 
     @property
     def member(self) -> MemberCore:
@@ -204,7 +206,7 @@ class WorkerCore:
         self, reason: str, now: float, *, was_killed: bool = False
     ) -> list[WorkerEffect]:
         """The engine host is gone (see `HostWatch.ended`): leave until another one is ready."""
-        self._n_engine_exits += 1
+        self._counters["engine_exits"] += 1
         end = self._watch.ended(reason, now, was_killed=was_killed)
         if end.is_crash:
             self._member.crashes.saw([each.key[0] for each in self._generation.all()], now)
@@ -242,7 +244,7 @@ class WorkerCore:
         expired = self._generation.expired(now)
         for request in expired:
             self._generation.end(request, "abort", now)
-            effects += self._end(Ending("expired", request.key, _DEADLINE), now)
+            effects += self._end_generate(Ending("expired", request.key, _DEADLINE), now)
         if expired:
             effects += stop_in_engine(expired)
         effects += self._streams.tick(self._generation.all(), self._member.epoch, now)
@@ -279,7 +281,7 @@ class WorkerCore:
             started = problem or self._generation.start(entry, self._controller.version, now)
             if isinstance(started, ToHost):
                 return [started]
-            return self._end(refused(entry, started), now)
+            return self._end_generate(refused(entry, started), now)
         if entry.kind == "server_info":
             assert self._engine is not None, "a lease needs an engine, and a command a lease"
             facts = server_facts(self._engine, self._watch.heartbeat, self._controller)
@@ -295,7 +297,7 @@ class WorkerCore:
             case Abort():
                 return self._abort(entry, body, now)
             case Repair():
-                self._n_repairs += 1
+                self._counters["repairs"] += 1
                 return self._end(repair_ending(entry, body, self._generation, self._outbox), now)
             case Shutdown():
                 return self._begin_shutdown(entry, body, now)
@@ -311,15 +313,19 @@ class WorkerCore:
     def _end(self, ending: Ending, now: float) -> list[WorkerEffect]:
         return self._carry_out(self._member.ended(*ending, now), now)
 
+    def _end_generate(self, ending: Ending, now: float) -> list[WorkerEffect]:
+        self._counters[_COUNTERS_OF_ENDINGS[ending.kind]] += 1
+        return self._end(ending, now)
+
     def _finish(self, finished: FinishedRequest, now: float) -> list[WorkerEffect]:
         request, reason = finished
         kind = "cancelled" if reason == "abort" else "finished"
-        return self._end(Ending(kind, request.key, request.generated(reason, now)), now)
+        return self._end_generate(Ending(kind, request.key, request.generated(reason, now)), now)
 
     def _fail(self, unmeasured: Unmeasured, now: float) -> list[WorkerEffect]:
         request, problem = unmeasured
         stopped = stop_in_engine([request])
-        return [*stopped, *self._end(Ending("failed", request.key, problem), now)]
+        return [*stopped, *self._end_generate(Ending("failed", request.key, problem), now)]
 
     def _cancel(self, requests: list[RunningRequest], now: float) -> list[WorkerEffect]:
         """End these now with what they hold; a step still under way is ignored."""
@@ -339,7 +345,7 @@ class WorkerCore:
         request = self._generation.get(entry.rid)
         if request is not None and request.key == key_of(entry):
             self._generation.forget([request.key])
-            return self._end(Ending(entry.kind, request.key, entry.body), now)
+            return self._end_generate(Ending(entry.kind, request.key, entry.body), now)
         return self._apply(self._controller.host_ended(entry), now)
 
     def _engine_ready(self, ready: EngineReady, now: float) -> list[WorkerEffect]:
@@ -379,7 +385,7 @@ class WorkerCore:
             free=max(0, slots + slots // 4 + 1 - len(self._generation)),
             n_tokens=self._generation.n_sampled,
             stalled_ms=self._controller.stalled_ms,
-            counters={"repairs": self._n_repairs, "engine_exits": self._n_engine_exits},
+            counters={**self._counters, **self._generation.counters},
             durations={
                 name: counter.counted()
                 for name, counter in (

@@ -117,6 +117,8 @@ class Generation:
         """Versions of the loaded adapters, by name."""
         self.n_sampled = 0
         """Tokens sampled since this process started."""
+        self.counters = {"requests": 0, "resumed_requests": 0, "prompt_tokens": 0}
+        """Of requests that began, since then."""
         self.first_tokens = DurationCounter()
         """From a request's arrival to its first token."""
         self.next_tokens = DurationCounter()
@@ -157,6 +159,9 @@ class Generation:
         request = RunningRequest(entry, body, now, limits.vocab_size)
         self._requests[entry.rid] = request
         self.n_pinned += request.is_pinned
+        self.counters["requests"] += 1
+        self.counters["resumed_requests"] += request.n_prefix > 0
+        self.counters["prompt_tokens"] += len(body.prompt) // ITEM_BYTES
         if request.deadline_at != NEVER:
             self._note_deadline(request)
         return ToHost(

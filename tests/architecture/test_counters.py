@@ -4,12 +4,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import fields
 
-from rolloutbus.bus.membership.core import MemberCounters
 from rolloutbus.bus.wire.counters import ROUTER_COUNTERS, WORKER_COUNTERS, WORKER_DURATIONS
 from rolloutbus.gateway.fleet_metrics import DURATION_NAMES
 from rolloutbus.gateway.metrics_api import CLIENT_COUNTERS
 from rolloutbus.trainer_adapter.client.core.effects import ClientCounters
 from tests.architecture.source_tree import source_modules
+from tests.unit.engine_worker.core_bench import Bench
 
 NAMED_BY_EVENTS = {"sessions_closed", "sessions_expired"}
 """`sessions_` and the event that ended them."""
@@ -36,9 +36,10 @@ def test_each_counter_of_the_router_has_a_sentence() -> None:
 
 
 def test_each_counter_of_a_worker_has_a_sentence() -> None:
-    of_member = {each.name for each in fields(MemberCounters)}
+    bench = Bench()
+    bench.join()
 
-    assert of_member | {"repairs", "engine_exits"} == set(WORKER_COUNTERS)
+    assert set(bench.said.heartbeat().counters) == set(WORKER_COUNTERS)
     assert set(WORKER_DURATIONS) == set(DURATION_NAMES)
 
 

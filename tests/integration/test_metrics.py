@@ -112,6 +112,8 @@ async def test_figures_move_with_requests(served: Gateway) -> None:
     assert after("worker_time_to_first_token_seconds_count") == 2
     assert after("worker_inter_token_latency_seconds_count") == 38
     assert (after("worker_steps_total") or 0) >= 20
+    assert after("worker_finished_requests_total") == after("worker_requests_total") == 2
+    assert after("worker_prompt_tokens_total") == 4
     assert after("gateway_requests_total", endpoint="/generate", code="200") == 2
     assert after("gateway_requests_total", endpoint="/generate", code="400") == 1
     assert after("gateway_requests_total", endpoint="unknown", code="404") == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from rolloutbus.bus.wire.durations import BOUNDS_S, DurationCounter, Durations
-from rolloutbus.bus.wire.messages.generation import Repair
+from rolloutbus.bus.wire.messages.generation import Abort, Prefix, Repair
 from tests.unit.engine_worker.core_bench import Bench
 
 
@@ -65,6 +65,25 @@ def test_a_step_without_tokens_is_no_token(bench: Bench) -> None:
     bench.step({"r1": []}, {"r1": "abort"})
 
     assert measured(bench, "first_token") is None
+
+
+def test_requests_are_counted_by_their_ending(bench: Bench) -> None:
+    held = Prefix(b"\1\0\0\0", b"\0\0\0\0", [(0, 1)])
+    bench.generate("r1", prompt=(1, 2, 3))
+    bench.generate("r2", prefix=held)
+    bench.generate("r3", deadline_s=0.1)
+    bench.generate("r4", versions="exact:9")
+    bench.step({"r1": [1], "r2": [2]}, {"r1": "length"})
+    bench.command("abort", "c/1", Abort(["r2"]))
+    bench.pass_time(0.6)
+
+    counters = bench.said.heartbeat().counters
+
+    assert (counters["requests"], counters["resumed_requests"]) == (3, 1)
+    assert counters["prompt_tokens"] == 3 + 2 + 2
+    for kind in ("finished", "cancelled", "expired", "refused"):
+        assert counters[f"{kind}_requests"] == 1
+    assert counters["failed_requests"] == 0
 
 
 def test_repairs_are_counted(bench: Bench) -> None:
