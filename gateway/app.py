@@ -12,6 +12,7 @@ from rolloutbus.gateway.fleet_api import FleetApi
 from rolloutbus.gateway.metrics_api import MetricsApi
 from rolloutbus.gateway.openai_api import OpenAIApi
 from rolloutbus.gateway.problems import error_body, headers_of, openai_error, status_of
+from rolloutbus.gateway.repeats import OncePerRequestId
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang_api import SGLangApi
 from rolloutbus.gateway.skyrl.api import SkyRLApi
@@ -45,6 +46,7 @@ def gateway_app(
         app.include_router(SGLangApi(client, settings, tokenizer).router)
         app.include_router(SkyRLApi(client, settings, tokenizer).router)
         app.include_router(FleetApi(client, settings).router)
+    app.add_middleware(OncePerRequestId, max_body_bytes=settings.max_body_bytes)
     app.add_exception_handler(BusError, _on_bus_error)
     app.add_exception_handler(BodyTooLarge, _on_too_large)
     app.add_exception_handler(ClientLeft, _on_client_left)

@@ -4,6 +4,7 @@
 # transformers' stubs leave parameters untyped.
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -280,3 +281,69 @@ class TestHeaders:
         async with asyncio.timeout(DEADLINE_S):
             reply = await served.ask("POST", "/generate", body, headers=headers)
         assert (reply.status, reply.json["error"]["param"]) == (400, field)
+
+
+class TestRepeats:
+    """Requests with an `x-request-id`."""
+
+    async def test_a_repeated_request_finds_its_rollout(self, served: Gateway) -> None:
+        body = {"input_ids": CUE, "sampling_params": {"max_new_tokens": 3}}
+        for path in ("/generate", "/v1/completions"):
+            asked = body if path == "/generate" else {"prompt": CUE, "max_tokens": 3}
+            replies = [
+                await served.ask("POST", path, asked, headers={"x-request-id": f"again {path}"})
+                for _ in range(2)
+            ]
+            assert replies[0].status == 200
+            assert replies[0].body == replies[1].body
+
+    async def test_two_at_once_are_sampled_once(
+        self, served: Gateway, client: RolloutClient
+    ) -> None:
+        headers = {"x-request-id": "both"}
+        body = {"token_ids": CUE, "sampling_params": LONG | {"max_tokens": 300}}
+        asked = [
+            asyncio.ensure_future(
+                served.ask("POST", "/inference/v1/generate", body, headers=headers)
+            )
+            for _ in range(3)
+        ]
+        status = await status_when(client, lambda status: status.n_running > 0)
+        assert status.n_running == 1
+        assert len({(await each).body for each in asked}) == 1
+
+    async def test_one_whose_caller_left_is_found(
+        self, served: Gateway, client: RolloutClient
+    ) -> None:
+        headers = {"x-request-id": "left"}
+        sampling = {"max_new_tokens": 300, "temperature": 0, "ignore_eos": True}
+        body = {"input_ids": CUE, "sampling_params": sampling}
+        _, writer = await served.open(
+            "POST", "/generate", json.dumps(body).encode(), headers=headers
+        )
+        await busy(client, 1)
+        writer.close()
+        await writer.wait_closed()
+        reply = await served.ask("POST", "/generate", body, headers=headers)
+        assert reply.json["meta_info"]["completion_tokens"] == 300
+        again = await served.ask("POST", "/generate", body, headers=headers)
+        assert again.json["meta_info"]["id"] == reply.json["meta_info"]["id"]
+
+    async def test_another_body_is_a_conflict_and_an_error_is_asked_anew(
+        self, served: Gateway
+    ) -> None:
+        headers = {"x-request-id": "other"}
+        wrong: Json = {"input_ids": CUE, "sampling_params": {"top_p": 7}}
+        for _ in range(2):
+            assert (await served.ask("POST", "/generate", wrong, headers=headers)).status == 400
+        right: Json = {"input_ids": CUE, "sampling_params": {"max_new_tokens": 2}}
+        assert (await served.ask("POST", "/generate", right, headers=headers)).status == 200
+        reply = await served.ask("POST", "/generate", wrong, headers=headers)
+        assert (reply.status, reply.json["error"]["param"]) == (409, "x-request-id")
+
+    async def test_a_stream_is_streamed_each_time(self, served: Gateway) -> None:
+        headers = {"x-request-id": "stream"}
+        body = {"input_ids": CUE, "sampling_params": {"max_new_tokens": 3}, "stream": True}
+        for _ in range(2):
+            reply = await served.ask("POST", "/generate", body, headers=headers)
+            assert reply.events[-1]["meta_info"]["completion_tokens"] > 0
